@@ -1,0 +1,149 @@
+// The arithmetic the loss functors are generic over.
+//
+//   float   large reductions: rounding errors of single elements average out
+//   double  fp64 operands; fp32 operands on the CPU, where it costs no time at memory speed
+//   Wide    fp32 operands on the GPU: an unevaluated sum hi + lo of two floats, about 2^-45 relative.
+//           Single results (gradients, reduction="none", small reductions) come out correctly rounded, and unlike
+//           double it is as fast on GPUs whose fp64 rate is a 64th of fp32's.
+//
+// The products and differences are the classic error-free transforms (Dekker 1971; Ogita, Rump, Oishi 2005).
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+
+#include "core/dtype.h"
+
+namespace cudaloss {
+
+struct Wide {
+  float hi, lo;
+};
+
+// A number fixed for the whole launch (beta, 1 / beta, the gradient's scale), with the rounding error that a
+// single F would leave in every element alike, where no averaging removes it.
+template <class F>
+struct Constant {
+  F hi, lo;
+};
+
+template <class T>
+struct ArithTraits {
+  using Scalar = T;
+};
+template <>
+struct ArithTraits<Wide> {
+  using Scalar = float;
+};
+template <class T>
+using Scalar = typename ArithTraits<T>::Scalar;
+
+CUDALOSS_INLINE Constant<double> constant_of(double x, double) { return {x, 0.0}; }
+CUDALOSS_INLINE Constant<float> constant_of(double x, float) {
+  const float hi = static_cast<float>(x);
+  return {hi, std::isfinite(hi) ? static_cast<float>(x - hi) : 0.0f};
+}
+// Host only: numerator / denominator, clamped to the finite range so that 0 * (1 / tiny) stays 0.
+inline Constant<double> ratio(double numerator, double denominator, double) {
+  const double hi = std::fmin(numerator / denominator, DBL_MAX);
+  const double lo = hi < DBL_MAX && hi > DBL_MIN ? std::fma(-hi, denominator, numerator) / denominator : 0.0;
+  return {hi, lo};
+}
+inline Constant<float> ratio(double numerator, double denominator, float) {
+  return constant_of(std::fmin(numerator / denominator, static_cast<double>(FLT_MAX)), 0.0f);
+}
+
+// ---- float and double --------------------------------------------------------------------------------------
+CUDALOSS_INLINE float absolute(float x) { return fabsf(x); }
+CUDALOSS_INLINE double absolute(double x) { return fabs(x); }
+CUDALOSS_INLINE float fused(float a, float b, float c) { return fmaf(a, b, c); }
+CUDALOSS_INLINE double fused(double a, double b, double c) { return fma(a, b, c); }
+
+template <class F>
+CUDALOSS_INLINE F operator*(F x, Constant<F> c) {
+  return fused(x, c.hi, x * c.lo);
+}
+template <class F>
+CUDALOSS_INLINE F operator-(F x, Constant<F> c) {
+  return (x - c.hi) - c.lo;
+}
+template <class F>
+CUDALOSS_INLINE bool operator<(F x, Constant<F> c) {
+  return x < c.hi;
+}
+
+// The sign of x; 0 at 0, and NaN stays NaN, so that a NaN difference reaches the gradient.
+template <class F>
+CUDALOSS_INLINE F sign(F x) {
+  return x > F(0) ? F(1) : x < F(0) ? F(-1) : x;
+}
+template <class F>
+CUDALOSS_INLINE F twice(F x) {
+  return x + x;
+}
+
+// ---- Wide --------------------------------------------------------------------------------------------------
+CUDALOSS_INLINE Wide absolute(Wide x) { return x.hi < 0.0f ? Wide{-x.hi, -x.lo} : x; }
+CUDALOSS_INLINE Wide sign(Wide x) { return {sign(x.hi), 0.0f}; }
+CUDALOSS_INLINE Wide twice(Wide x) { return {x.hi + x.hi, x.lo + x.lo}; }
+
+CUDALOSS_INLINE Wide two_difference(float a, float b) {
+  const float difference = a - b;
+  const float subtracted = a - difference;
+  return {difference, (subtracted - b) + (a - (difference + subtracted))};
+}
+CUDALOSS_INLINE Wide product(float a_hi, float a_lo, float b_hi, float b_lo) {
+  const float hi = a_hi * b_hi;
+  const float error = fmaf(a_hi, b_hi, -hi);
+  return {hi, fmaf(a_hi, b_lo, fmaf(a_lo, b_hi, error))};
+}
+CUDALOSS_INLINE Wide operator*(Wide a, Wide b) { return product(a.hi, a.lo, b.hi, b.lo); }
+CUDALOSS_INLINE Wide operator*(Wide a, Constant<float> c) { return product(a.hi, a.lo, c.hi, c.lo); }
+CUDALOSS_INLINE Wide operator-(Wide a, Constant<float> c) {
+  const Wide difference = two_difference(a.hi, c.hi);
+  return {difference.hi, difference.lo + (a.lo - c.lo)};
+}
+CUDALOSS_INLINE bool operator<(Wide a, Constant<float> c) { return a.hi < c.hi; }
+
+// ---- in and out --------------------------------------------------------------------------------------------
+// a - b, read as they are.
+template <class T>
+struct Difference {
+  template <class A, class B>
+  CUDALOSS_INLINE static T of(A a, B b) {
+    return widen<T>(a) - widen<T>(b);
+  }
+};
+template <>
+struct Difference<Wide> {
+  template <class A, class B>
+  CUDALOSS_INLINE static Wide of(A a, B b) {
+    return two_difference(widen<float>(a), widen<float>(b));
+  }
+};
+
+CUDALOSS_INLINE float rounded(float x) { return x; }
+CUDALOSS_INLINE double rounded(double x) { return x; }
+// An infinite hi leaves a NaN lo behind (Inf - Inf); a finite hi never does.
+CUDALOSS_INLINE float rounded(Wide x) { return x.lo == x.lo ? x.hi + x.lo : x.hi; }
+
+CUDALOSS_INLINE double as_double(float x) { return x; }
+CUDALOSS_INLINE double as_double(double x) { return x; }
+CUDALOSS_INLINE double as_double(Wide x) {
+  return x.lo == x.lo ? static_cast<double>(x.hi) + static_cast<double>(x.lo) : static_cast<double>(x.hi);
+}
+
+template <class Out>
+CUDALOSS_INLINE Out narrow(float x) {
+  return Narrow<Out>::from(x);
+}
+template <class Out>
+CUDALOSS_INLINE Out narrow(double x) {
+  return Narrow<Out>::from(static_cast<float>(x));
+}
+template <>
+CUDALOSS_INLINE double narrow<double>(double x) {
+  return x;
+}
+
+}  // namespace cudaloss

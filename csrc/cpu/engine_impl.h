@@ -1,0 +1,157 @@
+// The CPU engine: fixed chunks shared out over threads, blocks of a chunk through the loops of kernels.h.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+#include <vector>
+
+#include "core/plan.h"
+#include "cpu/convert.h"
+#include "cpu/engine.h"
+#include "cpu/kernels.h"
+
+namespace cudaloss::cpu {
+
+template <class Body>
+void for_each_chunk(ParallelFor parallel_for, int64_t count, const Body& body) {
+  const auto run = [&](int64_t first, int64_t last) {
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      const int64_t begin = chunk * plan::kChunk;
+      body(chunk, begin, std::min(count, begin + plan::kChunk));
+    }
+  };
+  const int64_t chunks = plan::chunks(count);
+  if (chunks <= 1) return run(0, chunks);
+  using Run = decltype(run);
+  parallel_for(
+      0, chunks, 1, [](int64_t first, int64_t last, void* context) { (*static_cast<Run*>(context))(first, last); },
+      const_cast<void*>(static_cast<const void*>(&run)));
+}
+
+// Calls body(begin, length) for the blocks of [begin, end).
+template <class Body>
+void for_each_block(int64_t begin, int64_t end, const Body& body) {
+  for (int64_t at = begin; at < end; at += kBlock) body(at, std::min(kBlock, end - at));
+}
+
+// Pairwise, so that the error grows with the logarithm of the number of partials.
+inline double pairwise_sum(const double* values, int64_t count) {
+  if (count <= 2) return count == 0 ? 0.0 : count == 1 ? values[0] : values[0] + values[1];
+  const int64_t half = count / 2;
+  return pairwise_sum(values, half) + pairwise_sum(values + half, count - half);
+}
+
+template <class T, class F, class Loss>
+void reduce_as(const Forward& request, ParallelFor parallel_for) {
+  const Loss loss(request.parameter);
+  std::vector<double> partials(plan::chunks(request.count));
+  for_each_chunk(parallel_for, request.count, [&](int64_t chunk, int64_t begin, int64_t end) {
+    F input[kBlock], target[kBlock];
+    double blocks[plan::kChunk / kBlock];
+    int64_t filled = 0;
+    for_each_block(begin, end, [&](int64_t at, int64_t length) {
+      blocks[filled++] = sum_of_losses<T>(loss, read(request.input, at, length, input),
+                                          read(request.target, at, length, target), length);
+    });
+    partials[chunk] = pairwise_sum(blocks, filled);
+  });
+  const double total = pairwise_sum(partials.data(), static_cast<int64_t>(partials.size())) / request.divisor;
+  write(request.output, 0, 1, &total);
+  if (request.output.dtype == DType::Float64) *static_cast<double*>(request.output.data) = total;
+}
+
+template <class T, class F, class Loss>
+void elementwise_as(const Forward& request, ParallelFor parallel_for) {
+  const Loss loss(request.parameter);
+  for_each_chunk(parallel_for, request.count, [&](int64_t, int64_t begin, int64_t end) {
+    F input[kBlock], target[kBlock], buffer[kBlock];
+    for_each_block(begin, end, [&](int64_t at, int64_t length) {
+      F* out = writable(request.output, at, buffer);
+      losses<T>(loss, read(request.input, at, length, input), read(request.target, at, length, target), length, out);
+      write(request.output, at, length, out);
+    });
+  });
+}
+
+template <class T, class F, class Loss>
+void backward_as(const Backward& request, ParallelFor parallel_for) {
+  const Loss loss(request.parameter);
+  double scale = 1.0 / request.divisor;
+  if (request.grad_output_is_scalar) {
+    double value;
+    scale *= *read(request.grad_output, 0, 1, &value);
+  }
+  for_each_chunk(parallel_for, request.count, [&](int64_t, int64_t begin, int64_t end) {
+    F input[kBlock], target[kBlock], grad_output[kBlock], buffer[kBlock];
+    for_each_block(begin, end, [&](int64_t at, int64_t length) {
+      const Result& first = request.grad_input.data ? request.grad_input : request.grad_target;
+      const T signed_scale = static_cast<T>(request.grad_input.data ? scale : -scale);
+      const F* a = read(request.input, at, length, input);
+      const F* b = read(request.target, at, length, target);
+      F* out = writable(first, at, buffer);
+      if (request.grad_output_is_scalar) {
+        gradients<T>(loss, signed_scale, a, b, length, out);
+      } else {
+        gradients<T>(loss, signed_scale, read(request.grad_output, at, length, grad_output), a, b, length, out);
+      }
+      write(first, at, length, out);
+      if (request.grad_input.data && request.grad_target.data) {
+        F* mirrored = writable(request.grad_target, at, input);
+        negate(out, length, mirrored);
+        write(request.grad_target, at, length, mirrored);
+      }
+    });
+  });
+}
+
+inline bool any_float64(std::initializer_list<DType> dtypes) {
+  return std::find(dtypes.begin(), dtypes.end(), DType::Float64) != dtypes.end();
+}
+inline bool all_half(std::initializer_list<DType> dtypes) {
+  return std::all_of(dtypes.begin(), dtypes.end(),
+                     [](DType dtype) { return dtype == DType::Float16 || dtype == DType::BFloat16; });
+}
+
+template <class T_, class F_>
+struct Types {
+  using T = T_;
+  using F = F_;
+};
+
+// Calls body with the type to read and the arithmetic: fp64 throughout where it is involved, fp32 where that loses
+// nothing the caller could see, else fp64 arithmetic over fp32 data.
+template <class Body>
+void with_types(bool float64, bool float32_suffices, const Body& body) {
+  if (float64) return body(Types<double, double>());
+  if (float32_suffices) return body(Types<float, float>());
+  return body(Types<double, float>());
+}
+
+template <template <class> class Loss>
+void reduce(const Forward& r, ParallelFor parallel_for) {
+  const bool fast = r.count > plan::kExactCount || all_half({r.input.dtype, r.target.dtype, r.output.dtype});
+  with_types(any_float64({r.input.dtype, r.target.dtype, r.output.dtype}), fast, [&](auto types) {
+    using T = typename decltype(types)::T;
+    reduce_as<T, typename decltype(types)::F, Loss<T>>(r, parallel_for);
+  });
+}
+
+template <template <class> class Loss>
+void elementwise(const Forward& r, ParallelFor parallel_for) {
+  const bool fast = all_half({r.input.dtype, r.target.dtype, r.output.dtype});
+  with_types(any_float64({r.input.dtype, r.target.dtype, r.output.dtype}), fast, [&](auto types) {
+    using T = typename decltype(types)::T;
+    elementwise_as<T, typename decltype(types)::F, Loss<T>>(r, parallel_for);
+  });
+}
+
+template <template <class> class Loss>
+void backward(const Backward& r, ParallelFor parallel_for) {
+  with_types(any_float64({r.input.dtype, r.target.dtype, r.grad_output.dtype}),
+             all_half({r.input.dtype, r.target.dtype}), [&](auto types) {
+               using T = typename decltype(types)::T;
+               backward_as<T, typename decltype(types)::F, Loss<T>>(r, parallel_for);
+             });
+}
+
+}  // namespace cudaloss::cpu

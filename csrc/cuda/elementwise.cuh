@@ -1,0 +1,96 @@
+// Kernels that write an element for every element read: reduction="none", and the gradients of both operands.
+#pragma once
+
+#include "core/plan.h"
+#include "cuda/memory.cuh"
+
+namespace cudaloss::cuda {
+
+template <int N>
+__device__ __forceinline__ int64_t thread_begin() {
+  return (int64_t{blockIdx.x} * plan::kElementwiseThreads + threadIdx.x) * N;
+}
+
+// The two operands of one thread's vector.
+template <class A, class B, int N>
+struct Vectors {
+  Vector<A, N> a;
+  Vector<B, N> b;
+
+  __device__ __forceinline__ Vectors(Source<A> input, Source<B> target, bool whole, int64_t begin, int length)
+      : a(whole ? input.template load<N>(begin) : input.template load_each<N>(begin, length)),
+        b(whole ? target.template load<N>(begin) : target.template load_each<N>(begin, length)) {}
+
+  template <class T>
+  __device__ __forceinline__ T difference(int i) const {
+    return Difference<T>::of(a.element[i], b.element[i]);
+  }
+};
+
+template <class T, class A, class B, int N, class Loss>
+__global__ void __launch_bounds__(plan::kElementwiseThreads)
+    elementwise_kernel(Loss loss, Source<A> input, Source<B> target, bool aligned, int64_t count, Result output) {
+  const int64_t begin = thread_begin<N>();
+  if (begin >= count) return;
+  const int length = vector_length<N>(begin, count);
+  const bool whole = aligned && length == N;
+  const Vectors<A, B, N> operands(input, target, whole, begin, length);
+  Scalar<T> value[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) value[i] = rounded(loss.value(operands.template difference<T>(i)));
+  // The result's dtype (the promoted one, or the caller's) is a run-time value: it changes the last instruction only.
+  dispatch(output.dtype, [&](auto type) {
+    const Sink<typename decltype(type)::type> sink(output);
+    whole ? sink.store(begin, value) : sink.store_each(begin, length, value);
+  });
+}
+
+// The incoming gradient, of any floating dtype: one element for all, or one for each.
+struct GradOutput {
+  Operand operand;
+  bool scalar;
+
+  template <class F>
+  __device__ __forceinline__ F at(int64_t i) const {
+    F value = 0;
+    dispatch(operand.dtype, [&](auto type) {
+      value = widen<F>(static_cast<const typename decltype(type)::type*>(operand.data)[scalar ? 0 : i]);
+    });
+    return value;
+  }
+};
+
+CUDALOSS_INLINE Constant<float> times(Constant<float> c, float factor) {
+  const Wide result = product(c.hi, c.lo, factor, 0.0f);
+  return {result.hi, result.lo == result.lo ? result.lo : 0.0f};
+}
+CUDALOSS_INLINE Constant<double> times(Constant<double> c, double factor) { return {factor * c, 0.0}; }
+
+template <class T, class A, class B, int N, class Loss>
+__global__ void __launch_bounds__(plan::kElementwiseThreads)
+    backward_kernel(Loss loss, GradOutput grad_output, Constant<Scalar<T>> scale, Source<A> input, Source<B> target,
+                    bool aligned, int64_t count, Sink<A> grad_input, Sink<B> grad_target) {
+  using F = Scalar<T>;
+  const int64_t begin = thread_begin<N>();
+  if (begin >= count) return;
+  const int length = vector_length<N>(begin, count);
+  const bool whole = aligned && length == N;
+  const Vectors<A, B, N> operands(input, target, whole, begin, length);
+  if (grad_output.scalar) scale = times(scale, grad_output.at<F>(0));
+  F to_input[N], to_target[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    Constant<F> factor = scale;
+    if (!grad_output.scalar && i < length) factor = times(scale, grad_output.at<F>(begin + i));
+    to_input[i] = rounded(loss.grad(operands.template difference<T>(i)) * factor);
+    to_target[i] = -to_input[i];
+  }
+  if (grad_input.data) {
+    whole ? grad_input.store(begin, to_input) : grad_input.store_each(begin, length, to_input);
+  }
+  if (grad_target.data) {
+    whole ? grad_target.store(begin, to_target) : grad_target.store_each(begin, length, to_target);
+  }
+}
+
+}  // namespace cudaloss::cuda

@@ -1,0 +1,16 @@
+// Absolute error, |d|; the gradient at 0 is 0, as PyTorch's.
+#pragma once
+
+#include "core/arith.h"
+
+namespace cudaloss::losses {
+
+template <class T>
+struct l1 {
+  explicit l1(double) {}
+
+  CUDALOSS_INLINE T value(T d) const { return absolute(d); }
+  CUDALOSS_INLINE T grad(T d) const { return sign(d); }
+};
+
+}  // namespace cudaloss::losses

@@ -1,0 +1,111 @@
+// From stable-ABI tensors to the engines' pointers and sizes.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/request.h"
+#include "cpu/pages.h"
+
+namespace cudaloss::tensors {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// The Python layer has checked the arguments and chosen the path: what reaches these checks is a direct call of a
+// private op, or a compiler that changed an operand's layout.
+inline void require(bool condition, const char* message) {
+  if (!condition) throw std::runtime_error(std::string("cudaloss: ") + message);
+}
+
+inline DType dtype_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float:
+      return DType::Float32;
+    case ScalarType::Double:
+      return DType::Float64;
+    case ScalarType::Half:
+      return DType::Float16;
+    case ScalarType::BFloat16:
+      return DType::BFloat16;
+    default:
+      throw std::runtime_error("cudaloss: expected float32, float64, float16 or bfloat16");
+  }
+}
+
+inline Operand operand(const Tensor& tensor) { return {tensor.const_data_ptr(), dtype_of(tensor.scalar_type())}; }
+inline Result result(const Tensor& tensor) { return {tensor.mutable_data_ptr(), dtype_of(tensor.scalar_type())}; }
+constexpr Result kNotWanted = {nullptr, DType::Float32};
+
+inline Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef sizes, torch::headeronly::IntHeaderOnlyArrayRef strides,
+                    ScalarType dtype, const Tensor& device_of) {
+  int32_t device_type;
+  require(aoti_torch_get_device_type(device_of.get(), &device_type) == TORCH_SUCCESS, "no device");
+  AtenTensorHandle handle;
+  const int32_t shim_dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  require(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), shim_dtype,
+                                   device_type, device_of.get_device_index(), &handle) == TORCH_SUCCESS,
+          "out of memory");
+  return Tensor(handle);
+}
+inline Tensor empty_scalar(ScalarType dtype, const Tensor& device_of) { return empty({}, {}, dtype, device_of); }
+// The memory format of `like`, which is dense.
+inline Tensor empty_dense(const Tensor& like, ScalarType dtype) {
+  Tensor tensor = empty(like.sizes(), like.strides(), dtype, like);
+  if (!tensor.is_cuda()) {
+    cpu::advise_huge_pages(tensor.mutable_data_ptr(), tensor.numel() * static_cast<int64_t>(tensor.element_size()));
+  }
+  return tensor;
+}
+// Stands for a gradient nobody asked for: a schema's outputs are not optional.
+inline Tensor empty_placeholder(const Tensor& like) {
+  const int64_t size = 0, stride = 1;
+  return empty({&size, 1}, {&stride, 1}, like.scalar_type(), like);
+}
+
+// Whether the elements fill one block of memory, in whatever order of dimensions.
+inline bool is_dense(const Tensor& tensor) {
+  if (tensor.is_contiguous()) return true;
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  int64_t expected = 1;
+  for (const size_t dim : order) {
+    if (sizes[dim] == 1) continue;
+    if (strides[dim] != expected) return false;
+    expected *= sizes[dim];
+  }
+  return true;
+}
+
+// Whether position i in memory is the same element in both.
+inline bool same_order(const Tensor& a, const Tensor& b) {
+  const auto sizes = a.sizes(), other = b.sizes();
+  if (sizes.size() != other.size() || !std::equal(sizes.begin(), sizes.end(), other.begin())) return false;
+  if (a.is_contiguous() && b.is_contiguous()) return true;
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    if (sizes[dim] != 1 && a.strides()[dim] != b.strides()[dim]) return false;
+  }
+  return is_dense(a);
+}
+
+inline bool same_device(const Tensor& a, const Tensor& b) {
+  return a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
+}
+
+// An expanded scalar, as the backward of sum() sends it.
+inline bool is_broadcast_scalar(const Tensor& tensor) {
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    if (sizes[dim] != 1 && strides[dim] != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace cudaloss::tensors

@@ -1,0 +1,145 @@
+// The private ops, forward and backward of each loss on each backend, on the LibTorch stable ABI. The schemas and
+// everything public are in src/cudaloss/_ops.py.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <tuple>
+
+#include "cpu/engine.h"
+#include "torch/operands.h"
+
+#if defined(CUDALOSS_WITH_CUDA)
+#include "cuda/engine.h"
+
+// In libtorch_cuda, which a CPU-only torch lacks: weak, so that the library still loads there.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
+                                                                                 void** stream);
+#endif
+
+#define CUDALOSS_LOSS(name)  \
+  namespace cudaloss::losses { \
+  template <class T>         \
+  struct name;               \
+  }
+#include "losses.inc"
+#undef CUDALOSS_LOSS
+
+namespace cudaloss::tensors {
+namespace {
+
+enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };  // torch.nn._reduction's numbers
+
+struct Cpu {
+  static void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*),
+                           void* context) {
+    require(torch_parallel_for(begin, end, grain, body, context) == TORCH_SUCCESS, "a worker thread failed");
+  }
+  template <template <class> class Loss>
+  static void reduce(const Forward& request, const Tensor&) {
+    cpu::reduce<Loss>(request, parallel_for);
+  }
+  template <template <class> class Loss>
+  static void elementwise(const Forward& request, const Tensor&) {
+    cpu::elementwise<Loss>(request, parallel_for);
+  }
+  template <template <class> class Loss>
+  static void backward(const Backward& request, const Tensor&) {
+    cpu::backward<Loss>(request, parallel_for);
+  }
+};
+
+#if defined(CUDALOSS_WITH_CUDA)
+struct Cuda {
+  // The caller's stream on the tensor's device, which is current while this lives.
+  struct Context {
+    torch::stable::accelerator::DeviceGuard guard;
+    cuda::Stream stream = nullptr;
+
+    explicit Context(const Tensor& tensor) : guard(tensor.get_device_index()) {
+      require(aoti_torch_get_current_cuda_stream != nullptr, "this torch has no CUDA");
+      require(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream) == TORCH_SUCCESS,
+              "no current CUDA stream");
+    }
+  };
+  template <template <class> class Loss>
+  static void reduce(const Forward& request, const Tensor& input) {
+    const Context context(input);
+    const int64_t partials = cuda::reduce_workspace(request);
+    if (partials == 0) return cuda::reduce<Loss>(request, nullptr, context.stream);
+    const int64_t stride = 1;
+    const Tensor workspace = empty({&partials, 1}, {&stride, 1}, ScalarType::Double, input);
+    cuda::reduce<Loss>(request, static_cast<double*>(workspace.mutable_data_ptr()), context.stream);
+  }
+  template <template <class> class Loss>
+  static void elementwise(const Forward& request, const Tensor& input) {
+    cuda::elementwise<Loss>(request, Context(input).stream);
+  }
+  template <template <class> class Loss>
+  static void backward(const Backward& request, const Tensor& input) {
+    cuda::backward<Loss>(request, Context(input).stream);
+  }
+};
+#endif
+
+void require_operands(const Tensor& input, const Tensor& target) {
+  require(same_device(input, target), "input and target must be on one device");
+  require(same_order(input, target), "input and target must be dense, of one shape and memory format");
+}
+
+template <class Engine, template <class> class Loss>
+Tensor forward(Tensor input, Tensor target, int64_t reduction, double parameter, ScalarType dtype) {
+  require_operands(input, target);
+  const int64_t count = input.numel();
+  const bool elementwise = reduction == kNone;
+  const Tensor output = elementwise ? empty_dense(input, dtype) : empty_scalar(dtype, input);
+  const Forward request = {operand(input), operand(target), count,
+                           parameter,      reduction == kMean ? static_cast<double>(count) : 1.0,
+                           result(output)};
+  elementwise ? Engine::template elementwise<Loss>(request, input) : Engine::template reduce<Loss>(request, input);
+  return output;
+}
+
+template <class Engine, template <class> class Loss>
+std::tuple<Tensor, Tensor> backward(Tensor grad_output, Tensor input, Tensor target, int64_t reduction,
+                                    double parameter, bool for_input, bool for_target) {
+  require_operands(input, target);
+  require(same_device(input, grad_output), "grad_output must be on the operands' device");
+  const bool scalar = reduction != kNone || is_broadcast_scalar(grad_output);
+  require(scalar ? grad_output.numel() > 0 || input.numel() == 0 : same_order(input, grad_output),
+          "grad_output must be dense, of the operands' shape and memory format");
+  const Tensor grad_input = for_input ? empty_dense(input, input.scalar_type()) : empty_placeholder(input);
+  const Tensor grad_target = for_target ? empty_dense(target, target.scalar_type()) : empty_placeholder(target);
+  if (input.numel() == 0 || !(for_input || for_target)) return {grad_input, grad_target};
+  const Backward request = {operand(grad_output),
+                            scalar,
+                            operand(input),
+                            operand(target),
+                            input.numel(),
+                            parameter,
+                            reduction == kMean ? static_cast<double>(input.numel()) : 1.0,
+                            for_input ? result(grad_input) : kNotWanted,
+                            for_target ? result(grad_target) : kNotWanted};
+  Engine::template backward<Loss>(request, input);
+  return {grad_input, grad_target};
+}
+
+template <class Engine>
+void register_ops(torch::stable::detail::StableLibrary& library) {
+#define CUDALOSS_LOSS(name)                                                            \
+  library.impl("_" #name "_forward", TORCH_BOX((&forward<Engine, losses::name>)));     \
+  library.impl("_" #name "_backward", TORCH_BOX((&backward<Engine, losses::name>)));
+#include "losses.inc"
+#undef CUDALOSS_LOSS
+}
+
+}  // namespace
+}  // namespace cudaloss::tensors
+
+STABLE_TORCH_LIBRARY_IMPL(cudaloss, CPU, library) {
+  cudaloss::tensors::register_ops<cudaloss::tensors::Cpu>(library);
+}
+#if defined(CUDALOSS_WITH_CUDA)
+STABLE_TORCH_LIBRARY_IMPL(cudaloss, CUDA, library) {
+  cudaloss::tensors::register_ops<cudaloss::tensors::Cuda>(library);
+}
+#endif

@@ -1,0 +1,93 @@
+"""The docstrings of the public functions and modules, from a loss's row."""
+
+from __future__ import annotations
+
+from textwrap import indent
+
+from ._specs import LossSpec
+
+_FUNCTION = '''{formula}, with ``d = input - target``, in one pass over memory.
+
+Replaces :func:`torch.nn.functional.{function}`. Source of the formula: {source}.
+
+Args:
+    input (Tensor): predictions, of any shape and strides; float32, float64, float16 or bfloat16 for the fused kernels
+        (other floating dtypes, and devices other than CPU and CUDA, are served by plain PyTorch).
+    target (Tensor): ground truth, of a shape that broadcasts with ``input``'s (unequal shapes warn) and any floating
+        dtype, read as it is.
+{options}
+
+Returns:
+    Tensor: in the unit of the formula; 0-d for ``"mean"`` and ``"sum"``, of the broadcast shape for ``"none"``. A mean
+    of nothing is NaN, a sum of nothing 0. Differentiable in input and target, any number of times. A NaN difference
+    gives a NaN loss and a NaN gradient.
+
+Raises:
+    TypeError: an argument has the wrong type, a list for a tensor, say.
+    ValueError: ``reduction`` is unknown.
+    RuntimeError: the shapes do not broadcast; the devices differ; a tensor is not of a floating dtype, or is sparse or
+        quantized; {parameter_error}``dtype`` is not a floating one.
+
+Example:
+    >>> import torch, cudaloss
+    >>> input = torch.tensor([0.0, 1.0, 4.0], requires_grad=True)
+    >>> loss = cudaloss.{function}(input, torch.zeros(3))
+    >>> loss.backward()
+    >>> input.grad.shape
+    torch.Size([3])
+'''
+
+_MODULE = '''{formula}, with ``d = input - target``: the module of :func:`cudaloss.{function}`.
+
+Replaces :class:`torch.nn.{module}`. Source of the formula: {source}.
+
+Args:
+{options}
+
+Shape:
+    input, target: any shapes that broadcast together, any floating dtypes. Output: 0-d, or the broadcast shape for
+    ``reduction="none"``.
+
+Raises:
+    TypeError, ValueError, RuntimeError: as the function does, when the module is called.
+
+Example:
+    >>> import torch, cudaloss
+    >>> criterion = cudaloss.{module}(reduction="none")
+    >>> criterion(torch.ones(2, 3), torch.ones(2, 3)).shape
+    torch.Size([2, 3])
+'''
+
+_LEGACY = "size_average, reduce (bool, optional): deprecated, as in PyTorch; where given, they set ``reduction``."
+_REDUCTION = 'reduction (str): ``"mean"`` over all elements, ``"sum"``, or ``"none"`` for one loss an element.'
+_DTYPE = """dtype (torch.dtype, optional): of the result. Default: the dtype that input and target promote to; under
+    autocast at least float32."""
+
+
+def _options(spec: LossSpec) -> str:
+    lines = [_LEGACY] if spec.legacy_arguments else []
+    lines.append(_REDUCTION)
+    if spec.parameter:
+        lines.append(f"{spec.parameter.name} (float): {spec.parameter.meaning}; {spec.parameter.accepts}.")
+    lines.append(_DTYPE)
+    return indent("\n".join(lines), "    ")
+
+
+def _fill(template: str, spec: LossSpec) -> str:
+    parameter_error = f"``{spec.parameter.name}`` is not {spec.parameter.accepts}; " if spec.parameter else ""
+    return template.format(
+        formula=spec.formula,
+        source=spec.source,
+        function=spec.function,
+        module=spec.module,
+        options=_options(spec),
+        parameter_error=parameter_error,
+    )
+
+
+def function_doc(spec: LossSpec) -> str:
+    return _fill(_FUNCTION, spec)
+
+
+def module_doc(spec: LossSpec) -> str:
+    return _fill(_MODULE, spec)

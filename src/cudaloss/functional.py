@@ -1,0 +1,57 @@
+"""The losses as functions, which can replace PyTorch's by changing the import."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn._reduction import legacy_get_string
+
+from . import _checks
+from ._faces import define_function
+from ._ops import KERNELS
+from ._specs import SPECS, LossSpec
+
+__all__ = [spec.function for spec in SPECS]  # pyright: ignore[reportUnsupportedDunderAll]
+
+_PLAIN = frozenset([torch.Tensor, torch.nn.Parameter])
+
+
+def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+    if size_average is None and reduce is None:
+        return reduction
+    return legacy_get_string(size_average, reduce)
+
+
+def _caller(spec: LossSpec) -> Callable[..., Tensor]:
+    """What the function of `spec` does with its arguments."""
+    kernel = KERNELS[spec.name]
+    op = getattr(torch.ops.cudaloss, spec.name)
+
+    def call(input, target, reduction, parameter, dtype):
+        if torch.compiler.is_compiling():
+            own = (parameter,) if spec.parameter else ()
+            return op(input, target, reduction, *own, dtype=dtype)
+        if type(input) not in _PLAIN or type(target) not in _PLAIN:
+            _checks.check(spec, input, target, reduction, parameter, dtype)
+            own = (float(parameter),) if spec.parameter else ()
+            result = op(input, target, reduction, *own, dtype=dtype)  # a subclass sees the op
+        else:
+            # The dispatcher would only lead back to this kernel.
+            result = kernel(input, target, reduction, parameter, dtype=dtype)
+        if input.shape != target.shape:
+            warnings.warn(
+                f"target has shape {tuple(target.shape)}, input {tuple(input.shape)}: the loss is of the two broadcast "
+                "together, which is seldom what is meant. Give them the same shape.",
+                stacklevel=3,
+            )
+        return result
+
+    return call
+
+
+for _spec in SPECS:
+    globals()[f"_{_spec.function}"] = _caller(_spec)
+    define_function(_spec, globals())

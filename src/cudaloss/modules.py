@@ -1,0 +1,16 @@
+"""The losses as modules, which can replace ``torch.nn``'s by changing the import."""
+
+from __future__ import annotations
+
+import torch  # noqa: F401  (the generated code uses it, Tensor, functional and legacy_reduction)
+from torch import Tensor  # noqa: F401
+
+from . import functional  # noqa: F401
+from ._faces import define_module
+from ._specs import SPECS
+from .functional import legacy_reduction  # noqa: F401
+
+__all__ = [spec.module for spec in SPECS]  # pyright: ignore[reportUnsupportedDunderAll]
+
+for _spec in SPECS:
+    define_module(_spec, globals())
