@@ -116,7 +116,7 @@ def generate_sources(backends):
 
 
 CPU_ENGINE = ("cpu/engine_impl.h", {"reduce": "ParallelFor", "map": "ParallelFor"}, ".cpp")
-CUDA_ENGINE = ("cuda/engine_impl.cuh", {"reduce": "double*, Stream", "map": "Stream"}, ".cu")
+CUDA_ENGINE = ("cuda/engine_impl.cuh", {"reduce": "void*, Stream", "map": "Stream"}, ".cu")
 
 
 def extension():

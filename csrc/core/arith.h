@@ -61,7 +61,8 @@ CUDALOSS_INLINE double fused(double a, double b, double c) { return fma(a, b, c)
 
 template <class F>
 CUDALOSS_INLINE F operator*(F x, Constant<F> c) {
-  return fused(x, c.hi, x * c.lo);
+  const F result = fused(x, c.hi, x * c.lo);
+  return result == result ? result : x * c.hi;  // an infinite x: lo, 0 or of the other sign, makes it NaN
 }
 template <class F>
 CUDALOSS_INLINE F operator-(F x, Constant<F> c) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/plan.h"
+#include "core/sum.h"
 #include "cpu/convert.h"
 #include "cpu/engine.h"
 #include "cpu/kernels.h"
@@ -34,28 +35,27 @@ void for_each_block(int64_t begin, int64_t end, const Body& body) {
   for (int64_t at = begin; at < end; at += kBlock) body(at, std::min(kBlock, end - at));
 }
 
-// Pairwise, so that the error grows with the logarithm of the number of partials.
-inline double pairwise_sum(const double* values, int64_t count) {
-  if (count <= 2) return count == 0 ? 0.0 : count == 1 ? values[0] : values[0] + values[1];
-  const int64_t half = count / 2;
-  return pairwise_sum(values, half) + pairwise_sum(values + half, count - half);
+inline Sum in_order(const Sum* partials, int64_t count) {
+  Sum total = {};
+  for (int64_t i = 0; i < count; ++i) total.add(partials[i]);
+  return total;
 }
 
 template <class T, class F, class Loss>
 void reduce_as(const Forward& request, ParallelFor parallel_for) {
   const Loss loss(request.parameter);
-  std::vector<double> partials(plan::chunks(request.count));
+  std::vector<Sum> partials(plan::chunks(request.count));
   for_each_chunk(parallel_for, request.count, [&](int64_t chunk, int64_t begin, int64_t end) {
     F input[kBlock], target[kBlock];
-    double blocks[plan::kChunk / kBlock];
+    Sum blocks[plan::kChunk / kBlock];
     int64_t filled = 0;
     for_each_block(begin, end, [&](int64_t at, int64_t length) {
       blocks[filled++] = sum_of_losses<T>(loss, read(request.input, at, length, input),
                                           read(request.target, at, length, target), length);
     });
-    partials[chunk] = pairwise_sum(blocks, filled);
+    partials[chunk] = in_order(blocks, filled);
   });
-  const double total = pairwise_sum(partials.data(), static_cast<int64_t>(partials.size())) / request.divisor;
+  const double total = in_order(partials.data(), static_cast<int64_t>(partials.size())).over(request.divisor);
   write(request.output, 0, 1, &total);
   if (request.output.dtype == DType::Float64) *static_cast<double*>(request.output.data) = total;
 }

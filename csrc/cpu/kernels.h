@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/arith.h"
+#include "core/sum.h"
 
 namespace cudaloss::cpu {
 
@@ -14,10 +15,10 @@ constexpr int kTile = kLanes * kRows;
 constexpr int kTilesABlock = 16;  // a lane's running sum starts again after this many tiles: short chains, small error
 
 // The sum of the losses of `count` elements. Within a tile the four rows are added as a tree in T (exact where the
-// values are equal), everything above in fp64.
+// values are equal), then in fp64, compensated from the second block on.
 template <class T, class F, class Loss>
-CUDALOSS_MULTIVERSION double sum_of_losses(Loss loss, const F* input, const F* target, int64_t count) {
-  double total[kLanes] = {};
+CUDALOSS_MULTIVERSION Sum sum_of_losses(Loss loss, const F* input, const F* target, int64_t count) {
+  Sum total[kLanes] = {};
   int64_t i = 0;
   while (i + kTile <= count) {
     double block[kLanes] = {};
@@ -31,13 +32,13 @@ CUDALOSS_MULTIVERSION double sum_of_losses(Loss loss, const F* input, const F* t
         block[lane] += (value[0] + value[1]) + (value[2] + value[3]);
       }
     }
-    for (int lane = 0; lane < kLanes; ++lane) total[lane] += block[lane];
+    for (int lane = 0; lane < kLanes; ++lane) total[lane].add(block[lane]);
   }
   for (int lane = 0; i < count; ++i, ++lane) {
-    total[lane % kLanes] += loss.value(Difference<T>::of(input[i], target[i]));
+    total[lane % kLanes].add(loss.value(Difference<T>::of(input[i], target[i])));
   }
   for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int lane = 0; lane < width; ++lane) total[lane] += total[lane + width];
+    for (int lane = 0; lane < width; ++lane) total[lane].add(total[lane + width]);
   }
   return total[0];
 }

@@ -9,11 +9,11 @@ namespace cudaloss::cuda {
 
 using Stream = void*;  // cudaStream_t; this header is read by sources that no CUDA header reaches
 
-// Partials that `reduce` needs room for, as doubles; 0 where one block does it all.
+// Bytes of scratch memory that `reduce` needs; 0 where one block does it all.
 int64_t reduce_workspace(const Forward& request);
 
 template <template <class> class Loss>
-void reduce(const Forward& request, double* workspace, Stream stream);
+void reduce(const Forward& request, void* workspace, Stream stream);
 
 template <template <class> class Loss>
 void elementwise(const Forward& request, Stream stream);

@@ -37,16 +37,17 @@ void dispatch_pair(const Operand& input, const Operand& target, const Body& body
 }
 
 template <class T, class P, class Loss>
-void launch_reduce(const Forward& r, double* workspace, Stream stream) {
+void launch_reduce(const Forward& r, void* workspace, Stream stream) {
   const int blocks = plan::reduce_blocks(r.count, P::N);
+  Sum* const partials = static_cast<Sum*>(workspace);
   launch(reduce_kernel<T, typename P::A, typename P::B, P::N, Loss>, blocks, plan::kReduceThreads, stream,
          Loss(r.parameter), Source<typename P::A>(r.input), Source<typename P::B>(r.target), vector_aligned({r.input.data, r.target.data}),
-         r.count, r.divisor, workspace, r.output);
-  if (blocks > 1) fold(workspace, blocks, r.divisor, r.output, stream);
+         r.count, r.divisor, partials, r.output);
+  if (blocks > 1) fold(partials, blocks, r.divisor, r.output, stream);
 }
 
 template <template <class> class Loss>
-void reduce(const Forward& r, double* workspace, Stream stream) {
+void reduce(const Forward& r, void* workspace, Stream stream) {
   dispatch_pair(r.input, r.target, [&](auto pair) {
     using P = decltype(pair);
     using FastT = Fast<typename P::A, typename P::B>;

@@ -1,7 +1,10 @@
-// Stage 2 of the reduction: the blocks' partials, folded in a fixed order in fp64.
+// Stage 2 of the reduction: the blocks' partials, folded in a fixed order.
 #pragma once
 
+#include <cub/block/block_reduce.cuh>
+
 #include "core/arith.h"
+#include "core/sum.h"
 #include "cuda/engine.h"
 
 namespace cudaloss::cuda {
@@ -23,6 +26,14 @@ __device__ __forceinline__ void store_scalar(const Result& output, double value)
   }
 }
 
-void fold(const double* partials, int count, double divisor, const Result& output, Stream stream);
+// The sum over the block's threads, in thread 0.
+template <int kThreads>
+__device__ __forceinline__ Sum block_sum(const Sum& sum) {
+  using BlockReduce = cub::BlockReduce<Sum, kThreads>;
+  __shared__ typename BlockReduce::TempStorage storage;
+  return BlockReduce(storage).Reduce(sum, AddSums());
+}
+
+void fold(const Sum* partials, int count, double divisor, const Result& output, Stream stream);
 
 }  // namespace cudaloss::cuda

@@ -1,8 +1,6 @@
 // Stage 1 of the reduction: losses of a persistent grid's tiles, summed in registers, warp and block.
 #pragma once
 
-#include <cub/block/block_reduce.cuh>
-
 #include "core/plan.h"
 #include "cuda/fold.cuh"
 #include "cuda/memory.cuh"
@@ -70,7 +68,7 @@ __device__ __forceinline__ double sum_tiles(const Loss& loss, Source<A> input, S
 template <class T, class A, class B, int N, class Loss>
 __global__ void __launch_bounds__(plan::kReduceThreads, plan::kReduceBlocksAProcessor)
     reduce_kernel(Loss loss, Source<A> input, Source<B> target, bool aligned, int64_t count, double divisor,
-                  double* partials, Result output) {
+                  Sum* partials, Result output) {
   const int64_t tiles = count / plan::reduce_tile(N);
   double sum = aligned ? sum_tiles<T, true, A, B, N>(loss, input, target, tiles)
                        : sum_tiles<T, false, A, B, N>(loss, input, target, tiles);
@@ -81,14 +79,12 @@ __global__ void __launch_bounds__(plan::kReduceThreads, plan::kReduceBlocksAProc
     }
   }
 
-  using BlockReduce = cub::BlockReduce<double, plan::kReduceThreads>;
-  __shared__ typename BlockReduce::TempStorage storage;
-  sum = BlockReduce(storage).Sum(sum);
+  const Sum total = block_sum<plan::kReduceThreads>({sum, 0.0});
   if (threadIdx.x != 0) return;
   if (gridDim.x == 1) {
-    store_scalar(output, sum / divisor);
+    store_scalar(output, total.over(divisor));
   } else {
-    partials[blockIdx.x] = sum;
+    partials[blockIdx.x] = total;
   }
 }
 

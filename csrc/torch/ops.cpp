@@ -64,11 +64,11 @@ struct Cuda {
   template <template <class> class Loss>
   static void reduce(const Forward& request, const Tensor& input) {
     const Context context(input);
-    const int64_t partials = cuda::reduce_workspace(request);
-    if (partials == 0) return cuda::reduce<Loss>(request, nullptr, context.stream);
+    const int64_t bytes = cuda::reduce_workspace(request);
+    if (bytes == 0) return cuda::reduce<Loss>(request, nullptr, context.stream);
     const int64_t stride = 1;
-    const Tensor workspace = empty({&partials, 1}, {&stride, 1}, ScalarType::Double, input);
-    cuda::reduce<Loss>(request, static_cast<double*>(workspace.mutable_data_ptr()), context.stream);
+    const Tensor workspace = empty({&bytes, 1}, {&stride, 1}, ScalarType::Byte, input);
+    cuda::reduce<Loss>(request, workspace.mutable_data_ptr(), context.stream);
   }
   template <template <class> class Loss>
   static void elementwise(const Forward& request, const Tensor& input) {

@@ -50,10 +50,10 @@ class LossSpec:
 
 
 def _distance(d: Tensor) -> Tensor:
-    """|d|, whose gradient at NaN is NaN (that of ``Tensor.abs`` is 0, which would hide it) and at 0 is 0."""
-    one = torch.ones_like(d)
-    sign = torch.where(d > 0, one, torch.where(d < 0, -one, d)).detach()
-    return d * sign
+    """|d|, with a gradient of 0 at 0, and of NaN at NaN, where that of ``Tensor.abs`` is 0 and would hide the NaN."""
+    is_nan = d.isnan()
+    only_nan = torch.where(is_nan, d, torch.ones_like(d))
+    return torch.where(is_nan, only_nan * only_nan, d.abs())
 
 
 def _quadratic_below(threshold: float, d: Tensor, quadratic: Callable, linear: Callable) -> Tensor:

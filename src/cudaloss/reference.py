@@ -18,7 +18,10 @@ def result_dtype(input: Tensor, target: Tensor, dtype: torch.dtype | None, autoc
     """The dtype of the loss: `dtype`, else the promoted one, in at least float32 under autocast."""
     if dtype is not None:
         return dtype
-    promoted = torch.result_type(input, target)
+    if 1 in (input.dtype.itemsize, target.dtype.itemsize):  # 8-bit floats, which PyTorch does not promote
+        promoted = input.dtype if input.dtype == target.dtype else torch.float32
+    else:
+        promoted = torch.result_type(input, target)
     return torch.promote_types(promoted, torch.float32) if autocast else promoted
 
 

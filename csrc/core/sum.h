@@ -1,0 +1,39 @@
+// A compensated fp64 sum: what each addition rounds away is kept beside it, so that the order of a reduction's tree
+// leaves no trace in the last place, in fp64 results either (Ogita, Rump, Oishi, "Accurate Sum and Dot Product", 2005).
+#pragma once
+
+#include <cmath>
+
+#include "core/platform.h"
+
+namespace cudaloss {
+
+struct Sum {
+  double value, rest;
+
+  CUDALOSS_INLINE void add(double term) {
+    const double sum = value + term;
+    const double added = sum - value;
+    rest += (value - (sum - added)) + (term - added);
+    value = sum;
+  }
+  CUDALOSS_INLINE void add(const Sum& other) {
+    add(other.value);
+    rest += other.rest;
+  }
+  // The sum divided by `divisor`, rounded once. Where the sum is Inf, or the divisor 0, the rest is NaN: it is left out.
+  CUDALOSS_INLINE double over(double divisor) const {
+    const double quotient = value / divisor;
+    const double correction = (fma(-quotient, divisor, value) + rest) / divisor;
+    return correction == correction ? quotient + correction : quotient;
+  }
+};
+
+struct AddSums {
+  CUDALOSS_INLINE Sum operator()(Sum a, const Sum& b) const {
+    a.add(b);
+    return a;
+  }
+};
+
+}  // namespace cudaloss

@@ -1,0 +1,218 @@
+"""What is checked of a job: its values and gradients against float64, and what its statement says beyond that.
+
+The tolerance is one ulp of float32 at the exact result, or the reference's own error where that is larger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jobs import Job, Loss, Problem
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ULPS = 1.0
+CHUNK = 2**26  # elements at once in float64: 0.5 GiB a tensor
+# Around the widths of a vector, a warp, a block and a tile; the last passes over a persistent grid more than once, and
+# is below 2**24, up to which float32 counts exactly.
+SIZES = (1, 31, 1023, 8193, 1_000_003, 5_000_011)
+SHAPES = ((), (7, 13), (1, 32_767), (3, 1, 5, 17), (129, 257, 3), *((size,) for size in SIZES))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check; `passed` is None where this machine cannot tell."""
+
+    check: str
+    passed: bool | None
+    detail: str
+
+
+class Results(NamedTuple):
+    """A loss and its gradients, or the errors of these."""
+
+    value: Any
+    grad_predictions: Any
+    grad_targets: Any
+
+
+def evaluate(loss: Loss, inputs: Sequence[Tensor], grad_output: Tensor) -> Results:
+    operands = [x.detach().requires_grad_() for x in inputs]
+    value = loss(*operands)
+    return Results(value.detach(), *torch.autograd.grad(value, operands, grad_output))
+
+
+def draw_grad_output(reduction: str, like: Tensor) -> Tensor:
+    """In 0.5..1.5, since a backward that leaves it out would pass with ones."""
+    return 0.5 + (torch.rand_like(like) if reduction == "none" else torch.rand((), device=like.device))
+
+
+def ulps_apart(actual: Tensor, exact: Tensor) -> float:
+    """The largest error of float32 values, in ulps at the exact ones; NaN if there is a NaN."""
+    nearest = exact.float().abs()
+    ulp = torch.nextafter(nearest, torch.full_like(nearest, math.inf)) - nearest
+    return ((actual.double() - exact).abs() / ulp.double()).max().item()
+
+
+def worst(first: Results, second: Results) -> Results:
+    return Results(*(a if math.isnan(a) else max(b, a) for a, b in zip(first, second, strict=True)))
+
+
+def chunks(*tensors: Tensor) -> zip[tuple[Tensor, ...]]:
+    return zip(*(tensor.reshape(-1).split(CHUNK) for tensor in tensors), strict=True)
+
+
+def errors(
+    problem: Problem, results: Results, inputs: Sequence[Tensor], reduction: str, grad_output: Tensor
+) -> Results:
+    """The errors of `results`, in ulps, against float64 in chunks."""
+    found = Results(0.0, 0.0, 0.0)
+    total = torch.zeros((), dtype=torch.float64, device=grad_output.device)
+    divisor = inputs[0].numel() if reduction == "mean" else 1
+    each = (grad_output, results.value) if reduction == "none" else (inputs[0], inputs[0])  # unused if one for all
+    for predictions, targets, to_predictions, to_targets, weight, value in chunks(
+        *inputs, results.grad_predictions, results.grad_targets, *each
+    ):
+        operands = [x.double().requires_grad_() for x in (predictions, targets)]
+        terms = problem.terms(*operands)
+        weight = weight if reduction == "none" else grad_output.expand_as(terms)
+        exact = torch.autograd.grad(terms, operands, weight.double() / divisor)
+        total += terms.detach().sum()
+        value_error = ulps_apart(value, terms.detach()) if reduction == "none" else 0.0
+        chunk = Results(value_error, ulps_apart(to_predictions, exact[0]), ulps_apart(to_targets, exact[1]))
+        found = worst(found, chunk)
+    return found if reduction == "none" else found._replace(value=ulps_apart(results.value, total / divisor))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Errors of ModelNew and of the reference on the same inputs."""
+
+    ours: Results
+    eager: Results
+
+    @property
+    def passed(self) -> bool:
+        return all(ours <= max(ULPS, eager) for ours, eager in zip(self.ours, self.eager, strict=True))
+
+    def __str__(self) -> str:
+        ours, eager = (" ".join(f"{error:.2f}" for error in errors) for errors in (self.ours, self.eager))
+        return f"{ours} ulp (eager {eager})"
+
+
+def compare(problem: Problem, inputs: Sequence[Tensor], reduction: str) -> Comparison:
+    grad_output = draw_grad_output(reduction, inputs[0])
+
+    def errors_of(loss: Loss) -> Results:  # one result at a time in memory
+        return errors(problem, evaluate(loss, inputs, grad_output), inputs, reduction, grad_output)
+
+    return Comparison(errors_of(problem.ours(reduction)), errors_of(problem.eager(reduction)))
+
+
+def summarise(check: str, comparisons: dict[str, Comparison]) -> Finding:
+    """One finding of many comparisons: the worst errors of each kind, and where one was too large."""
+    ours, eager = comparisons[next(iter(comparisons))].ours, comparisons[next(iter(comparisons))].eager
+    for comparison in comparisons.values():
+        ours, eager = worst(ours, comparison.ours), worst(eager, comparison.eager)
+    failed = [f"{name}: {comparison}" for name, comparison in comparisons.items() if not comparison.passed]
+    detail = f"value, gradients: {Comparison(ours, eager)}"
+    return Finding(check, not failed, "; ".join([detail, *failed]))
+
+
+def draw_of_shape(shape: tuple[int, ...], device: torch.device, aligned: bool) -> list[Tensor]:
+    """Normal numbers wide enough for both branches of smooth L1; a slice from element 1 on if not `aligned`."""
+    count, skipped = math.prod(shape), 0 if aligned else 1
+    return [2 * torch.randn(count + skipped, device=device)[skipped:].reshape(shape) for _ in range(2)]
+
+
+def any_size(job: Job, device: torch.device) -> Finding:
+    comparisons = {}
+    for shape in SHAPES:
+        for aligned in (True, False):
+            name = f"{shape}{'' if aligned else ' misaligned'}"
+            comparisons[name] = compare(job.problem, draw_of_shape(shape, device, aligned), "mean")
+    return summarise(f"{len(SHAPES)} odd shapes, aligned and not", comparisons)
+
+
+def counts_each_once(job: Job, device: torch.device) -> Finding:
+    """Terms that are all 1 must add up to their exact number."""
+    wrong = []
+    for shape in SHAPES:
+        ones, zeros = torch.ones(shape, device=device), torch.zeros(shape, device=device)
+        total = job.problem.ours("sum")(ones, zeros).item()
+        mean = job.problem.ours("mean")(ones, zeros).item()
+        if (total, mean) != (math.prod(shape), 1.0):
+            wrong.append(f"{shape}: sum {total}, mean {mean}")
+    return Finding("each element counted once", not wrong, "; ".join(wrong) or f"exact for {len(SHAPES)} shapes")
+
+
+class OpNames(TorchDispatchMode):
+    """The names of the ops that reach a backend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def one_op_each_way(job: Job, device: torch.device) -> Finding:
+    """Forward and backward are one compiled op each, with no op before or after, ``.item()`` included."""
+    operands = [x.requires_grad_() for x in draw_of_shape((1023,), device, aligned=True)]
+    wrong = []
+    for reduction in job.reductions:
+        loss = job.problem.ours(reduction)
+        grad_output = draw_grad_output(reduction, operands[0].detach())
+        with OpNames() as forward:
+            value = loss(*operands)
+        with OpNames() as backward:
+            torch.autograd.grad(value, operands, grad_output)
+        seen = forward.names, backward.names
+        if any(len(names) != 1 or not names[0].startswith("cudaloss::") for names in seen):
+            wrong.append(f"{reduction}: forward {', '.join(seen[0])}; backward {', '.join(seen[1])}")
+    detail = "; ".join(wrong) or f"for {', '.join(job.reductions)}; gradients of both operands"
+    return Finding("one op each way", not wrong, detail)
+
+
+def _captures(loss: Loss, reduction: str, device: torch.device) -> bool:
+    """Whether forward and backward give the same bits from a CUDA graph, replayed on inputs it was not made with."""
+    shape = (1_000_003,)
+    inputs = draw_of_shape(shape, device, aligned=True)
+    grad_output = draw_grad_output(reduction, inputs[0])
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):  # capture wants one run beforehand
+        evaluate(loss, inputs, grad_output)
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = evaluate(loss, inputs, grad_output)
+    for held, fresh in zip(inputs, draw_of_shape(shape, device, aligned=True), strict=True):
+        held.copy_(fresh)
+    grad_output.copy_(draw_grad_output(reduction, inputs[0]))
+    graph.replay()
+    expected = evaluate(loss, inputs, grad_output)
+    return all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
+
+
+def never_waits(job: Job, device: torch.device) -> Finding:
+    """The CPU neither waits for the GPU nor reads from it: a CUDA graph, whose capture forbids both, takes it all."""
+    check = "captured in a CUDA graph"
+    if device.type != "cuda":
+        return Finding(check, None, "needs a GPU")
+    try:
+        wrong = [r for r in job.reductions if not _captures(job.problem.ours(r), r, device)]
+    except RuntimeError as error:
+        return Finding(check, False, str(error).splitlines()[0])
+    return Finding(check, not wrong, f"replay differs for {', '.join(wrong)}" if wrong else ", ".join(job.reductions))
+
+
+CHECKS: dict[str, Callable[[Job, torch.device], Finding]] = {
+    function.__name__: function for function in (any_size, counts_each_once, one_op_each_way, never_waits)
+}

@@ -1,0 +1,203 @@
+"""Checks the five jobs of ``jobs.py`` and times their two ops on KernelBench's inputs.
+
+Every job is held to its reference on random draws of the benchmark's inputs, and to what its statement says beyond
+that (``checks.py``). Then ModelNew, the reference and torch.compile of the reference are timed in turns in this process,
+next to the memory's ceilings. The exit status is 1 if a check fails::
+
+    python examples/kernelbench/run.py
+    python examples/kernelbench/run.py --shape 1000 1001 --device cpu --no-compile --json kernelbench.json
+
+The benchmark's shape, 32768 x 32768, is the default on a GPU and takes about 50 GiB there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from checks import CHECKS, Comparison, Finding, compare, summarise
+from jobs import JOBS, PROBLEMS, Job, Problem
+from rich.console import Console
+from rich.table import Table
+from timing import Pass, Timing, ceilings, time_losses
+
+import cudaloss
+
+CPU_SHAPE = (2048, 2048)
+PASSED = {True: "ok", False: "FAILED", None: "not checked"}
+
+Draws = dict[str, Comparison]  # by the draw's name
+Timings = dict[Problem, dict[Pass, dict[str, Timing]]]
+
+
+def compare_draws(problem: Problem, draws: int, seed: int, device: torch.device) -> dict[str, Draws]:
+    """For each reduction that a job of `problem` needs: ModelNew's and the reference's errors on each draw."""
+    reductions = sorted({reduction for job in JOBS if job.problem is problem for reduction in job.reductions})
+    found: dict[str, Draws] = {reduction: {} for reduction in reductions}
+    for i in range(draws):
+        inputs = problem.draw(device, seed + i)
+        for reduction in reductions:
+            found[reduction][f"draw {i + 1}"] = compare(problem, inputs, reduction)
+        del inputs  # before the next draw comes: on the benchmark's shape one takes 8 GiB
+    return found
+
+
+def check_job(job: Job, draws: dict[str, Draws], device: torch.device) -> list[Finding]:
+    on_draws = [summarise(f"{len(draws[r])} draws, {r}", draws[r]) for r in job.reductions]
+    return on_draws + [CHECKS[name](job, device) for name in job.shows]
+
+
+def check_all(draws: int, seed: int, device: torch.device, console: Console) -> dict[str, list[Finding]]:
+    findings = {}
+    with console.status("drawing and comparing with float64") as status:
+        by_problem = {problem: compare_draws(problem, draws, seed, device) for problem in PROBLEMS}
+        for job in JOBS:
+            status.update(f"checking job ({job.letter})")
+            findings[job.letter] = check_job(job, by_problem[job.problem], device)
+    return findings
+
+
+def time_all(
+    seed: int, rounds: int, with_compile: bool, device: torch.device, console: Console
+) -> tuple[Timings, dict[str, float]]:
+    timings: Timings = {}
+    inputs: list[torch.Tensor] = []
+    for problem in PROBLEMS:
+        with console.status(f"timing {problem.name}"):
+            inputs = []  # the last problem's go before the next's come
+            inputs = problem.draw(device, seed)
+            timings[problem] = time_losses(problem, inputs, device, rounds, with_compile)
+    return timings, ceilings(inputs, device, rounds)
+
+
+def job_table(findings: dict[str, list[Finding]]) -> Table:
+    table = Table("job", "check", "", "detail", title="Jobs; errors in ulps of float32, worst of all elements")
+    for job in JOBS:
+        table.add_section()
+        table.add_row(f"({job.letter})", f"[bold]{job.problem.name}[/]", "", f"[bold]{job.statement}[/]")
+        for finding in findings[job.letter]:
+            table.add_row("", finding.check, PASSED[finding.passed], finding.detail)
+    return table
+
+
+def timing_table(timings: Timings, count: int) -> Table:
+    table = Table("problem", "pass", "of", title="Time of one call; a ratio above 1 is faster")
+    for name in ("ms", "p20 to p80", "vs eager", "vs compile", "GB/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for problem, passes in timings.items():
+        for one, by_loss in passes.items():
+            table.add_section()
+            for name, timing in by_loss.items():
+                rivals = (by_loss.get("eager"), by_loss.get("torch.compile"))
+                ratios = [f"{rival.median / timing.median:.2f}" if rival else "" for rival in rivals]
+                spread = f"{timing.p20:.3f} to {timing.p80:.3f}"
+                speed = f"{timing.bandwidth(one.bytes_an_element * count):.0f}"
+                table.add_row(problem.name, one.name, name, f"{timing.median:.3f}", spread, *ratios, speed)
+    return table
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    on_gpu = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudaloss": cudaloss.__version__,
+    }
+
+
+def timing_records(timings: Timings, count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "problem": problem.name,
+            "pass": one.name,
+            "of": name,
+            "ms": dataclasses.asdict(timing),
+            "gb_per_s": timing.bandwidth(one.bytes_an_element * count),
+        }
+        for problem, passes in timings.items()
+        for one, by_loss in passes.items()
+        for name, timing in by_loss.items()
+    ]
+
+
+def job_records(findings: dict[str, list[Finding]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "job": job.letter,
+            "problem": job.problem.name,
+            "statement": job.statement,
+            "findings": [dataclasses.asdict(finding) for finding in findings[job.letter]],
+        }
+        for job in JOBS
+    ]
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Check and time cudaloss on KernelBench's problems 94 and 96.")
+    parser.add_argument(
+        "--shape", type=int, nargs="+", help="of the inputs (default: the benchmark's on a GPU, 2048 2048 on the CPU)"
+    )
+    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto: the GPU if there is one")
+    parser.add_argument("--draws", type=int, default=5, help="random draws to check (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=30, help="timed calls of each (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first draw (default: %(default)s)")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--json", type=Path, help="file to write everything to")
+    arguments = parser.parse_args()
+    if arguments.draws < 1 or arguments.rounds < 2 or min(arguments.shape or [1]) < 1:
+        parser.error("--draws and every number of --shape must be at least 1, --rounds at least 2")
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    started = time.perf_counter()
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(automatic if arguments.device == "auto" else arguments.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # where streams, events and graphs are made
+    for problem in PROBLEMS:
+        if arguments.shape or device.type == "cpu":
+            problem.reference.SHAPE = tuple(arguments.shape or CPU_SHAPE)
+    shape = PROBLEMS[0].reference.SHAPE
+    count = torch.Size(shape).numel()
+    console = Console()
+
+    findings = check_all(arguments.draws, arguments.seed, device, console)
+    console.print(job_table(findings))
+    timings, memory = time_all(arguments.seed, arguments.rounds, not arguments.no_compile, device, console)
+    console.print(timing_table(timings, count))
+    console.print("ceilings, TB/s: " + ", ".join(f"{name} {speed:.3g}" for name, speed in memory.items()))
+    seconds = time.perf_counter() - started
+    failed = [f"({job})" for job, found in findings.items() if any(finding.passed is False for finding in found)]
+    console.print(
+        f"shape {shape} on {machine(device)['device']}, {seconds:.0f} s; failed: {', '.join(failed) or 'none'}"
+    )
+    if arguments.json:
+        record = {
+            "machine": machine(device),
+            "shape": shape,
+            "draws": arguments.draws,
+            "seed": arguments.seed,
+            "rounds": arguments.rounds,
+            "jobs": job_records(findings),
+            "timings": timing_records(timings, count),
+            "ceilings_tb_per_s": memory,
+            "seconds": seconds,
+        }
+        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Bad input: a clear error of the kind that PyTorch raises, before any kernel; the next call works."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import cudaloss
+from oracle import op
+
+X = torch.ones(3)
+
+
+def quantized():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # PyTorch is retiring them
+        return torch.quantize_per_tensor(X, 0.1, 0, torch.quint8)
+
+
+BAD_TENSORS = {
+    "integers": (torch.ones(3, dtype=torch.int64), RuntimeError, r"floating-point tensor, got torch.int64; call \w+.float"),
+    "bools": (torch.ones(3, dtype=torch.bool), RuntimeError, "floating-point tensor, got torch.bool"),
+    "complex": (torch.ones(3, dtype=torch.complex64), RuntimeError, "floating-point tensor, got torch.complex64"),
+    "sparse": (torch.eye(3).to_sparse(), RuntimeError, r"dense tensor, got layout torch.sparse_coo; call \w+.to_dense"),
+    "quantized": (
+        quantized(),
+        RuntimeError,
+        r"floating-point tensor, got a quantized one; call \w+.dequantize",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", ["input", "target"])
+@pytest.mark.parametrize("bad", BAD_TENSORS)
+def test_tensors(spec, bad, which):
+    tensor, kind, message = BAD_TENSORS[bad]
+    arguments = {"input": X, "target": X, which: tensor}
+    for call in (op(spec), getattr(cudaloss, spec.function), getattr(cudaloss, spec.module)()):
+        with pytest.raises(kind, match=f"{which} must be a {message}"):
+            call(arguments["input"], arguments["target"])
+        assert call(X, X) == 0
+
+
+@pytest.mark.parametrize("which", ["input", "target"])
+@pytest.mark.parametrize("value", [[1.0, 2.0, 3.0], 1.0, None])
+def test_not_a_tensor(spec, value, which):
+    arguments = {"input": X, "target": X, which: value}
+    with pytest.raises(TypeError, match=f"{which} must be a torch.Tensor, got {type(value).__name__}"):
+        getattr(cudaloss, spec.function)(**arguments)
+    with pytest.raises((RuntimeError, TypeError), match=which):  # the dispatcher's, or ours for None
+        op(spec)(arguments["input"], arguments["target"])
+
+
+def test_shapes(spec, device):
+    x = X.to(device)
+    for call in (op(spec), getattr(cudaloss, spec.function)):
+        with pytest.raises(RuntimeError, match=r"shapes that broadcast together, got \(3,\) and \(2, 4\)"):
+            call(x, torch.ones(2, 4, device=device))
+        assert call(x, x) == 0
+
+
+@pytest.mark.parametrize("reduction", ["avg", "", "Mean"])
+def test_unknown_reduction(spec, reduction):
+    for call in (op(spec), getattr(cudaloss, spec.function)):
+        with pytest.raises(ValueError, match=f"reduction must be 'none', 'mean' or 'sum', got '{reduction}'"):
+            call(X, X, reduction=reduction)
+
+
+@pytest.mark.parametrize("reduction", [1, None, ["mean"]])
+def test_reduction_of_a_wrong_type(spec, reduction):
+    with pytest.raises(TypeError, match="reduction must be a str"):
+        getattr(cudaloss, spec.function)(X, X, reduction=reduction)
+
+
+def test_own_parameter(spec):
+    if spec.parameter is None:
+        pytest.skip("this loss has no parameter")
+    name = spec.parameter.name
+    bad = [-1.0, -1e-30, float("nan"), *([] if spec.parameter.zero_allowed else [0.0])]
+    for value in bad:
+        for call in (getattr(torch.ops.cudaloss, spec.name), getattr(cudaloss, spec.function)):
+            with pytest.raises(RuntimeError, match=f"{name} must be {spec.parameter.accepts}, got {value}"):
+                call(X, X, **{name: value})
+    for value in ("1", None, True, [1.0]):
+        with pytest.raises(TypeError, match=f"{name} must be {spec.parameter.accepts}, got {type(value).__name__}"):
+            getattr(cudaloss, spec.function)(X, X, **{name: value})
+    assert getattr(cudaloss, spec.function)(X, X, **{name: 1}) == 0
+
+
+def test_dtype(spec):
+    function = getattr(cudaloss, spec.function)
+    with pytest.raises(RuntimeError, match=r"dtype must be a floating torch.dtype or None, got torch.int32"):
+        function(X, X, dtype=torch.int32)
+    with pytest.raises(TypeError, match="dtype must be a floating torch.dtype or None, got str"):
+        function(X, X, dtype="float32")
+
+
+@pytest.mark.cuda
+def test_devices(spec):
+    for a, b in ((X, X.cuda()), (X.cuda(), X)):
+        with pytest.raises(RuntimeError, match="input and target must be on one device, got "):
+            op(spec)(a, b)
+    assert op(spec)(X.cuda(), X.cuda()) == 0
+
+
+def test_devices_without_a_gpu(spec):
+    with pytest.raises(RuntimeError, match="input and target must be on one device, got cpu and meta"):
+        op(spec)(X, X.to("meta"))
+
+
+def test_private_ops_refuse_what_they_cannot_read(spec):
+    forward = getattr(torch.ops.cudaloss, f"_{spec.name}_forward")
+    backward = getattr(torch.ops.cudaloss, f"_{spec.name}_backward")
+    for bad in (torch.ones(4), torch.ones(6)[::2], torch.ones(3, dtype=torch.int32)):
+        with pytest.raises(RuntimeError, match="cudaloss: "):
+            forward(X, bad, 1, 1.0, torch.float32)
+    with pytest.raises(RuntimeError, match="cudaloss: grad_output must be dense"):
+        backward(torch.ones(6)[::2], X, X, 0, 1.0, True, False)
+
+
+def test_broadcast_warns_in_the_function_only(spec, recwarn):
+    op(spec)(torch.ones(3, 1), X)
+    assert not recwarn
+    with pytest.warns(UserWarning, match=r"target has shape \(3,\), input \(3, 1\)") as caught:
+        getattr(cudaloss, spec.function)(torch.ones(3, 1), X)
+    assert caught[0].filename == __file__

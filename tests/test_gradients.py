@@ -1,0 +1,245 @@
+"""Gradients against float64, at kinks and special values, in every autograd mode of plain PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from oracle import DTYPES, error, exact_gradients, op, operands, parameters, torch_op
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def leaves(*tensors):
+    return tuple(x.detach().requires_grad_() for x in tensors)
+
+
+def gradients(function, input, target, reduction, parameter, grad_output):
+    input, target = leaves(input, target)
+    return torch.autograd.grad(function(input, target, reduction, parameter), (input, target), grad_output)
+
+
+def grad_output_for(input, target, reduction):
+    shape = torch.broadcast_shapes(input.shape, target.shape) if reduction == "none" else ()
+    return torch.randn(shape, device=input.device).to(torch.promote_types(input.dtype, target.dtype))
+
+
+def assert_accurate(spec, input, target, reduction, parameter, fused=True):
+    """At most 1 ulp where the kernels serve; where the reference does, PyTorch's own error will also do."""
+    grad_output = grad_output_for(input, target, reduction)
+    ours = gradients(op(spec), input, target, reduction, parameter, grad_output)
+    exact = exact_gradients(spec, grad_output, input, target, reduction, parameter)
+    # float64 has no wider oracle: its own two roundings are in the comparison
+    allowed = [2.0 if grad_output.dtype == torch.float64 else 1.0] * 2
+    if not fused:
+        theirs = gradients(torch_op(spec), input, target, reduction, parameter, grad_output)
+        allowed = [max(a, error(g, e, g.dtype)) for a, g, e in zip(allowed, theirs, exact, strict=True)]
+    for gradient, truth, operand, bound in zip(ours, exact, (input, target), allowed, strict=True):
+        assert gradient.shape == operand.shape and gradient.dtype == operand.dtype
+        assert error(gradient, truth, gradient.dtype) <= bound
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("size", [0, 1, 3, 64, 1001, 4097, 32769, 100_003])
+def test_sizes(spec, device, size, reduction):
+    for parameter in parameters(spec):
+        tensors = operands((size,), (torch.float32,) * 2, device, parameter)
+        assert_accurate(spec, *tensors, reduction, parameter)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("target_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("input_dtype", DTYPES, ids=str)
+def test_dtypes(spec, device, input_dtype, target_dtype, reduction):
+    for parameter in (p for p in parameters(spec) if p in (1.0, 0.5, 0.0)):
+        tensors = operands((1027,), (input_dtype, target_dtype), device, parameter)
+        assert_accurate(spec, *tensors, reduction, parameter)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_misaligned_slices(spec, device, reduction):
+    input, target = operands((5003,), (torch.float32, torch.bfloat16), device)
+    assert_accurate(spec, input[1:-2], target[3:], reduction, 1.0)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_operand_alone(spec, device, which):
+    tensors = list(operands((100,), (torch.float32,) * 2, device))
+    both = gradients(op(spec), *tensors, "mean", 1.0, None)
+    tensors[which] = tensors[which].requires_grad_()
+    op(spec)(*tensors).backward()
+    assert torch.equal(tensors[which].grad, both[which])
+    assert tensors[1 - which].grad is None
+
+
+def test_one_tensor_as_both_operands(spec, device):
+    (x,) = leaves(torch.randn(10, device=device))
+    op(spec)(x, x).backward()
+    assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+def test_kinks_are_pytorchs(spec, device):
+    for parameter in parameters(spec):
+        d = torch.tensor([-2.0, -1.0, -0.5, -0.3, 0.0, 0.3, 0.5, 1.0, 2.0], device=device)
+        d = torch.cat([d, d * parameter])
+        zero = torch.zeros_like(d)
+        ours = gradients(op(spec), d, zero, "sum", parameter, None)
+        theirs = gradients(torch_op(spec), d, zero, "sum", parameter, None)
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+
+
+def test_nan_difference_gives_nan_gradient(spec, device):
+    # PyTorch's l1_loss alone gives 0 here.
+    for parameter in parameters(spec):
+        input = torch.tensor([float("nan"), 1.0, 0.0], device=device)
+        for reduction in REDUCTIONS:
+            found = gradients(op(spec), input, torch.zeros(3, device=device), reduction, parameter, None if reduction != "none" else torch.ones(3, device=device))
+            for gradient in found:
+                assert gradient.isnan().tolist() == [True, False, False]
+
+
+def test_infinite_differences_are_pytorchs(spec, device):
+    for parameter in parameters(spec):
+        input = torch.tensor([float("inf"), -float("inf"), 1e30, -1e30, 0.0], device=device)
+        zero = torch.zeros_like(input)
+        ours = gradients(op(spec), input, zero, "mean", parameter, None)
+        theirs = gradients(torch_op(spec), input, zero, "mean", parameter, None)
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+
+
+def test_empty_operands(spec, device):
+    (x,) = leaves(torch.empty(0, 3, device=device))
+    op(spec)(x, torch.empty(0, 3, device=device)).backward()
+    assert x.grad.shape == (0, 3)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda x: x.to(memory_format=torch.channels_last),
+        lambda x: x.transpose(0, 3),
+        lambda x: x.contiguous(),
+    ],
+    ids=["channels_last", "transposed", "contiguous"],
+)
+def test_gradient_takes_the_operands_memory_format(spec, device, layout, reduction):
+    input, target = leaves(*(layout(x) for x in torch.randn(2, 4, 3, 5, 6, device=device)))
+    value = op(spec)(input, target, reduction)
+    value.backward(torch.randn(value.shape, device=device))
+    for operand in (input, target):
+        assert operand.grad.stride() == operand.stride()
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_operands_of_different_layouts(spec, device, reduction):
+    input, target = torch.randn(2, 2, 3, 4, 5, device=device)
+    assert_accurate(spec, input.to(memory_format=torch.channels_last), target, reduction, 1.0, fused=False)
+
+
+@pytest.mark.parametrize("shapes", [((4, 1), (1, 5)), ((3, 4), (4,)), ((), (6,))])
+def test_broadcast_operands_get_summed_gradients(spec, device, shapes):
+    input, target = (torch.randn(shape, device=device) for shape in shapes)
+    ours = gradients(op(spec), input, target, "mean", 1.0, None)
+    exact = exact_gradients(spec, torch.ones((), device=device), input, target, "mean", 1.0)
+    for gradient, truth in zip(ours, exact, strict=True):
+        torch.testing.assert_close(gradient.double(), truth, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "grad_output",
+    [lambda n: torch.ones(()).expand(n), lambda n: torch.randn(2 * n)[::2], lambda n: torch.randn(n + 1)[1:]],
+    ids=["expanded", "strided", "misaligned"],
+)
+def test_layouts_of_grad_output(spec, device, grad_output):
+    input, target = operands((77,), (torch.float32,) * 2, device)
+    incoming = grad_output(77).to(device)
+    ours = gradients(op(spec), input, target, "none", 1.0, incoming)
+    exact = exact_gradients(spec, incoming, input, target, "none", 1.0)
+    for gradient, truth in zip(ours, exact, strict=True):
+        torch.testing.assert_close(gradient.double(), truth, rtol=1e-6, atol=0)
+
+
+def smooth_operands(device):
+    """float64 leaves whose differences stay clear of every kink, as finite differences need."""
+    d = torch.tensor([-1.7, -0.6, -0.2, 0.15, 0.45, 1.3], dtype=torch.float64, device=device)
+    target = torch.randn(6, dtype=torch.float64, device=device)
+    return leaves(target + d, target)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_gradcheck_and_gradgradcheck(spec, device, reduction):
+    for parameter in parameters(spec):
+        call = lambda input, target: op(spec)(input, target, reduction, parameter)  # noqa: B023, E731
+        assert torch.autograd.gradcheck(call, smooth_operands(device), check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(call, smooth_operands(device))
+
+
+def test_double_backward_is_pytorchs(spec, device):
+    def second(function):
+        input, target = leaves(*operands((50,), (torch.float32,) * 2, device))
+        first = torch.autograd.grad(function(input, target, "mean", 1.0), (input, target), create_graph=True)
+        return torch.autograd.grad(sum((g * g).sum() for g in first), (input, target), allow_unused=True)
+
+    torch.manual_seed(1)
+    ours = second(op(spec))
+    torch.manual_seed(1)
+    theirs = second(torch_op(spec))
+    for a, b in zip(ours, theirs, strict=True):
+        zero = torch.zeros(50, device=device)
+        torch.testing.assert_close(zero if a is None else a, zero if b is None else b)
+
+
+def test_retain_graph(spec, device):
+    input, target = leaves(*operands((1000,), (torch.float32,) * 2, device))
+    value = op(spec)(input, target)
+    first = torch.autograd.grad(value, (input, target), retain_graph=True)
+    second = torch.autograd.grad(value, (input, target))
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+        assert a.data_ptr() != b.data_ptr()
+
+
+def test_inputs_are_left_alone(spec, device):
+    input, target = leaves(*operands((1000,), (torch.float32,) * 2, device))
+    before = input.detach().clone(), target.detach().clone()
+    op(spec)(input, target).backward()
+    assert torch.equal(input.detach(), before[0]) and torch.equal(target.detach(), before[1])
+
+
+def test_changing_a_saved_operand_is_an_error(spec, device):
+    (input,) = leaves(torch.randn(10, device=device))
+    target = torch.randn(10, device=device)
+    value = op(spec)(input, target)
+    target.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+def test_checkpoint_and_hooks(spec, device):
+    input, target = leaves(*operands((100,), (torch.float32,) * 2, device))
+    plain = torch.autograd.grad(op(spec)(input * 2, target), input)[0]
+    seen = []
+    input.register_hook(lambda gradient: seen.append(gradient.clone()))
+    checkpoint(lambda x: op(spec)(x * 2, target), input, use_reentrant=False).backward()
+    assert torch.equal(input.grad, plain) and torch.equal(seen[0], plain)
+
+
+def test_gradient_accumulation(spec, device):
+    input, target = leaves(*operands((100,), (torch.float32,) * 2, device))
+    once = torch.autograd.grad(op(spec)(input, target), input)[0]
+    for _ in range(2):
+        op(spec)(input, target).backward()
+    assert torch.equal(input.grad, once + once)
+
+
+def test_fp16_mean_under_a_grad_scaler(spec, device):
+    # Divided by the count before the scale multiplies, these gradients would be 0.
+    input = torch.full((1 << 20,), 0.001, dtype=torch.float16, device=device).requires_grad_()
+    target = torch.zeros_like(input)
+    scale = torch.tensor(65536.0, device=device)
+    (op(spec)(input, target, dtype=torch.float32) * scale).backward()
+    exact = exact_gradients(spec, scale, input, target, "mean", 1.0)[0]
+    assert error(input.grad, exact, torch.float16) <= 1.0
+    assert (input.grad != 0).all()

@@ -1,0 +1,224 @@
+"""torch.func, forward-mode AD, torch.compile, fake tensors, inference mode, autocast: the same numbers everywhere."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+
+import cudaloss
+from oracle import op, operands, parameters, torch_op
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+@pytest.fixture
+def pair(device):
+    return operands((6, 7), (torch.float32, torch.float32), device)
+
+
+def test_opcheck_of_the_public_op(spec, device):
+    public = getattr(torch.ops.cudaloss, spec.name).default
+    for reduction in REDUCTIONS:
+        for requires_grad in (False, True):
+            tensors = [x.requires_grad_(requires_grad) for x in operands((3, 4), (torch.float32,) * 2, device)]
+            torch.library.opcheck(public, (*tensors, reduction))
+    broadcast = torch.randn(3, 1, device=device, requires_grad=True), torch.randn(4, device=device)
+    torch.library.opcheck(public, broadcast)
+    mixed = operands((3, 4), (torch.bfloat16, torch.float32), device)
+    torch.library.opcheck(public, mixed, {"dtype": torch.float16})
+
+
+def test_opcheck_of_the_private_ops(spec, device):
+    forward = getattr(torch.ops.cudaloss, f"_{spec.name}_forward").default
+    backward = getattr(torch.ops.cudaloss, f"_{spec.name}_backward").default
+    tensors = operands((3, 4), (torch.float32, torch.bfloat16), device)
+    for reduction in (0, 1, 2):
+        value = forward(*tensors, reduction, 0.5, torch.float32)
+        torch.library.opcheck(forward, (*tensors, reduction, 0.5, torch.float32))
+        for needed in ((True, True), (True, False), (False, True)):
+            torch.library.opcheck(backward, (torch.ones_like(value), *tensors, reduction, 0.5, *needed))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_func_grad(spec, pair, reduction):
+    for parameter in parameters(spec):
+        call = lambda f: lambda a, b: f(spec)(a, b, reduction, parameter)  # noqa: B023, E731
+        ours = torch.func.grad(call(op), argnums=(0, 1))(*pair)
+        theirs = torch.func.grad(call(torch_op), argnums=(0, 1))(*pair)
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("in_dims", [(0, 0), (1, 1), (0, None), (None, 0)])
+def test_func_vmap(spec, pair, reduction, in_dims):
+    input, target = (x if dim is not None else x[0] for x, dim in zip(pair, in_dims, strict=True))
+    if in_dims == (1, 1):
+        pass
+    ours = torch.func.vmap(lambda a, b: op(spec)(a, b, reduction), in_dims=in_dims)(input, target)
+    count = pair[0].shape[1 if in_dims == (1, 1) else 0]
+    rows = [
+        op(spec)(
+            *(x if dim is None else x.select(dim, i) for x, dim in zip((input, target), in_dims, strict=True)), reduction
+        )
+        for i in range(count)
+    ]
+    torch.testing.assert_close(ours, torch.stack(rows))
+
+
+def test_func_per_sample_gradients(spec, pair):
+    ours = torch.func.vmap(torch.func.grad(lambda a, b: op(spec)(a, b)))(*pair)
+    theirs = torch.func.vmap(torch.func.grad(lambda a, b: torch_op(spec)(a, b)))(*pair)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_func_jvp_and_hessian(spec, pair):
+    input, target = (x.flatten()[4:12].clone() for x in pair)
+    tangent = torch.randn_like(input)
+    value, slope = torch.func.jvp(lambda a: op(spec)(a, target), (input,), (tangent,))
+    torch.testing.assert_close(value, torch_op(spec)(input, target))
+    gradient = torch.func.grad(lambda a: op(spec)(a, target))(input)
+    torch.testing.assert_close(slope, (gradient * tangent).sum())
+    hessian = torch.func.hessian(lambda a: op(spec)(a, target))(input)
+    expected = torch.autograd.functional.hessian(lambda a: torch_op(spec)(a, target), input)
+    torch.testing.assert_close(hessian, expected)
+
+
+def test_forward_mode_ad(spec, pair):
+    input, target = pair
+    tangent = torch.randn_like(input)
+    with forward_ad.dual_level():
+        value, slope = forward_ad.unpack_dual(op(spec)(forward_ad.make_dual(input, tangent), target))
+    gradient = torch.autograd.grad(op(spec)(input.requires_grad_(), target), input)[0]
+    torch.testing.assert_close(value, op(spec)(input, target))
+    torch.testing.assert_close(slope, (gradient * tangent).sum())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile(spec, device, dynamic):
+    torch._dynamo.reset()
+    function = getattr(cudaloss, spec.function)
+    compiled = torch.compile(lambda a, b: function(a * 2, b), fullgraph=True, dynamic=dynamic)
+    for size in (16, 33):
+        input, target = (x.requires_grad_() for x in operands((3, size), (torch.float32,) * 2, device))
+        ours, expected = compiled(input, target), function(input * 2, target)
+        torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            torch.autograd.grad(ours, (input, target)), torch.autograd.grad(expected, (input, target))
+        )
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_compile_of_the_op_and_of_unusual_operands(spec, device, reduction):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda a, b: op(spec)(a, b, reduction), fullgraph=True)
+    input, target = operands((2, 3, 4, 4), (torch.bfloat16, torch.float32), device)
+    for a, b in (
+        (input, target),
+        (input.to(memory_format=torch.channels_last), target.to(memory_format=torch.channels_last)),
+        (input.to(memory_format=torch.channels_last), target),
+        (input[:, :1], target),
+        (input[..., ::2], target[..., 1::2]),
+    ):
+        a = a.detach().requires_grad_()
+        ours, expected = compiled(a, b), op(spec)(a, b, reduction)
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            torch.autograd.grad(ours.sum(), a)[0], torch.autograd.grad(expected.sum(), a)[0], rtol=1e-2, atol=1e-4
+        )
+
+
+def test_compile_traces_to_the_fused_kernels(spec, device):
+    torch._dynamo.reset()
+    targets = []
+
+    def backend(graph, _):
+        targets.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compiler(graph, inputs):
+        backend(graph, inputs)
+        return make_boxed_func(graph.forward)
+
+    function = getattr(cudaloss, spec.function)
+    compiled = torch.compile(function, backend=aot_autograd(fw_compiler=compiler), fullgraph=True)
+    input, target = operands((8, 8), (torch.float32,) * 2, device)
+    compiled(input.requires_grad_(), target).backward()
+    assert f"cudaloss._{spec.name}_forward.default" in targets
+    assert f"cudaloss._{spec.name}_backward.default" in targets
+    assert not any(name.startswith("aten.sub") for name in targets)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_fake_tensors_predict_the_result(spec, device, reduction):
+    input, target = operands((2, 3, 4, 5), (torch.float16, torch.float32), device)
+    input = input.to(memory_format=torch.channels_last)
+    for a, b in ((input, target), (input, target.to(memory_format=torch.channels_last)), (input, target[:1])):
+        real = op(spec)(a, b, reduction)
+        with FakeTensorMode() as mode:
+            fake = op(spec)(mode.from_tensor(a), mode.from_tensor(b), reduction)
+        assert (fake.shape, fake.dtype, fake.device) == (real.shape, real.dtype, real.device)
+        assert fake.stride() == real.stride()
+
+
+def test_meta_tensors(spec):
+    input = torch.empty(2, 3, device="meta", requires_grad=True)
+    value = op(spec)(input, torch.empty(2, 3, device="meta"))
+    assert value.is_meta and value.shape == ()
+    value.backward()
+    assert input.grad.shape == (2, 3)
+
+
+def test_inference_mode_and_no_grad(spec, pair):
+    expected = op(spec)(*pair)
+    with torch.inference_mode():
+        assert torch.equal(op(spec)(*pair), expected)
+        assert torch.equal(op(spec)(pair[0].clone(), pair[1].clone()), expected)
+    with torch.no_grad():
+        assert not op(spec)(pair[0].requires_grad_(), pair[1]).requires_grad
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_autocast_gives_float32(spec, device, low):
+    input, target = (x.requires_grad_() for x in operands((50,), (low, low), device))
+    with torch.autocast(device, dtype=low):
+        value = op(spec)(input, target)
+        assert getattr(cudaloss, spec.function)(input, target).dtype == torch.float32
+        assert op(spec)(input.double(), target).dtype == torch.float64
+        assert op(spec)(input, target, dtype=low).dtype == low
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, torch_op(spec)(input.float(), target.float()))
+    value.backward()
+    assert input.grad.dtype == low
+
+
+def test_modules_and_deepcopy_and_state(spec):
+    module = getattr(cudaloss, spec.module)()
+    assert copy.deepcopy(module).reduction == "mean"
+    assert module.state_dict() == {}
+
+
+def test_exotic_dtypes_run_the_reference(spec, device):
+    input = torch.randn(20, device=device).to(torch.float8_e4m3fn)
+    target = torch.randn(20, device=device)
+    torch.testing.assert_close(op(spec)(input, target), torch_op(spec)(input.float(), target))
+
+
+def test_tensor_subclass_sees_the_op(spec):
+    seen = []
+
+    class Logged(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    value = getattr(cudaloss, spec.function)(torch.randn(4).as_subclass(Logged), torch.randn(4))
+    assert isinstance(value, Logged)
+    assert any(spec.name in name for name in seen)

@@ -1,0 +1,124 @@
+"""Values against float64: at most 1 ulp of the result's dtype, or PyTorch's own error."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from oracle import DTYPES, error, exact_loss, op, operands, parameters, torch_op
+
+# 0 and 1 elements, below and above a vector, a tile, a block's tile, a chunk of the CPU engine
+SIZES = (0, 1, 2, 3, 5, 8, 17, 63, 64, 65, 1000, 4096, 4097, 8192, 8193, 32768, 32769, 100_003)
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def assert_accurate(spec, input, target, reduction, parameter):
+    result_dtype = torch.promote_types(input.dtype, target.dtype)
+    value = op(spec)(input, target, reduction, parameter)
+    assert value.dtype == result_dtype and value.device == input.device
+    exact = exact_loss(spec, input, target, reduction, parameter)
+    assert value.shape == exact.shape
+    wide = (input.to(result_dtype), target.to(result_dtype))
+    theirs = error(torch_op(spec)(*wide, reduction, parameter), exact, result_dtype)
+    assert error(value, exact, result_dtype) <= max(1.0, theirs)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes(spec, device, size, reduction):
+    for parameter in parameters(spec):
+        for _ in range(5 if size < 100 else 1):
+            assert_accurate(spec, *operands((size,), (torch.float32,) * 2, device, parameter), reduction, parameter)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("target_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("input_dtype", DTYPES, ids=str)
+def test_dtypes(spec, device, input_dtype, target_dtype, reduction):
+    for size in (7, 513, 10_007):
+        # parameters that every dtype holds: float64 has no wider oracle to judge another rounding of 1 / 0.3
+        for parameter in (p for p in parameters(spec) if p in (1.0, 0.5, 0.0)):
+            tensors = operands((size,), (input_dtype, target_dtype), device, parameter)
+            assert_accurate(spec, *tensors, reduction, parameter)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_result_dtype(spec, device, dtype, reduction):
+    for source in (torch.float32, torch.bfloat16):
+        input, target = operands((3, 129), (source, source), device)
+        value = op(spec)(input, target, reduction, 1.0, dtype=dtype)
+        assert value.dtype == dtype
+        assert error(value, exact_loss(spec, input, target, reduction, 1.0), dtype) <= 1.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_large_mean_does_not_drift(spec, device, dtype):
+    input = torch.rand(1 << 22, dtype=torch.float32, device=device).to(dtype)
+    assert_accurate(spec, input, torch.zeros_like(input), "mean", 1.0)
+
+
+def test_equal_terms(spec, device):
+    # Every rounding error the same: nothing averages out.
+    input = torch.full((1 << 20,), 0.7, device=device)
+    assert_accurate(spec, input, torch.zeros_like(input), "mean", 1.0)
+
+
+LAYOUTS = {
+    "slice": lambda x: x[1:],
+    "slice by three": lambda x: x[3:],
+    "every second": lambda x: x[::2],
+    "transposed": lambda x: x.view(64, -1).t(),
+    "channels_last": lambda x: x.view(4, 8, 8, -1).to(memory_format=torch.channels_last),
+    "permuted": lambda x: x.view(4, 8, 8, -1).permute(2, 0, 3, 1),
+    "expanded": lambda x: x[:64].view(64, 1).expand(64, 32),
+    "column": lambda x: x.view(64, -1)[:, 3],
+    "0-d": lambda x: x[5],
+}
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(spec, device, layout, reduction):
+    for dtypes in ((torch.float32, torch.float32), (torch.bfloat16, torch.float32)):
+        input, target = operands((2048,), dtypes, device)
+        for other in (LAYOUTS[layout](target), LAYOUTS[layout](target).clone(memory_format=torch.contiguous_format)):
+            assert_accurate(spec, LAYOUTS[layout](input), other, reduction, 1.0)
+
+
+def test_none_keeps_the_memory_format(spec, device):
+    input, target = (x.view(2, 3, 4, 5).to(memory_format=torch.channels_last) for x in torch.randn(2, 120).to(device))
+    assert op(spec)(input, target, "none").stride() == input.stride()
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("shapes", [((4, 1), (1, 5)), ((3, 4), (4,)), ((), (6,)), ((2, 1, 3), (5, 1)), ((0, 3), (1, 3))])
+def test_broadcast(spec, device, shapes, reduction):
+    input, target = (torch.randn(shape, device=device) for shape in shapes)
+    assert_accurate(spec, input, target, reduction, 1.0)
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf"), 1e30, 1e-30])
+def test_special_values(spec, device, special):
+    for size in (1, 100, 10_000):
+        input, target = torch.zeros(2, size, device=device)
+        input[size // 2] = special
+        for reduction in REDUCTIONS:
+            for parameter in parameters(spec):
+                value = op(spec)(input, target, reduction, parameter)
+                torch.testing.assert_close(
+                    value, torch_op(spec)(input, target, reduction, parameter), equal_nan=True, rtol=1e-6, atol=0
+                )
+
+
+def test_mean_of_nothing_is_nan_and_sum_zero(spec, device):
+    empty = torch.empty(0, 3, device=device)
+    assert op(spec)(empty, empty, "mean").isnan()
+    assert op(spec)(empty, empty, "sum") == 0
+    assert op(spec)(empty, empty, "none").shape == (0, 3)
+
+
+def test_half_sum_beyond_its_range_is_inf(spec, device):
+    input = torch.full((100_000,), 3.0, dtype=torch.float16, device=device)
+    assert op(spec)(input, torch.zeros_like(input), "sum").isinf()
+    assert op(spec)(input, torch.zeros_like(input), "mean").isfinite()
