@@ -26,6 +26,7 @@ from pathlib import Path
 
 import matplotlib
 import torch
+from matplotlib.figure import SubFigure
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -77,7 +78,7 @@ def make_run(name: str, loss_function: Callable[[Tensor, Tensor], Tensor], seed:
 
 def load_images(device: torch.device) -> tuple[Tensor, Tensor]:
     """Training and held-out images, as rows of 64 pixels in 0..1."""
-    images = torch.from_numpy(load_digits().data).to(device, torch.float32) / 16
+    images = torch.from_numpy(load_digits(return_X_y=True)[0]).to(device, torch.float32) / 16
     return images[:-HELD_OUT], images[-HELD_OUT:]
 
 
@@ -136,7 +137,7 @@ def summary(ours: Run, theirs: Run, difference: float, on_cpu: bool) -> Table:
     return table
 
 
-def draw_digits(figure: matplotlib.figure.SubFigure, rows: dict[str, Tensor]) -> None:
+def draw_digits(figure: SubFigure, rows: dict[str, Tensor]) -> None:
     grid = figure.subplots(len(rows), SHOWN)
     for axes_row, (label, images) in zip(grid, rows.items(), strict=True):
         for axes, image in zip(axes_row, images[:SHOWN], strict=True):
@@ -145,7 +146,7 @@ def draw_digits(figure: matplotlib.figure.SubFigure, rows: dict[str, Tensor]) ->
         axes_row[0].set_ylabel(label)
 
 
-def draw_curves(figure: matplotlib.figure.SubFigure, ours: Run, theirs: Run) -> None:
+def draw_curves(figure: SubFigure, ours: Run, theirs: Run) -> None:
     loss_axes, difference_axes = figure.subplots(1, 2)
     loss_axes.plot(theirs.losses, color="tab:orange", linewidth=4, alpha=0.5, label=theirs.name)
     loss_axes.plot(ours.losses, color="tab:blue", linewidth=1, label=ours.name)
@@ -160,7 +161,7 @@ def draw_curves(figure: matplotlib.figure.SubFigure, ours: Run, theirs: Run) -> 
 
 def draw(path: Path, rows: dict[str, Tensor], ours: Run, theirs: Run) -> None:
     figure = plt.figure(figsize=(11, 6.5), layout="constrained")
-    digits, curves = figure.subfigures(2, 1, height_ratios=[1, 1.1])
+    digits, curves = figure.subfigures(2, 1, height_ratios=[1, 1.1], squeeze=False).flat
     draw_digits(digits, rows)
     draw_curves(curves, ours, theirs)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -53,6 +53,12 @@ inline Constant<float> ratio(double numerator, double denominator, float) {
   return constant_of(std::fmin(numerator / denominator, static_cast<double>(FLT_MAX)), 0.0f);
 }
 
+// Both sides computed, one taken: a loop over it vectorises, and a warp does not diverge.
+template <class T>
+CUDALOSS_INLINE T select(bool condition, T yes, T no) {
+  return condition ? yes : no;
+}
+
 // ---- float and double --------------------------------------------------------------------------------------
 CUDALOSS_INLINE float absolute(float x) { return fabsf(x); }
 CUDALOSS_INLINE double absolute(double x) { return fabs(x); }
@@ -62,7 +68,7 @@ CUDALOSS_INLINE double fused(double a, double b, double c) { return fma(a, b, c)
 template <class F>
 CUDALOSS_INLINE F operator*(F x, Constant<F> c) {
   const F result = fused(x, c.hi, x * c.lo);
-  return result == result ? result : x * c.hi;  // an infinite x: lo, 0 or of the other sign, makes it NaN
+  return select(result == result, result, x * c.hi);  // an infinite x: lo, 0 or of the other sign, makes it NaN
 }
 template <class F>
 CUDALOSS_INLINE F operator-(F x, Constant<F> c) {
@@ -76,7 +82,7 @@ CUDALOSS_INLINE bool operator<(F x, Constant<F> c) {
 // The sign of x; 0 at 0, and NaN stays NaN, so that a NaN difference reaches the gradient.
 template <class F>
 CUDALOSS_INLINE F sign(F x) {
-  return x > F(0) ? F(1) : x < F(0) ? F(-1) : x;
+  return select(x > F(0), F(1), select(x < F(0), F(-1), x));
 }
 template <class F>
 CUDALOSS_INLINE F twice(F x) {

@@ -17,9 +17,9 @@ struct huber {
 
   CUDALOSS_INLINE T value(T d) const {
     const T distance = absolute(d);
-    return distance < delta ? distance * half * distance : (distance - half_delta) * delta;
+    return select(distance < delta, distance * half * distance, (distance - half_delta) * delta);
   }
-  CUDALOSS_INLINE T grad(T d) const { return absolute(d) < delta ? d : sign(d) * delta; }
+  CUDALOSS_INLINE T grad(T d) const { return select(absolute(d) < delta, d, sign(d) * delta); }
 };
 
 }  // namespace cudaloss::losses

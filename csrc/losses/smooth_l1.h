@@ -18,9 +18,9 @@ struct smooth_l1 {
 
   CUDALOSS_INLINE T value(T d) const {
     const T distance = absolute(d);
-    return distance < beta ? distance * half_inverse * distance : distance - half_beta;
+    return select(distance < beta, distance * half_inverse * distance, distance - half_beta);
   }
-  CUDALOSS_INLINE T grad(T d) const { return absolute(d) < beta ? d * inverse : sign(d); }
+  CUDALOSS_INLINE T grad(T d) const { return select(absolute(d) < beta, d * inverse, sign(d)); }
 };
 
 }  // namespace cudaloss::losses

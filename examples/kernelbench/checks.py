@@ -1,4 +1,4 @@
-"""What is checked of a job: its values and gradients against float64, and what its statement says beyond that.
+"""What is checked of a job: its values and gradients against float64, and what it promises beyond them.
 
 The tolerance is one ulp of float32 at the exact result, or the reference's own error where that is larger.
 """
@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
-from jobs import Job, Loss, Problem
+from problems import Loss, Problem
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ULPS = 1.0
+NAMED = 3  # failures told one by one
 CHUNK = 2**26  # elements at once in float64: 0.5 GiB a tensor
 # Around the widths of a vector, a warp, a block and a tile; the last passes over a persistent grid more than once, and
 # is below 2**24, up to which float32 counts exactly.
@@ -30,6 +32,9 @@ class Finding:
     check: str
     passed: bool | None
     detail: str
+
+
+Check = Callable[[Problem, Sequence[str], torch.device], Finding]
 
 
 class Results(NamedTuple):
@@ -59,10 +64,11 @@ def ulps_apart(actual: Tensor, exact: Tensor) -> float:
 
 
 def worst(first: Results, second: Results) -> Results:
-    return Results(*(a if math.isnan(a) else max(b, a) for a, b in zip(first, second, strict=True)))
+    return Results(*(max(pair, key=lambda x: (math.isnan(x), x)) for pair in zip(first, second, strict=True)))
 
 
 def chunks(*tensors: Tensor) -> zip[tuple[Tensor, ...]]:
+    """The tensors side by side, flat and in pieces; views of contiguous and of expanded 0-d ones."""
     return zip(*(tensor.reshape(-1).split(CHUNK) for tensor in tensors), strict=True)
 
 
@@ -73,16 +79,14 @@ def errors(
     found = Results(0.0, 0.0, 0.0)
     total = torch.zeros((), dtype=torch.float64, device=grad_output.device)
     divisor = inputs[0].numel() if reduction == "mean" else 1
-    each = (grad_output, results.value) if reduction == "none" else (inputs[0], inputs[0])  # unused if one for all
-    for predictions, targets, to_predictions, to_targets, weight, value in chunks(
-        *inputs, results.grad_predictions, results.grad_targets, *each
-    ):
+    of_one_shape = [x.expand_as(inputs[0]) for x in (*inputs, grad_output, *results)]
+    for predictions, targets, weight, value, to_predictions, to_targets in chunks(*of_one_shape):
         operands = [x.double().requires_grad_() for x in (predictions, targets)]
         terms = problem.terms(*operands)
-        weight = weight if reduction == "none" else grad_output.expand_as(terms)
         exact = torch.autograd.grad(terms, operands, weight.double() / divisor)
-        total += terms.detach().sum()
-        value_error = ulps_apart(value, terms.detach()) if reduction == "none" else 0.0
+        terms = terms.detach()
+        total += terms.sum()
+        value_error = ulps_apart(value, terms) if reduction == "none" else 0.0
         chunk = Results(value_error, ulps_apart(to_predictions, exact[0]), ulps_apart(to_targets, exact[1]))
         found = worst(found, chunk)
     return found if reduction == "none" else found._replace(value=ulps_apart(results.value, total / divisor))
@@ -100,7 +104,10 @@ class Comparison:
         return all(ours <= max(ULPS, eager) for ours, eager in zip(self.ours, self.eager, strict=True))
 
     def __str__(self) -> str:
-        ours, eager = (" ".join(f"{error:.2f}" for error in errors) for errors in (self.ours, self.eager))
+        ours, eager = (
+            " ".join(f"{error:.2g}" if error > 100 else f"{error:.2f}" for error in found)
+            for found in (self.ours, self.eager)
+        )
         return f"{ours} ulp (eager {eager})"
 
 
@@ -115,12 +122,12 @@ def compare(problem: Problem, inputs: Sequence[Tensor], reduction: str) -> Compa
 
 def summarise(check: str, comparisons: dict[str, Comparison]) -> Finding:
     """One finding of many comparisons: the worst errors of each kind, and where one was too large."""
-    ours, eager = comparisons[next(iter(comparisons))].ours, comparisons[next(iter(comparisons))].eager
-    for comparison in comparisons.values():
-        ours, eager = worst(ours, comparison.ours), worst(eager, comparison.eager)
+    ours = reduce(worst, (comparison.ours for comparison in comparisons.values()))
+    eager = reduce(worst, (comparison.eager for comparison in comparisons.values()))
     failed = [f"{name}: {comparison}" for name, comparison in comparisons.items() if not comparison.passed]
     detail = f"value, gradients: {Comparison(ours, eager)}"
-    return Finding(check, not failed, "; ".join([detail, *failed]))
+    more = [f"{len(failed) - NAMED} more"] if len(failed) > NAMED else []
+    return Finding(check, not failed, "; ".join([detail, *failed[:NAMED], *more]))
 
 
 def draw_of_shape(shape: tuple[int, ...], device: torch.device, aligned: bool) -> list[Tensor]:
@@ -129,23 +136,25 @@ def draw_of_shape(shape: tuple[int, ...], device: torch.device, aligned: bool) -
     return [2 * torch.randn(count + skipped, device=device)[skipped:].reshape(shape) for _ in range(2)]
 
 
-def any_size(job: Job, device: torch.device) -> Finding:
+def any_size(problem: Problem, reductions: Sequence[str], device: torch.device) -> Finding:
     comparisons = {}
     for shape in SHAPES:
         for aligned in (True, False):
             name = f"{shape}{'' if aligned else ' misaligned'}"
-            comparisons[name] = compare(job.problem, draw_of_shape(shape, device, aligned), "mean")
+            for reduction in reductions:
+                inputs = draw_of_shape(shape, device, aligned)
+                comparisons[f"{name}, {reduction}"] = compare(problem, inputs, reduction)
     return summarise(f"{len(SHAPES)} odd shapes, aligned and not", comparisons)
 
 
-def counts_each_once(job: Job, device: torch.device) -> Finding:
-    """Terms that are all 1 must add up to their exact number."""
+def counts_each_once(problem: Problem, reductions: Sequence[str], device: torch.device) -> Finding:
+    """Equal terms must add up to exactly that many of them, in a sum and in a mean."""
+    term = problem.terms(torch.ones(()), torch.zeros(())).item()
     wrong = []
     for shape in SHAPES:
         ones, zeros = torch.ones(shape, device=device), torch.zeros(shape, device=device)
-        total = job.problem.ours("sum")(ones, zeros).item()
-        mean = job.problem.ours("mean")(ones, zeros).item()
-        if (total, mean) != (math.prod(shape), 1.0):
+        total, mean = (problem.ours(reduction)(ones, zeros).item() for reduction in ("sum", "mean"))
+        if (total, mean) != (term * math.prod(shape), term):
             wrong.append(f"{shape}: sum {total}, mean {mean}")
     return Finding("each element counted once", not wrong, "; ".join(wrong) or f"exact for {len(SHAPES)} shapes")
 
@@ -162,12 +171,12 @@ class OpNames(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def one_op_each_way(job: Job, device: torch.device) -> Finding:
+def one_op_each_way(problem: Problem, reductions: Sequence[str], device: torch.device) -> Finding:
     """Forward and backward are one compiled op each, with no op before or after, ``.item()`` included."""
     operands = [x.requires_grad_() for x in draw_of_shape((1023,), device, aligned=True)]
     wrong = []
-    for reduction in job.reductions:
-        loss = job.problem.ours(reduction)
+    for reduction in reductions:
+        loss = problem.ours(reduction)
         grad_output = draw_grad_output(reduction, operands[0].detach())
         with OpNames() as forward:
             value = loss(*operands)
@@ -176,7 +185,7 @@ def one_op_each_way(job: Job, device: torch.device) -> Finding:
         seen = forward.names, backward.names
         if any(len(names) != 1 or not names[0].startswith("cudaloss::") for names in seen):
             wrong.append(f"{reduction}: forward {', '.join(seen[0])}; backward {', '.join(seen[1])}")
-    detail = "; ".join(wrong) or f"for {', '.join(job.reductions)}; gradients of both operands"
+    detail = "; ".join(wrong) or f"for {', '.join(reductions)}; gradients of both operands"
     return Finding("one op each way", not wrong, detail)
 
 
@@ -201,18 +210,13 @@ def _captures(loss: Loss, reduction: str, device: torch.device) -> bool:
     return all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
 
 
-def never_waits(job: Job, device: torch.device) -> Finding:
+def never_waits(problem: Problem, reductions: Sequence[str], device: torch.device) -> Finding:
     """The CPU neither waits for the GPU nor reads from it: a CUDA graph, whose capture forbids both, takes it all."""
     check = "captured in a CUDA graph"
     if device.type != "cuda":
         return Finding(check, None, "needs a GPU")
     try:
-        wrong = [r for r in job.reductions if not _captures(job.problem.ours(r), r, device)]
+        wrong = [r for r in reductions if not _captures(problem.ours(r), r, device)]
     except RuntimeError as error:
         return Finding(check, False, str(error).splitlines()[0])
-    return Finding(check, not wrong, f"replay differs for {', '.join(wrong)}" if wrong else ", ".join(job.reductions))
-
-
-CHECKS: dict[str, Callable[[Job, torch.device], Finding]] = {
-    function.__name__: function for function in (any_size, counts_each_once, one_op_each_way, never_waits)
-}
+    return Finding(check, not wrong, f"replay differs for {', '.join(wrong)}" if wrong else ", ".join(reductions))

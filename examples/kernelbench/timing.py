@@ -9,9 +9,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jobs import Loss, Problem
+from problems import Loss, Problem
 from torch import Tensor
 
 Call = Callable[[], object]
@@ -49,38 +50,31 @@ def summarise(milliseconds: Sequence[float]) -> Timing:
     return Timing(statistics.median(milliseconds), fifths[0], fifths[3])
 
 
-def _cpu_round(calls: Sequence[Call]) -> list[float]:
-    times = []
-    for call in calls:
-        start = time.perf_counter()
-        call()
-        times.append((time.perf_counter() - start) * 1e3)
-    return times
+def _now(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
-def _cuda_round(calls: Sequence[Call]) -> list[float]:
-    times = []
-    for call in calls:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return times
+def _milliseconds(start: Any, end: Any) -> float:
+    return (end - start) * 1e3 if isinstance(start, float) else start.elapsed_time(end)
 
 
 def interleaved(calls: dict[str, Call], device: torch.device, rounds: int, warm_up: int = 3) -> dict[str, Timing]:
-    """Times of `calls` (at least two `rounds`). No cache is flushed: the operands outgrow it, or share it fairly."""
-    one_round = _cuda_round if device.type == "cuda" else _cpu_round
+    """Times of `calls` (at least two `rounds`). No cache is flushed: the operands should be larger than it."""
     names = list(calls)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for i in range(warm_up + rounds):
-        names.append(names.pop(0))  # each follows each, in turns
-        for name, spent in zip(names, one_round([calls[name] for name in names]), strict=True):
-            if i >= warm_up:
-                times[name].append(spent)
-    return {name: summarise(spent) for name, spent in times.items()}
+    marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in names}
+    for _ in range(warm_up + rounds):
+        names.append(names.pop(0))  # so that each is first in turn
+        for name in names:
+            start = _now(device)
+            calls[name]()
+            marks[name].append((start, _now(device)))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # only now: a GPU that waits for its next launch would be timed with the wait
+    return {name: summarise([_milliseconds(*mark) for mark in marks[name][warm_up:]]) for name in calls}
 
 
 def _call(loss: Loss, operands: list[Tensor], wanted: list[Tensor]) -> Call:

@@ -1,0 +1,122 @@
+"""Everything that only a GPU can show, in one command: ``make gpu-check``.
+
+Builds the extension, runs the whole test suite, compute-sanitizer's memcheck and racecheck over the GPU tests, the
+accuracy table up to 2^31 + 5 elements, the benchmark suites and the KernelBench runner, and writes one report to
+``benchmarks/results/``. Needs no network: what it imports must be installed (see ``requirements/dev.txt``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+SCRATCH = ROOT / "build" / "gpu_check"
+# The sanitizer slows every launch it watches: our kernels only, and the tests that launch them.
+SANITIZED_TESTS = ["tests/test_values.py", "tests/test_gradients.py", "tests/test_determinism.py"]
+SANITIZER = ["compute-sanitizer", "--kernel-regex", "kns=cudaloss", "--error-exitcode", "9"]
+
+
+def run(name: str, command: list[str], **environment: str) -> dict[str, Any]:
+    """Runs `command`, showing its output and keeping it under SCRATCH; the outcome as a row of the report."""
+    print(f"==== {name}: {' '.join(command)}", flush=True)
+    start = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    lines = []
+    with open(SCRATCH / f"{name}.log", "w") as log:
+        for line in process.stdout:
+            lines.append(line)
+            log.write(line)
+    code = process.wait()
+    print("".join(lines if code else lines[-12:]), flush=True)
+    text = "".join(lines)
+    summary = re.findall(r"^(?:=+ )?(\d+ (?:passed|failed).*?)(?: =+)?$|ERROR SUMMARY: (.*)$|RACECHECK SUMMARY: (.*)$", text, re.M)
+    return {
+        "passed": code == 0,
+        "seconds": round(time.monotonic() - start, 1),
+        "summary": ["".join(groups) for groups in summary],
+    }
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def build() -> dict[str, Any]:
+    command = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "-v", "-e", "."]
+    return run("build", command, CUDALOSS_CUDA="1")
+
+
+def tests() -> dict[str, Any]:
+    return run("tests", [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"])
+
+
+def sanitize(tool: str) -> dict[str, Any]:
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda", *SANITIZED_TESTS]
+    # Memory from cudaMalloc itself: an access beyond a tensor is then one beyond its allocation.
+    return run(tool, [*SANITIZER, "--tool", tool, *pytest], PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+
+
+def script(name: str, *arguments: str) -> dict[str, Any]:
+    path = SCRATCH / f"{name}.json"
+    path.unlink(missing_ok=True)
+    outcome = run(name, [sys.executable, *arguments, "--json", str(path)])
+    return {**outcome, "report": read_json(path)}
+
+
+STAGES = {
+    "build": build,
+    "tests": tests,
+    "accuracy": lambda: script("accuracy", "benchmarks/accuracy.py"),
+    "bench": lambda: script("bench", "-m", "cudaloss.bench", "--sizes", "10", "12", "16", "20", "28"),
+    "kernelbench": lambda: script("kernelbench", "examples/kernelbench/run.py"),
+    "memcheck": lambda: sanitize("memcheck"),
+    "racecheck": lambda: sanitize("racecheck"),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
+    parser.add_argument("--name", default="gpu_check", help="of the report: benchmarks/results/<name>-<gpu>-<date>.json")
+    arguments = parser.parse_args()
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+
+    outcomes: dict[str, Any] = {}
+    for stage in arguments.stages:
+        outcomes[stage] = STAGES[stage]()
+        if stage == "build" and not outcomes[stage]["passed"]:
+            return 1
+
+    from cudaloss.bench.environment import environment  # built by now
+
+    report = {"environment": environment(ROOT / "csrc"), **outcomes}
+    gpu = re.sub(r"\W+", "-", (report["environment"]["gpu"] or "cpu").lower()).strip("-")
+    path = RESULTS / f"{arguments.name}-{gpu}-{report['environment']['date'][:10]}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    for stage, outcome in outcomes.items():
+        verdict = "passed" if outcome["passed"] else "FAILED"
+        print(f"{stage:12} {verdict:7} {outcome['seconds']:7.1f} s  {'; '.join(outcome['summary'])}")
+    print(f"report: {path.relative_to(ROOT)}")
+    return 0 if all(outcome["passed"] for outcome in outcomes.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

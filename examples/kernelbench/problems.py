@@ -1,0 +1,51 @@
+"""The two KernelBench problems, each with its reference and its solution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import problem_94
+import problem_96
+import solution_94
+import solution_96
+import torch
+from torch import Tensor, nn
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Problem:
+    name: str
+    reference: Any  # a module: SHAPE, Model, get_inputs, get_init_inputs
+    solution: Any  # a module: ModelNew
+    terms: Loss  # the loss of each element, in plain PyTorch
+
+    def ours(self, reduction: str = "mean") -> nn.Module:
+        return self.solution.ModelNew(*self.reference.get_init_inputs(), reduction=reduction)
+
+    def eager(self, reduction: str = "mean") -> Loss:
+        """The reference; the benchmark has the mean only, the other reductions are of the same terms."""
+        reductions: dict[str, Loss] = {
+            "mean": self.reference.Model(*self.reference.get_init_inputs()),
+            "sum": lambda predictions, targets: self.terms(predictions, targets).sum(),
+            "none": self.terms,
+        }
+        return reductions[reduction]
+
+    def draw(self, device: torch.device, seed: int) -> list[Tensor]:
+        torch.manual_seed(seed)
+        with device:  # the benchmark's get_inputs names none, and 4 GiB are slow to draw on a CPU
+            return self.reference.get_inputs()
+
+
+MSE = Problem("94 MSE", problem_94, solution_94, lambda p, t: (p - t) ** 2)
+SMOOTH_L1 = Problem(
+    "96 smooth L1",
+    problem_96,
+    solution_96,
+    lambda p, t: torch.nn.functional.smooth_l1_loss(p, t, reduction="none"),
+)
+PROBLEMS = (MSE, SMOOTH_L1)

@@ -1,0 +1,1 @@
+"""Timings of cudaloss beside PyTorch's, in one process: ``python -m cudaloss.bench``."""
