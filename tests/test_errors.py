@@ -117,7 +117,7 @@ def test_private_ops_refuse_what_they_cannot_read(spec):
         with pytest.raises(RuntimeError, match="cudaloss: "):
             forward(X, bad, 1, 1.0, torch.float32)
     with pytest.raises(RuntimeError, match="cudaloss: grad_output must be dense"):
-        backward(torch.ones(6)[::2], X, X, 0, 1.0, True, False)
+        backward(torch.ones(6)[::2], X, X, 0, 1.0, False)
 
 
 def test_broadcast_warns_in_the_function_only(spec, recwarn):

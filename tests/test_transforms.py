@@ -35,12 +35,15 @@ def test_opcheck_of_the_public_op(spec, device):
 def test_opcheck_of_the_private_ops(spec, device):
     forward = getattr(torch.ops.cudaloss, f"_{spec.name}_forward").default
     backward = getattr(torch.ops.cudaloss, f"_{spec.name}_backward").default
+    backward_both = getattr(torch.ops.cudaloss, f"_{spec.name}_backward_both").default
     tensors = operands((3, 4), (torch.float32, torch.bfloat16), device)
     for reduction in (0, 1, 2):
         value = forward(*tensors, reduction, 0.5, torch.float32)
         torch.library.opcheck(forward, (*tensors, reduction, 0.5, torch.float32))
-        for needed in ((True, True), (True, False), (False, True)):
-            torch.library.opcheck(backward, (torch.ones_like(value), *tensors, reduction, 0.5, *needed))
+        arguments = (torch.ones_like(value), *tensors, reduction, 0.5)
+        torch.library.opcheck(backward, (*arguments, False))
+        torch.library.opcheck(backward, (*arguments, True))
+        torch.library.opcheck(backward_both, arguments)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

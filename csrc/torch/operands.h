@@ -62,11 +62,6 @@ inline Tensor empty_dense(const Tensor& like, ScalarType dtype) {
   }
   return tensor;
 }
-// Stands for a gradient nobody asked for: a schema's outputs are not optional.
-inline Tensor empty_placeholder(const Tensor& like) {
-  const int64_t size = 0, stride = 1;
-  return empty({&size, 1}, {&stride, 1}, like.scalar_type(), like);
-}
 
 // Whether the elements fill one block of memory, in whatever order of dimensions.
 inline bool is_dense(const Tensor& tensor) {

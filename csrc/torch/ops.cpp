@@ -99,27 +99,47 @@ Tensor forward(Tensor input, Tensor target, int64_t reduction, double parameter,
   return output;
 }
 
+// What both backward ops are given.
+struct BackwardArguments {
+  const Tensor &grad_output, &input, &target;
+  int64_t reduction;
+  double parameter;
+};
+
+// Fills the gradients that are wanted.
 template <class Engine, template <class> class Loss>
-std::tuple<Tensor, Tensor> backward(Tensor grad_output, Tensor input, Tensor target, int64_t reduction,
-                                    double parameter, bool for_input, bool for_target) {
-  require_operands(input, target);
-  require(same_device(input, grad_output), "grad_output must be on the operands' device");
-  const bool scalar = reduction != kNone || is_broadcast_scalar(grad_output);
-  require(scalar ? grad_output.numel() > 0 || input.numel() == 0 : same_order(input, grad_output),
+void backward_into(const BackwardArguments& a, const Result& grad_input, const Result& grad_target) {
+  require_operands(a.input, a.target);
+  require(same_device(a.input, a.grad_output), "grad_output must be on the operands' device");
+  const int64_t count = a.input.numel();
+  if (count == 0) return;
+  const bool scalar = a.reduction != kNone || is_broadcast_scalar(a.grad_output);
+  require(scalar ? a.grad_output.numel() > 0 : same_order(a.input, a.grad_output),
           "grad_output must be dense, of the operands' shape and memory format");
-  const Tensor grad_input = for_input ? empty_dense(input, input.scalar_type()) : empty_placeholder(input);
-  const Tensor grad_target = for_target ? empty_dense(target, target.scalar_type()) : empty_placeholder(target);
-  if (input.numel() == 0 || !(for_input || for_target)) return {grad_input, grad_target};
-  const Backward request = {operand(grad_output),
-                            scalar,
-                            operand(input),
-                            operand(target),
-                            input.numel(),
-                            parameter,
-                            reduction == kMean ? static_cast<double>(input.numel()) : 1.0,
-                            for_input ? result(grad_input) : kNotWanted,
-                            for_target ? result(grad_target) : kNotWanted};
-  Engine::template backward<Loss>(request, input);
+  const double divisor = a.reduction == kMean ? static_cast<double>(count) : 1.0;
+  Engine::template backward<Loss>({operand(a.grad_output), scalar, operand(a.input), operand(a.target), count,
+                                   a.parameter, divisor, grad_input, grad_target},
+                                  a.input);
+}
+
+// The gradient of one operand. An op of its own: an unused second output would cost an allocation.
+template <class Engine, template <class> class Loss>
+Tensor backward(Tensor grad_output, Tensor input, Tensor target, int64_t reduction, double parameter,
+                bool for_target) {
+  const Tensor& wanted = for_target ? target : input;
+  const Tensor gradient = empty_dense(wanted, wanted.scalar_type());
+  backward_into<Engine, Loss>({grad_output, input, target, reduction, parameter},
+                              for_target ? kNotWanted : result(gradient), for_target ? result(gradient) : kNotWanted);
+  return gradient;
+}
+
+template <class Engine, template <class> class Loss>
+std::tuple<Tensor, Tensor> backward_both(Tensor grad_output, Tensor input, Tensor target, int64_t reduction,
+                                         double parameter) {
+  const Tensor grad_input = empty_dense(input, input.scalar_type());
+  const Tensor grad_target = empty_dense(target, target.scalar_type());
+  backward_into<Engine, Loss>({grad_output, input, target, reduction, parameter}, result(grad_input),
+                              result(grad_target));
   return {grad_input, grad_target};
 }
 
@@ -127,7 +147,8 @@ template <class Engine>
 void register_ops(torch::stable::detail::StableLibrary& library) {
 #define CUDALOSS_LOSS(name)                                                            \
   library.impl("_" #name "_forward", TORCH_BOX((&forward<Engine, losses::name>)));     \
-  library.impl("_" #name "_backward", TORCH_BOX((&backward<Engine, losses::name>)));
+  library.impl("_" #name "_backward", TORCH_BOX((&backward<Engine, losses::name>)));   \
+  library.impl("_" #name "_backward_both", TORCH_BOX((&backward_both<Engine, losses::name>)));
 #include "losses.inc"
 #undef CUDALOSS_LOSS
 }
