@@ -7,17 +7,26 @@ Environment:
   MAX_JOBS               parallel compilations; unset: bounded by cores and by memory
 """
 
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
-import pybind11
-import torch
 from setuptools import setup
-from torch.utils import cpp_extension
+
+try:
+    import pybind11
+    import torch
+    from torch.utils import cpp_extension
+except ImportError as error:
+    sys.exit(
+        f"cudaloss: building needs {error.name}. Either let pip fetch what the build needs (pip install .), or install "
+        "it first (pip install torch ninja 'pybind11>=3' 'setuptools>=77') and use pip install --no-build-isolation ."
+    )
 
 ROOT = Path(__file__).resolve().parent
 GENERATED = ROOT / "build" / "generated"
@@ -87,18 +96,31 @@ def bound_jobs():
         os.environ["MAX_JOBS"] = str(max(1, min(len(os.sched_getaffinity(0)), int(memory / GIB_A_JOB))))
 
 
-def write_if_changed(name, text):
+def write_if_changed(path, text):
     """Keeps an unchanged file's time stamp, so that a rebuild compiles only what changed."""
-    path = GENERATED / name
     if not path.exists() or path.read_text() != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return os.path.relpath(path, ROOT)
 
 
+def write_stubs():
+    """The type stubs of the public functions and modules, from the package's own rows."""
+    package = types.ModuleType("cudaloss")  # without its __init__, which would load the extension
+    package.__path__ = [str(ROOT / "src" / "cudaloss")]
+    sys.modules["cudaloss"] = package
+    try:
+        stubs = importlib.import_module("cudaloss._faces").stubs()
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "cudaloss"]:
+            del sys.modules[name]
+    for name, text in stubs.items():
+        write_if_changed(ROOT / "src" / "cudaloss" / name, text)
+
+
 def generate_sources(backends):
     """One small source a loss and backend, which instantiates the engine over the loss's functor."""
-    write_if_changed("losses.inc", "".join(f"CUDALOSS_LOSS({loss})\n" for loss in LOSSES))
+    write_if_changed(GENERATED / "losses.inc", "".join(f"CUDALOSS_LOSS({loss})\n" for loss in LOSSES))
     sources = []
     for backend, (engine, arguments, suffix) in backends.items():
         for loss in LOSSES:
@@ -111,7 +133,7 @@ def generate_sources(backends):
                 f"template void backward<{functor}>(const Backward&, {arguments['map']});\n"
                 f"}}  // namespace cudaloss::{backend}\n"
             )
-            sources.append(write_if_changed(f"{loss}_{backend}{suffix}", text))
+            sources.append(write_if_changed(GENERATED / f"{loss}_{backend}{suffix}", text))
     return sources
 
 
@@ -169,4 +191,5 @@ def extension():
 
 if __name__ == "__main__":
     bound_jobs()
+    write_stubs()
     setup(ext_modules=[extension()], cmdclass={"build_ext": cpp_extension.BuildExtension})

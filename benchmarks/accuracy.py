@@ -35,7 +35,7 @@ def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def compensated_sum(terms: Tensor) -> float:
-    """The sum of float64 `terms` to twice that precision: a tree of additions, with all their rounding errors summed."""
+    """The sum of float64 `terms` to twice that precision: a tree of additions, and the sum of their errors."""
     errors = 0.0
     while terms.numel() > 1:
         terms = F.pad(terms, (0, terms.numel() % 2))

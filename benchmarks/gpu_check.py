@@ -24,6 +24,8 @@ SCRATCH = ROOT / "build" / "gpu_check"
 SANITIZED_TESTS = ["tests/test_values.py", "tests/test_gradients.py", "tests/test_determinism.py"]
 SANITIZER = ["compute-sanitizer", "--kernel-regex", "kns=cudaloss", "--error-exitcode", "9"]
 
+SUMMARY = r"^(?:=+ )?(\d+ (?:passed|failed).*?)(?: =+)?$|ERROR SUMMARY: (.*)$|RACECHECK SUMMARY: (.*)$"
+
 
 def run(name: str, command: list[str], **environment: str) -> dict[str, Any]:
     """Runs `command`, showing its output and keeping it under SCRATCH; the outcome as a row of the report."""
@@ -45,8 +47,7 @@ def run(name: str, command: list[str], **environment: str) -> dict[str, Any]:
             log.write(line)
     code = process.wait()
     print("".join(lines if code else lines[-12:]), flush=True)
-    text = "".join(lines)
-    summary = re.findall(r"^(?:=+ )?(\d+ (?:passed|failed).*?)(?: =+)?$|ERROR SUMMARY: (.*)$|RACECHECK SUMMARY: (.*)$", text, re.M)
+    summary = re.findall(SUMMARY, "".join(lines), re.MULTILINE)
     return {
         "passed": code == 0,
         "seconds": round(time.monotonic() - start, 1),
@@ -94,7 +95,7 @@ STAGES = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
-    parser.add_argument("--name", default="gpu_check", help="of the report: benchmarks/results/<name>-<gpu>-<date>.json")
+    parser.add_argument("--name", default="gpu_check", help="what the report's file name begins with")
     arguments = parser.parse_args()
     SCRATCH.mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -105,9 +106,11 @@ def main() -> int:
         if stage == "build" and not outcomes[stage]["passed"]:
             return 1
 
-    from cudaloss.bench.environment import environment  # built by now
-
-    report = {"environment": environment(ROOT / "csrc"), **outcomes}
+    # In a process of its own: an editable install is found only by an interpreter that starts after it.
+    code = "import json; from cudaloss.bench.environment import environment as e; from pathlib import Path; "
+    code += "print(json.dumps(e(Path('csrc'))))"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    report = {"environment": json.loads(found.stdout), **outcomes}
     gpu = re.sub(r"\W+", "-", (report["environment"]["gpu"] or "cpu").lower()).strip("-")
     path = RESULTS / f"{arguments.name}-{gpu}-{report['environment']['date'][:10]}.json"
     path.write_text(json.dumps(report, indent=1) + "\n")

@@ -8,11 +8,11 @@ import tempfile
 # Compiled graphs of an earlier state of the package must not be found. Read when PyTorch's compiler is imported.
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="cudaloss-tests-")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
-from cudaloss._build import INFO  # noqa: E402
-from cudaloss._specs import SPECS  # noqa: E402
+from cudaloss._build import INFO
+from cudaloss._specs import SPECS
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -94,7 +94,9 @@ def test_nan_difference_gives_nan_gradient(spec, device):
     for parameter in parameters(spec):
         input = torch.tensor([float("nan"), 1.0, 0.0], device=device)
         for reduction in REDUCTIONS:
-            found = gradients(op(spec), input, torch.zeros(3, device=device), reduction, parameter, None if reduction != "none" else torch.ones(3, device=device))
+            grad_output = None if reduction != "none" else torch.ones(3, device=device)
+            zeros = torch.zeros(3, device=device)
+            found = gradients(op(spec), input, zeros, reduction, parameter, grad_output)
             for gradient in found:
                 assert gradient.isnan().tolist() == [True, False, False]
 

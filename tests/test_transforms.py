@@ -59,15 +59,14 @@ def test_func_grad(spec, pair, reduction):
 @pytest.mark.parametrize("in_dims", [(0, 0), (1, 1), (0, None), (None, 0)])
 def test_func_vmap(spec, pair, reduction, in_dims):
     input, target = (x if dim is not None else x[0] for x, dim in zip(pair, in_dims, strict=True))
-    if in_dims == (1, 1):
-        pass
     ours = torch.func.vmap(lambda a, b: op(spec)(a, b, reduction), in_dims=in_dims)(input, target)
-    count = pair[0].shape[1 if in_dims == (1, 1) else 0]
+
+    def row(x, dim, i):
+        return x if dim is None else x.select(dim, i)
+
     rows = [
-        op(spec)(
-            *(x if dim is None else x.select(dim, i) for x, dim in zip((input, target), in_dims, strict=True)), reduction
-        )
-        for i in range(count)
+        op(spec)(row(input, in_dims[0], i), row(target, in_dims[1], i), reduction)
+        for i in range(pair[0].shape[1 if in_dims == (1, 1) else 0])
     ]
     torch.testing.assert_close(ours, torch.stack(rows))
 

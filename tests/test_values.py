@@ -92,7 +92,9 @@ def test_none_keeps_the_memory_format(spec, device):
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("shapes", [((4, 1), (1, 5)), ((3, 4), (4,)), ((), (6,)), ((2, 1, 3), (5, 1)), ((0, 3), (1, 3))])
+@pytest.mark.parametrize(
+    "shapes", [((4, 1), (1, 5)), ((3, 4), (4,)), ((), (6,)), ((2, 1, 3), (5, 1)), ((0, 3), (1, 3))]
+)
 def test_broadcast(spec, device, shapes, reduction):
     input, target = (torch.randn(shape, device=device) for shape in shapes)
     assert_accurate(spec, input, target, reduction, 1.0)

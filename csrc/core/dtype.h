@@ -42,9 +42,7 @@ CUDALOSS_INLINE void dispatch(DType dtype, const Body& body) {
   }
 }
 
-constexpr int size_of(DType dtype) {
-  return dtype == DType::Float32 ? 4 : dtype == DType::Float64 ? 8 : 2;
-}
+constexpr int size_of(DType dtype) { return dtype == DType::Float32 ? 4 : dtype == DType::Float64 ? 8 : 2; }
 
 template <class To, class From>
 CUDALOSS_INLINE To bit_cast(const From& from) {

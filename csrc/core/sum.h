@@ -21,7 +21,8 @@ struct Sum {
     add(other.value);
     rest += other.rest;
   }
-  // The sum divided by `divisor`, rounded once. Where the sum is Inf, or the divisor 0, the rest is NaN: it is left out.
+  // The sum divided by `divisor`, rounded once. Where the sum is Inf, or the divisor 0, the rest is NaN: it is left
+  // out.
   CUDALOSS_INLINE double over(double divisor) const {
     const double quotient = value / divisor;
     const double correction = (fma(-quotient, divisor, value) + rest) / divisor;

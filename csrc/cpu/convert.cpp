@@ -44,9 +44,9 @@ void write(const Result& result, int64_t begin, int64_t count, const F* values) 
   });
 }
 
-#define CUDALOSS_INSTANTIATE(F)                                         \
-  template const F* read<F>(const Operand&, int64_t, int64_t, F*);      \
-  template F* writable<F>(const Result&, int64_t, F*);                  \
+#define CUDALOSS_INSTANTIATE(F)                                    \
+  template const F* read<F>(const Operand&, int64_t, int64_t, F*); \
+  template F* writable<F>(const Result&, int64_t, F*);             \
   template void write<F>(const Result&, int64_t, int64_t, const F*);
 CUDALOSS_INSTANTIATE(float)
 CUDALOSS_INSTANTIATE(double)

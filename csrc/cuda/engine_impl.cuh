@@ -41,8 +41,8 @@ void launch_reduce(const Forward& r, void* workspace, Stream stream) {
   const int blocks = plan::reduce_blocks(r.count, P::N);
   Sum* const partials = static_cast<Sum*>(workspace);
   launch(reduce_kernel<T, typename P::A, typename P::B, P::N, Loss>, blocks, plan::kReduceThreads, stream,
-         Loss(r.parameter), Source<typename P::A>(r.input), Source<typename P::B>(r.target), vector_aligned({r.input.data, r.target.data}),
-         r.count, r.divisor, partials, r.output);
+         Loss(r.parameter), Source<typename P::A>(r.input), Source<typename P::B>(r.target),
+         vector_aligned({r.input.data, r.target.data}), r.count, r.divisor, partials, r.output);
   if (blocks > 1) fold(partials, blocks, r.divisor, r.output, stream);
 }
 
@@ -66,7 +66,8 @@ template <class T, class P, class Loss>
 void launch_elementwise(const Forward& r, Stream stream) {
   launch(elementwise_kernel<T, typename P::A, typename P::B, P::N, Loss>, plan::elementwise_blocks(r.count, P::N),
          plan::kElementwiseThreads, stream, Loss(r.parameter), Source<typename P::A>(r.input),
-         Source<typename P::B>(r.target), vector_aligned({r.input.data, r.target.data, r.output.data}), r.count, r.output);
+         Source<typename P::B>(r.target), vector_aligned({r.input.data, r.target.data, r.output.data}), r.count,
+         r.output);
 }
 
 template <template <class> class Loss>
@@ -89,11 +90,11 @@ void backward(const Backward& r, Stream stream) {
     using A = typename P::A;
     using B = typename P::B;
     using T = Exact<A, B>;
-    launch(backward_kernel<T, A, B, P::N, Loss<T>>, plan::elementwise_blocks(r.count, P::N),
-           plan::kElementwiseThreads, stream, Loss<T>(r.parameter),
-           GradOutput{r.grad_output, r.grad_output_is_scalar}, ratio(1.0, r.divisor, Scalar<T>()),
-           Source<A>(r.input), Source<B>(r.target),
-           vector_aligned({r.input.data, r.target.data, r.grad_input.data, r.grad_target.data}), r.count, Sink<A>(r.grad_input), Sink<B>(r.grad_target));
+    launch(backward_kernel<T, A, B, P::N, Loss<T>>, plan::elementwise_blocks(r.count, P::N), plan::kElementwiseThreads,
+           stream, Loss<T>(r.parameter), GradOutput{r.grad_output, r.grad_output_is_scalar},
+           ratio(1.0, r.divisor, Scalar<T>()), Source<A>(r.input), Source<B>(r.target),
+           vector_aligned({r.input.data, r.target.data, r.grad_input.data, r.grad_target.data}), r.count,
+           Sink<A>(r.grad_input), Sink<B>(r.grad_target));
   });
 }
 

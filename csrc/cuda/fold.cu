@@ -1,6 +1,5 @@
-#include "cuda/fold.cuh"
-
 #include "core/plan.h"
+#include "cuda/fold.cuh"
 #include "cuda/launch.h"
 
 namespace cudaloss::cuda {

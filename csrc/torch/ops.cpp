@@ -12,14 +12,13 @@
 #include "cuda/engine.h"
 
 // In libtorch_cuda, which a CPU-only torch lacks: weak, so that the library still loads there.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
-                                                                                 void** stream);
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 #endif
 
-#define CUDALOSS_LOSS(name)  \
+#define CUDALOSS_LOSS(name)    \
   namespace cudaloss::losses { \
-  template <class T>         \
-  struct name;               \
+  template <class T>           \
+  struct name;                 \
   }
 #include "losses.inc"
 #undef CUDALOSS_LOSS
@@ -92,9 +91,9 @@ Tensor forward(Tensor input, Tensor target, int64_t reduction, double parameter,
   const int64_t count = input.numel();
   const bool elementwise = reduction == kNone;
   const Tensor output = elementwise ? empty_dense(input, dtype) : empty_scalar(dtype, input);
-  const Forward request = {operand(input), operand(target), count,
-                           parameter,      reduction == kMean ? static_cast<double>(count) : 1.0,
-                           result(output)};
+  const Forward request = {
+      operand(input), operand(target), count, parameter, reduction == kMean ? static_cast<double>(count) : 1.0,
+      result(output)};
   elementwise ? Engine::template elementwise<Loss>(request, input) : Engine::template reduce<Loss>(request, input);
   return output;
 }
@@ -124,8 +123,7 @@ void backward_into(const BackwardArguments& a, const Result& grad_input, const R
 
 // The gradient of one operand. An op of its own: an unused second output would cost an allocation.
 template <class Engine, template <class> class Loss>
-Tensor backward(Tensor grad_output, Tensor input, Tensor target, int64_t reduction, double parameter,
-                bool for_target) {
+Tensor backward(Tensor grad_output, Tensor input, Tensor target, int64_t reduction, double parameter, bool for_target) {
   const Tensor& wanted = for_target ? target : input;
   const Tensor gradient = empty_dense(wanted, wanted.scalar_type());
   backward_into<Engine, Loss>({grad_output, input, target, reduction, parameter},
@@ -145,9 +143,9 @@ std::tuple<Tensor, Tensor> backward_both(Tensor grad_output, Tensor input, Tenso
 
 template <class Engine>
 void register_ops(torch::stable::detail::StableLibrary& library) {
-#define CUDALOSS_LOSS(name)                                                            \
-  library.impl("_" #name "_forward", TORCH_BOX((&forward<Engine, losses::name>)));     \
-  library.impl("_" #name "_backward", TORCH_BOX((&backward<Engine, losses::name>)));   \
+#define CUDALOSS_LOSS(name)                                                          \
+  library.impl("_" #name "_forward", TORCH_BOX((&forward<Engine, losses::name>)));   \
+  library.impl("_" #name "_backward", TORCH_BOX((&backward<Engine, losses::name>))); \
   library.impl("_" #name "_backward_both", TORCH_BOX((&backward_both<Engine, losses::name>)));
 #include "losses.inc"
 #undef CUDALOSS_LOSS
@@ -156,9 +154,7 @@ void register_ops(torch::stable::detail::StableLibrary& library) {
 }  // namespace
 }  // namespace cudaloss::tensors
 
-STABLE_TORCH_LIBRARY_IMPL(cudaloss, CPU, library) {
-  cudaloss::tensors::register_ops<cudaloss::tensors::Cpu>(library);
-}
+STABLE_TORCH_LIBRARY_IMPL(cudaloss, CPU, library) { cudaloss::tensors::register_ops<cudaloss::tensors::Cpu>(library); }
 #if defined(CUDALOSS_WITH_CUDA)
 STABLE_TORCH_LIBRARY_IMPL(cudaloss, CUDA, library) {
   cudaloss::tensors::register_ops<cudaloss::tensors::Cuda>(library);

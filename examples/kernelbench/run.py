@@ -29,9 +29,10 @@ from problems import PROBLEMS, Problem
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from timing import Pass, Timing, ceilings, time_losses
+from timing import Pass, ceilings, time_losses
 
 import cudaloss
+from cudaloss.bench.measure import Timing
 
 CPU_SHAPE = (2048, 2048)
 PASSED = {True: "ok", False: "FAILED", None: "not checked"}
@@ -100,9 +101,9 @@ def timing_table(timings: Timings, count: int) -> Table:
             for name, timing in by_loss.items():
                 rivals = (by_loss.get("eager"), by_loss.get("torch.compile"))
                 ratios = [f"{rival.median / timing.median:.2f}" if rival else "" for rival in rivals]
-                spread = f"{timing.p20:.3f} to {timing.p80:.3f}"
-                speed = f"{timing.bandwidth(one.bytes_an_element * count):.1f}"
-                table.add_row(problem.name, one.name, name, f"{timing.median:.3f}", spread, *ratios, speed)
+                spread = f"{timing.p20 * 1e3:.3f} to {timing.p80 * 1e3:.3f}"
+                speed = f"{timing.gigabytes_per_second(one.bytes_an_element * count):.1f}"
+                table.add_row(problem.name, one.name, name, f"{timing.median * 1e3:.3f}", spread, *ratios, speed)
     return table
 
 
@@ -125,8 +126,8 @@ def timing_records(timings: Timings, count: int) -> list[dict[str, Any]]:
             "problem": problem.name,
             "pass": one.name,
             "of": name,
-            "ms": dataclasses.asdict(timing),
-            "gb_per_s": timing.bandwidth(one.bytes_an_element * count),
+            "seconds": dataclasses.asdict(timing),
+            "gb_per_s": timing.gigabytes_per_second(one.bytes_an_element * count),
         }
         for problem, passes in timings.items()
         for one, by_loss in passes.items()

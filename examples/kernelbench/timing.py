@@ -5,17 +5,13 @@ All that is compared is called in turns, so that clocks and neighbours are the s
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from problems import Loss, Problem
 from torch import Tensor
 
-Call = Callable[[], object]
+from cudaloss.bench.measure import Timing, Work, throughput
 
 
 @dataclass(frozen=True)
@@ -32,52 +28,7 @@ PASSES = (
 )
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds: median, 20th and 80th percentile."""
-
-    median: float
-    p20: float
-    p80: float
-
-    def bandwidth(self, moved: int) -> float:
-        """In GB/s."""
-        return moved / self.median / 1e6
-
-
-def summarise(milliseconds: Sequence[float]) -> Timing:
-    fifths = statistics.quantiles(milliseconds, n=5, method="inclusive")
-    return Timing(statistics.median(milliseconds), fifths[0], fifths[3])
-
-
-def _now(device: torch.device) -> Any:
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _milliseconds(start: Any, end: Any) -> float:
-    return (end - start) * 1e3 if isinstance(start, float) else start.elapsed_time(end)
-
-
-def interleaved(calls: dict[str, Call], device: torch.device, rounds: int, warm_up: int = 3) -> dict[str, Timing]:
-    """Times of `calls` (at least two `rounds`). No cache is flushed: the operands should be larger than it."""
-    names = list(calls)
-    marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in names}
-    for _ in range(warm_up + rounds):
-        names.append(names.pop(0))  # so that each is first in turn
-        for name in names:
-            start = _now(device)
-            calls[name]()
-            marks[name].append((start, _now(device)))
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # only now: a GPU that waits for its next launch would be timed with the wait
-    return {name: summarise([_milliseconds(*mark) for mark in marks[name][warm_up:]]) for name in calls}
-
-
-def _call(loss: Loss, operands: list[Tensor], wanted: list[Tensor]) -> Call:
+def _call(loss: Loss, operands: list[Tensor], wanted: list[Tensor]) -> Work:
     if wanted:
         return lambda: torch.autograd.grad(loss(*operands), wanted)
     return lambda: loss(*operands)
@@ -94,7 +45,7 @@ def time_losses(
         operands = [x.detach().requires_grad_(i in one.wanted) for i, x in enumerate(inputs)]
         wanted = [operands[i] for i in one.wanted]
         calls = {name: _call(loss, operands, wanted) for name, loss in losses.items()}
-        timings[one] = interleaved(calls, device, rounds)
+        timings[one] = throughput(calls, device.type, rounds)
     return timings
 
 
@@ -102,11 +53,11 @@ def ceilings(inputs: list[Tensor], device: torch.device, rounds: int) -> dict[st
     """What memory gives PyTorch's simplest kernels on operands of this size, in TB/s."""
     a, b = inputs
     out = torch.empty_like(a)
-    calls: dict[str, Call] = {
+    calls: dict[str, Work] = {
         "copy": lambda: out.copy_(a),
         "sum": lambda: a.sum(),
         "add": lambda: torch.add(a, b, out=out),
     }
     moved = {"copy": 8, "sum": 4, "add": 12}
-    timings = interleaved(calls, device, rounds)
-    return {name: timing.bandwidth(moved[name] * a.numel()) / 1e3 for name, timing in timings.items()}
+    timings = throughput(calls, device.type, rounds)
+    return {name: timing.gigabytes_per_second(moved[name] * a.numel()) / 1e3 for name, timing in timings.items()}

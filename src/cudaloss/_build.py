@@ -11,7 +11,7 @@ import torch  # noqa: F401  (its libraries must be in the process before _C, whi
 
 def _load() -> dict[str, Any]:
     try:
-        from . import _C
+        from . import _C  # pyright: ignore[reportAttributeAccessIssue]
     except ImportError as error:
         message = (
             f"cudaloss's compiled kernels could not be loaded ({error}), so every loss runs as plain PyTorch, slower. "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ def check_parameter(spec: LossSpec, value: Any) -> None:
     parameter = spec.parameter
     if parameter is None:
         return
-    if isinstance(value, bool) or not isinstance(value, (numbers.Real, torch.SymFloat, torch.SymInt)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{parameter.name} must be {parameter.accepts}, got {type(value).__name__}")
     if not (value >= 0 if parameter.zero_allowed else value > 0):
         raise RuntimeError(f"{parameter.name} must be {parameter.accepts}, got {value}")

@@ -6,7 +6,7 @@ from textwrap import indent
 
 from ._specs import LossSpec
 
-_FUNCTION = '''{formula}, with ``d = input - target``, in one pass over memory.
+_FUNCTION = """{formula}, with ``d = input - target``, in one pass over memory.
 
 Replaces :func:`torch.nn.functional.{function}`. Source of the formula: {source}.
 
@@ -35,9 +35,9 @@ Example:
     >>> loss.backward()
     >>> input.grad.shape
     torch.Size([3])
-'''
+"""
 
-_MODULE = '''{formula}, with ``d = input - target``: the module of :func:`cudaloss.{function}`.
+_MODULE = """{formula}, with ``d = input - target``: the module of :func:`cudaloss.{function}`.
 
 Replaces :class:`torch.nn.{module}`. Source of the formula: {source}.
 
@@ -56,7 +56,7 @@ Example:
     >>> criterion = cudaloss.{module}(reduction="none")
     >>> criterion(torch.ones(2, 3), torch.ones(2, 3)).shape
     torch.Size([2, 3])
-'''
+"""
 
 _LEGACY = "size_average, reduce (bool, optional): deprecated, as in PyTorch; where given, they set ``reduction``."
 _REDUCTION = 'reduction (str): ``"mean"`` over all elements, ``"sum"``, or ``"none"`` for one loss an element.'

@@ -10,12 +10,18 @@ import linecache
 from textwrap import indent
 from typing import Any
 
+from torch.nn._reduction import legacy_get_string
+
 from ._docs import function_doc, module_doc
 from ._specs import SPECS, LossSpec
 
 _FUNCTION = """\
 def {function}(
-    input: Tensor, target: Tensor, {options}, *, dtype: torch.dtype | None = None
+    input: Tensor,
+    target: Tensor,
+    {options},
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
 {doc}
 """
@@ -29,7 +35,10 @@ class {module}(torch.nn.Module):
 {doc}
 
     def __init__(
-        self, {options}, *, dtype: torch.dtype | None = None
+        self,
+        {options},
+        *,
+        dtype: torch.dtype | None = None,
     ) -> None:"""
 
 _MODULE_BODY = """
@@ -51,32 +60,43 @@ _MODULE_STUB = """
     def __call__(self, input: Tensor, target: Tensor) -> Tensor: ...
 """
 
+_LEGACY_CALL = "reduction = legacy_reduction(size_average, reduce, reduction)"
+
 _STUB_HEAD = """\
 # Generated from the rows of _specs.py when the package is built.
 import torch
 from torch import Tensor
 """
 
+
+def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+    """The reduction that PyTorch's deprecated arguments stand for, where one of them is given."""
+    if size_average is None and reduce is None:
+        return reduction
+    return legacy_get_string(size_average, reduce)
+
+
 def _fields(spec: LossSpec) -> dict[str, str]:
-    legacy = "size_average: bool | None = None, reduce: bool | None = None, " if spec.legacy_arguments else ""
+    arguments = ["size_average: bool | None = None", "reduce: bool | None = None"] if spec.legacy_arguments else []
     own_name = spec.parameter.name if spec.parameter else ""
-    own = f", {own_name}: float = {spec.default}" if spec.parameter else ""
+    arguments += ['reduction: str = "mean"', *([f"{own_name}: float = {spec.default}"] if own_name else [])]
     return {
         "function": spec.function,
         "module": spec.module,
-        "options": f'{legacy}reduction: str = "mean"{own}',
-        "legacy": "reduction = legacy_reduction(size_average, reduce, reduction)\n{indent}" if legacy else "",
+        "options": ",\n{indent}".join(arguments),
+        "legacy": "reduction = legacy_reduction(size_average, reduce, reduction)\n{indent}"
+        if spec.legacy_arguments
+        else "",
         "parameter": own_name or repr(spec.default),
-        "store": f"self.{own_name} = {own_name}\n        " if own else "",
-        "store_stub": f"self.{own_name}: float\n        " if own else "",
-        "forward": f"{own_name}=self.{own_name}, " if own else "",
-        "representation": f", {own_name}={{self.{own_name}}}" if own else "",
+        "store": f"self.{own_name} = {own_name}\n        " if own_name else "",
+        "store_stub": f"self.{own_name}: float\n        " if own_name else "",
+        "forward": f"{own_name}=self.{own_name}, " if own_name else "",
+        "representation": f", {own_name}={{self.{own_name}}}" if own_name else "",
     }
 
 
 def _fill(template: str, spec: LossSpec, margin: str, doc: str = "") -> str:
-    fields = _fields(spec)
-    fields["legacy"] = fields["legacy"].replace("{indent}", margin)
+    fields = {name: text.replace("{indent}", margin) for name, text in _fields(spec).items()}
     fields["doc"] = indent(f'r"""{doc}"""', "    ")
     return template.format(**fields)
 

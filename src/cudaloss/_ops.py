@@ -133,7 +133,7 @@ def _differentiable(spec: LossSpec, ops: PrivateOps) -> Callable[..., Tensor]:
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": __name__}
     function = type(spec.module, (torch.autograd.Function,), methods)
     # The base class's apply: Function.apply's own work (1 us) is for functorch and for setup_context.
-    return super(torch.autograd.Function, function).apply
+    return super(torch.autograd.Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _public_kernel(spec: LossSpec, ops: PrivateOps) -> Callable[..., Tensor]:
@@ -152,15 +152,15 @@ def _public_kernel(spec: LossSpec, ops: PrivateOps) -> Callable[..., Tensor]:
             return fused(input, target, reduction, parameter, dtype)
         return reference.loss(spec, input, target, reduction, parameter, dtype)
 
-    def kernel(input, target, reduction="mean", parameter=spec.default, *, dtype=None):
+    def kernel(input: Tensor, target: Tensor, reduction="mean", parameter=spec.default, *, dtype=None):
         usual = (
             dtype is None
             and type(parameter) is float
             and parameter > 0
             and type(reduction) is str
             and reduction in REDUCTIONS
-            and target is not None  # which the dispatcher lets pass for a Tensor
-            and input is not None
+            and input is not None  # which the dispatcher lets pass for a Tensor
+            and target is not None
             and _is_usual(input, target)
             and not torch.is_autocast_enabled("cuda" if input.is_cuda else "cpu")
         )

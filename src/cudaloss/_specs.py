@@ -57,7 +57,7 @@ def _distance(d: Tensor) -> Tensor:
 
 
 def _quadratic_below(threshold: float, d: Tensor, quadratic: Callable, linear: Callable) -> Tensor:
-    """`quadratic(d)` where |d| < threshold, else `linear(|d|)`; neither's gradient leaks Inf or NaN into the other's."""
+    """`quadratic(d)` where |d| < threshold, else `linear(|d|)`; no Inf or NaN leaks between their gradients."""
     distance = _distance(d)
     inside = distance < threshold
     return torch.where(inside, quadratic(torch.where(inside, d, torch.zeros_like(d))), linear(distance))

@@ -7,22 +7,15 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn._reduction import legacy_get_string
 
 from . import _checks
-from ._faces import define_function
+from ._faces import define_function, legacy_reduction  # noqa: F401  (used by the generated code)
 from ._ops import KERNELS
 from ._specs import SPECS, LossSpec
 
 __all__ = [spec.function for spec in SPECS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 _PLAIN = frozenset([torch.Tensor, torch.nn.Parameter])
-
-
-def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
-    if size_average is None and reduce is None:
-        return reduction
-    return legacy_get_string(size_average, reduce)
 
 
 def _caller(spec: LossSpec) -> Callable[..., Tensor]:

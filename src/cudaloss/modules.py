@@ -6,9 +6,8 @@ import torch  # noqa: F401  (the generated code uses it, Tensor, functional and 
 from torch import Tensor  # noqa: F401
 
 from . import functional  # noqa: F401
-from ._faces import define_module
+from ._faces import define_module, legacy_reduction  # noqa: F401
 from ._specs import SPECS
-from .functional import legacy_reduction  # noqa: F401
 
 __all__ = [spec.module for spec in SPECS]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -25,9 +25,7 @@ def result_dtype(input: Tensor, target: Tensor, dtype: torch.dtype | None, autoc
     return torch.promote_types(promoted, torch.float32) if autocast else promoted
 
 
-def loss(
-    spec: LossSpec, input: Tensor, target: Tensor, reduction: str, parameter: float, dtype: torch.dtype
-) -> Tensor:
+def loss(spec: LossSpec, input: Tensor, target: Tensor, reduction: str, parameter: float, dtype: torch.dtype) -> Tensor:
     """The loss of `spec` in float32 arithmetic (float64 where a dtype is), rounded to `dtype` at the end."""
     float64 = torch.float64 in (input.dtype, target.dtype, dtype)
     compute = torch.float64 if float64 else torch.float32
@@ -53,11 +51,11 @@ def gradients(
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views of their own: input and target may be one tensor, or depend on each other.
-        operands = [x.view_as(x) if create_graph else x.detach() for x in (input, target)]
-        for operand in operands:
+        a, b = (x.view_as(x) if create_graph else x.detach() for x in (input, target))
+        for operand in (a, b):
             if not operand.requires_grad:
                 operand.requires_grad_()
-        value = loss(spec, *operands, reduction, parameter, dtype)
-        wanted = [operand for operand, need in zip(operands, needed, strict=True) if need]
+        value = loss(spec, a, b, reduction, parameter, dtype)
+        wanted = [operand for operand, need in zip((a, b), needed, strict=True) if need]
         found = iter(torch.autograd.grad(value, wanted, grad_output, create_graph=create_graph))
     return (next(found) if needed[0] else None, next(found) if needed[1] else None)

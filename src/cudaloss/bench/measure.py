@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Timing:
-    """Quantiles of one function's time, in seconds."""
+    """Quantiles of one work's time, in seconds."""
 
     median: float
     p20: float
@@ -22,8 +23,14 @@ class Timing:
 
     @classmethod
     def of(cls, samples: list[float]) -> Timing:
-        deciles = statistics.quantiles(samples, n=10, method="inclusive")
-        return cls(statistics.median(samples), deciles[1], deciles[7])
+        fifths = statistics.quantiles(samples, n=5, method="inclusive")
+        return cls(statistics.median(samples), fifths[0], fifths[3])
+
+    def gigabytes_per_second(self, moved: float) -> float:
+        return moved / self.median / 1e9
+
+    def divided(self, calls: int) -> Timing:
+        return Timing(self.median / calls, self.p20 / calls, self.p80 / calls)
 
 
 def synchronize() -> None:
@@ -31,35 +38,43 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def _seconds_on_gpu(work: Work) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
+def _in_turns(
+    works: Mapping[str, Work], rounds: int, warm_up: int, timed: Callable[[Work], Any]
+) -> dict[str, list[Any]]:
+    """What `timed` returned for each work in `rounds` rounds, in each of which another work is first in turn."""
+    names = list(works)
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for i in range(warm_up + rounds):
+        names.append(names.pop(0))
+        for name in names:
+            outcome = timed(works[name])
+            if i >= warm_up:
+                found[name].append(outcome)
+    return found
 
 
-def _seconds_on_host(work: Work) -> float:
+def _host_seconds(work: Work) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
-def interleaved(works: Mapping[str, Work], rounds: int, seconds: Callable[[Work], float]) -> dict[str, Timing]:
-    """The timing of each work over `rounds` rounds, each of which runs them all in turn, after one warm-up round."""
-    samples: dict[str, list[float]] = {name: [] for name in works}
-    for i in range(rounds + 1):
-        for name, work in works.items():
-            elapsed = seconds(work)
-            if i > 0:
-                samples[name].append(elapsed)
-    return {name: Timing.of(found) for name, found in samples.items()}
+def _gpu_events(work: Work) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    return start, end
 
 
-def throughput(works: Mapping[str, Work], device: str, rounds: int) -> dict[str, Timing]:
-    """The time each work takes on its device: by events on a GPU, by the clock on the CPU."""
-    return interleaved(works, rounds, _seconds_on_gpu if device == "cuda" else _seconds_on_host)
+def throughput(works: Mapping[str, Work], device: str, rounds: int, warm_up: int = 3) -> dict[str, Timing]:
+    """The time each work takes on its device. On a GPU by events, read only at the end: a GPU that waits for its next
+    launch would be timed with the wait. No cache is flushed: operands should be larger than it."""
+    if device != "cuda":
+        return {name: Timing.of(found) for name, found in _in_turns(works, rounds, warm_up, _host_seconds).items()}
+    marks = _in_turns(works, rounds, warm_up, _gpu_events)
+    synchronize()
+    return {name: Timing.of([a.elapsed_time(b) / 1e3 for a, b in pairs]) for name, pairs in marks.items()}
 
 
 def latency(works: Mapping[str, Work], rounds: int = 30, calls: int = 200) -> dict[str, Timing]:
@@ -74,7 +89,7 @@ def latency(works: Mapping[str, Work], rounds: int = 30, calls: int = 200) -> di
         synchronize()
         return elapsed
 
-    return interleaved(works, rounds, seconds)
+    return {name: Timing.of(found) for name, found in _in_turns(works, rounds, 1, seconds).items()}
 
 
 def graph_replay(works: Mapping[str, Work], rounds: int = 30, calls: int = 50) -> dict[str, Timing]:
@@ -90,5 +105,4 @@ def graph_replay(works: Mapping[str, Work], rounds: int = 30, calls: int = 50) -
             for _ in range(calls):
                 work()
         replays[name] = graph.replay
-    timings = interleaved(replays, rounds, _seconds_on_gpu)
-    return {name: Timing(t.median / calls, t.p20 / calls, t.p80 / calls) for name, t in timings.items()}
+    return {name: timing.divided(calls) for name, timing in throughput(replays, "cuda", rounds).items()}

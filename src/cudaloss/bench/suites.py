@@ -64,7 +64,8 @@ def _works(case: Case, compiled: bool) -> dict[str, Callable[[], object]]:
     theirs = getattr(F, case.spec.function)
     losses = {"cudaloss": getattr(functional, case.spec.function), "eager": theirs}
     if compiled:
-        losses["compile"] = torch.compile(theirs)
+        torch._dynamo.reset()  # a graph of its own for each size, as static shapes give
+        losses["compile"] = torch.compile(theirs, dynamic=False)
     return {name: _step(loss, *operands) for name, loss in losses.items()}
 
 
@@ -76,8 +77,9 @@ def _cases(sizes: list[int], dtype: torch.dtype, device: str, modes: tuple[bool,
 def throughput(sizes: list[int], dtype: torch.dtype, device: str, compiled: bool, rounds: int) -> Iterator[Row]:
     """Forward, and forward + backward, at memory-bound sizes, with achieved GB/s."""
     for case in _cases(sizes, dtype, device, (False, True)):
-        row = case.row("throughput", measure.throughput(_works(case, compiled), device, rounds))
-        row["gigabytes_per_second"] = case.bytes() / row["seconds"]["cudaloss"]["median"] / 1e9
+        timings = measure.throughput(_works(case, compiled), device, rounds)
+        row = case.row("throughput", timings)
+        row["gigabytes_per_second"] = timings["cudaloss"].gigabytes_per_second(case.bytes())
         yield row
 
 
@@ -103,5 +105,5 @@ def ceilings(size: int, device: str, rounds: int) -> Row:
     works = {"copy": lambda: c.copy_(a), "sum": lambda: a.sum(), "add": lambda: torch.add(a, b, out=c)}
     moved = {"copy": 8, "sum": 4, "add": 12}
     timings = measure.throughput(works, device, rounds)
-    rates = {name: moved[name] * size / timing.median / 1e9 for name, timing in timings.items()}
+    rates = {name: timing.gigabytes_per_second(moved[name] * size) for name, timing in timings.items()}
     return {"suite": "ceilings", "size": size, "gigabytes_per_second": rates}

@@ -1,0 +1,46 @@
+# make demo, make test: everything they need is set up in .venv. make gpu-check: the current environment, no network.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell find csrc -type f) setup.py pyproject.toml
+# Without a GPU nothing runs the CUDA kernels: one architecture is enough to see them compile.
+export TORCH_CUDA_ARCH_LIST ?= $(if $(shell command -v nvidia-smi),,9.0)
+
+.PHONY: demo test lint format types gpu-check sdist clean
+
+demo: $(VENV)/.built
+	$(BIN)/python examples/digits.py
+
+test: $(VENV)/.built
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.packages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $$(find csrc -type f)
+
+format: $(VENV)/.packages
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(find csrc -type f)
+
+types: $(VENV)/.built
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+gpu-check:
+	$(PYTHON) benchmarks/gpu_check.py
+
+sdist: $(VENV)/.packages
+	$(BIN)/python -m build --sdist --no-isolation
+
+clean:
+	rm -rf $(VENV) build dist src/cudaloss/*.so src/cudaloss/*.pyi
+
+$(VENV)/.packages: requirements/dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --requirement requirements/dev.txt
+	touch $@
+
+$(VENV)/.built: $(VENV)/.packages $(SOURCES)
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
+	touch $@

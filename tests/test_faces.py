@@ -1,0 +1,105 @@
+"""The functions and modules: replacements for PyTorch's, documented, typed, and all made from the registry."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import cudaloss
+from cudaloss import _faces
+from cudaloss._build import INFO
+from cudaloss._specs import SPECS
+from oracle import operands
+
+PACKAGE = Path(cudaloss.__file__).parent
+
+
+def test_every_loss_is_compiled_and_public():
+    assert sorted(spec.name for spec in SPECS) == INFO["losses"]
+    for spec in SPECS:
+        assert {spec.function, spec.module} <= set(cudaloss.__all__)
+
+
+def accepts(ours: inspect.Signature, theirs: inspect.Signature) -> None:
+    """Every call that PyTorch's signature takes, but for `weight`, means the same to ours."""
+    names = [name for name in theirs.parameters if name != "weight"]
+    assert list(ours.parameters)[: len(names)] == names
+    for name in names:
+        assert ours.parameters[name].default == theirs.parameters[name].default
+
+
+def test_signatures_are_pytorchs(spec):
+    if not hasattr(F, spec.function):
+        pytest.skip("PyTorch has no such loss")
+    accepts(inspect.signature(getattr(cudaloss, spec.function)), inspect.signature(getattr(F, spec.function)))
+    accepts(inspect.signature(getattr(cudaloss, spec.module)), inspect.signature(getattr(torch.nn, spec.module)))
+
+
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"reduction": "none"}])
+def test_function_and_module_are_pytorchs(spec, device, options):
+    if not hasattr(F, spec.function):
+        pytest.skip("PyTorch has no such loss")
+    if spec.parameter:
+        options = {**options, spec.parameter.name: 0.4}
+    input, target = operands((5, 9), (torch.float32,) * 2, device)
+    expected = getattr(F, spec.function)(input, target, **options)
+    torch.testing.assert_close(getattr(cudaloss, spec.function)(input, target, **options), expected)
+    module = getattr(cudaloss, spec.module)(**options)
+    torch.testing.assert_close(module(input, target), expected)
+    for name, value in options.items():
+        assert getattr(module, name) == value
+        assert f"{name}={value!r}" in repr(module)
+
+
+@pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated")
+@pytest.mark.parametrize(
+    ("size_average", "reduce", "reduction"), [(None, False, "none"), (False, None, "sum"), (True, True, "mean")]
+)
+def test_legacy_arguments(spec, size_average, reduce, reduction):
+    if not spec.legacy_arguments:
+        pytest.skip("PyTorch's takes none either")
+    input, target = torch.randn(2, 6)
+    function = getattr(cudaloss, spec.function)
+    assert torch.equal(function(input, target, size_average, reduce), function(input, target, reduction=reduction))
+    assert getattr(cudaloss, spec.module)(size_average, reduce).reduction == reduction
+
+
+def test_dtype_option(spec):
+    input, target = torch.randn(2, 6, dtype=torch.bfloat16)
+    assert getattr(cudaloss, spec.function)(input, target, dtype=torch.float32).dtype == torch.float32
+    assert getattr(cudaloss, spec.module)(dtype=torch.float32)(input, target).dtype == torch.float32
+
+
+def test_docstrings_are_whole_and_their_examples_run(spec):
+    for face in (getattr(cudaloss, spec.function), getattr(cudaloss, spec.module)):
+        doc = inspect.getdoc(face)
+        for part in ("Args:", "Raises:", "Example:", spec.formula, spec.source):
+            assert part in doc
+        assert "{" not in doc
+        test = doctest.DocTestParser().get_doctest(doc, {}, face.__name__, None, None)
+        assert len(test.examples) >= 3
+        runner = doctest.DocTestRunner()
+        runner.run(test)
+        assert runner.failures == 0
+
+
+def test_source_of_generated_code_is_found(spec):
+    assert f"def {spec.function}(" in inspect.getsource(getattr(cudaloss, spec.function))
+
+
+def test_stubs_say_what_the_code_says(tmp_path):
+    for name, text in _faces.stubs().items():
+        installed = PACKAGE / name
+        assert installed.read_text() == text, "rebuild: the stubs are written by setup.py"
+        stub = {"__name__": name}
+        exec("from __future__ import annotations\n" + text, stub)
+        real = importlib.import_module(f"cudaloss.{name.removesuffix('.pyi')}")
+        for public in real.__all__:
+            assert inspect.signature(stub[public]) == inspect.signature(getattr(real, public))
+    assert (PACKAGE / "py.typed").exists()
