@@ -2,7 +2,8 @@
 
 Builds the extension, runs the whole test suite, compute-sanitizer's memcheck and racecheck over the GPU tests, the
 accuracy table up to 2^31 + 5 elements, the benchmark suites and the KernelBench runner, and writes one report to
-``benchmarks/results/``. Needs no network: what it imports must be installed (see ``requirements/dev.txt``).
+``benchmarks/results/``; stages run apart (``--stages``) add to the same day's report while the kernels' source stays
+the same. Needs no network: what it imports must be installed (see ``requirements/dev.txt``).
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ STAGES = {
     "build": build,
     "tests": tests,
     "accuracy": lambda: script("accuracy", "benchmarks/accuracy.py"),
-    "bench": lambda: script("bench", "-m", "cudaloss.bench", "--sizes", "10", "12", "16", "20", "28"),
+    "bench": lambda: script("bench", "-m", "cudaloss.bench"),
     "kernelbench": lambda: script("kernelbench", "examples/kernelbench/run.py"),
     "memcheck": lambda: sanitize("memcheck"),
     "racecheck": lambda: sanitize("racecheck"),
@@ -113,6 +114,9 @@ def main() -> int:
     report = {"environment": json.loads(found.stdout), **outcomes}
     gpu = re.sub(r"\W+", "-", (report["environment"]["gpu"] or "cpu").lower()).strip("-")
     path = RESULTS / f"{arguments.name}-{gpu}-{report['environment']['date'][:10]}.json"
+    earlier = read_json(path)
+    if earlier and earlier["environment"]["csrc_tree"] == report["environment"]["csrc_tree"]:
+        report = {**earlier, **report}  # stages of an earlier run over the same kernels
     path.write_text(json.dumps(report, indent=1) + "\n")
     for stage, outcome in outcomes.items():
         verdict = "passed" if outcome["passed"] else "FAILED"
