@@ -131,13 +131,17 @@ struct Difference<Wide> {
 
 CUDALOSS_INLINE float rounded(float x) { return x; }
 CUDALOSS_INLINE double rounded(double x) { return x; }
-// An infinite hi leaves a NaN lo behind (Inf - Inf); a finite hi never does.
-CUDALOSS_INLINE float rounded(Wide x) { return x.lo == x.lo ? x.hi + x.lo : x.hi; }
+// Beside an infinite hi stands a lo of Inf - Inf: it is left out. A finite hi has a finite lo.
+CUDALOSS_INLINE float rounded(Wide x) {
+  const float sum = x.hi + x.lo;
+  return select(sum == sum, sum, x.hi);
+}
 
 CUDALOSS_INLINE double as_double(float x) { return x; }
 CUDALOSS_INLINE double as_double(double x) { return x; }
 CUDALOSS_INLINE double as_double(Wide x) {
-  return x.lo == x.lo ? static_cast<double>(x.hi) + static_cast<double>(x.lo) : static_cast<double>(x.hi);
+  const double hi = x.hi, sum = hi + static_cast<double>(x.lo);
+  return select(sum == sum, sum, hi);
 }
 
 template <class Out>

@@ -62,7 +62,7 @@ struct GradOutput {
 
 CUDALOSS_INLINE Constant<float> times(Constant<float> c, float factor) {
   const Wide result = product(c.hi, c.lo, factor, 0.0f);
-  return {result.hi, result.lo == result.lo ? result.lo : 0.0f};
+  return {result.hi, result.lo};
 }
 CUDALOSS_INLINE Constant<double> times(Constant<double> c, double factor) { return {factor * c, 0.0}; }
 

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <optional>
 #include <tuple>
 
 #include "cpu/engine.h"
@@ -49,15 +50,17 @@ struct Cpu {
 
 #if defined(CUDALOSS_WITH_CUDA)
 struct Cuda {
-  // The caller's stream on the tensor's device, which is current while this lives.
+  // The caller's stream on the tensor's device, which is current while this lives. A guard is made only where
+  // another device is current: it costs an allocation and four calls.
   struct Context {
-    torch::stable::accelerator::DeviceGuard guard;
+    std::optional<torch::stable::accelerator::DeviceGuard> guard;
     cuda::Stream stream = nullptr;
 
-    explicit Context(const Tensor& tensor) : guard(tensor.get_device_index()) {
+    explicit Context(const Tensor& tensor) {
       require(aoti_torch_get_current_cuda_stream != nullptr, "this torch has no CUDA");
-      require(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream) == TORCH_SUCCESS,
-              "no current CUDA stream");
+      const int32_t device = tensor.get_device_index();
+      if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
+      require(aoti_torch_get_current_cuda_stream(device, &stream) == TORCH_SUCCESS, "no current CUDA stream");
     }
   };
   template <template <class> class Loss>

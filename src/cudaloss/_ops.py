@@ -138,19 +138,7 @@ def _differentiable(spec: LossSpec, ops: PrivateOps) -> Callable[..., Tensor]:
 
 def _public_kernel(spec: LossSpec, ops: PrivateOps) -> Callable[..., Tensor]:
     """The one kernel of a public op."""
-    differentiable = _differentiable(spec, ops)
-
-    def fused(input, target, reduction, parameter, dtype):
-        if torch.is_grad_enabled() and (input.requires_grad or target.requires_grad):
-            return differentiable(input, target, reduction, parameter, dtype)
-        return ops.forward(input, target, REDUCTIONS[reduction], parameter, dtype)
-
-    def general(input, target, reduction, parameter, dtype):
-        check(spec, input, target, reduction, parameter, dtype)
-        dtype = reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
-        if _is_fused(input, target) and dtype in DTYPES:
-            return fused(input, target, reduction, parameter, dtype)
-        return reference.loss(spec, input, target, reduction, parameter, dtype)
+    differentiable, forward = _differentiable(spec, ops), ops.forward
 
     def kernel(input: Tensor, target: Tensor, reduction="mean", parameter=spec.default, *, dtype=None):
         usual = (
@@ -165,8 +153,15 @@ def _public_kernel(spec: LossSpec, ops: PrivateOps) -> Callable[..., Tensor]:
             and not torch.is_autocast_enabled("cuda" if input.is_cuda else "cpu")
         )
         if usual:
-            return fused(input, target, reduction, parameter, input.dtype)
-        return general(input, target, reduction, parameter, dtype)
+            dtype = input.dtype
+        else:
+            check(spec, input, target, reduction, parameter, dtype)
+            dtype = reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
+            if not (_is_fused(input, target) and dtype in DTYPES):
+                return reference.loss(spec, input, target, reduction, parameter, dtype)
+        if torch.is_grad_enabled() and (input.requires_grad or target.requires_grad):
+            return differentiable(input, target, reduction, parameter, dtype)
+        return forward(input, target, REDUCTIONS[reduction], parameter, dtype)
 
     return kernel
 
