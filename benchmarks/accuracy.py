@@ -24,27 +24,10 @@ from torch import Tensor
 import cudaloss
 from cudaloss import reference
 from cudaloss._specs import SPECS, LossSpec
+from cudaloss.bench.errors import compensated_sum, largest_error
 
 PIECE = 1 << 26
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-
-def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
-    info = torch.finfo(dtype)
-    return torch.ldexp(torch.full_like(value, info.eps), torch.frexp(value.abs().clamp(min=info.tiny)).exponent - 1)
-
-
-def compensated_sum(terms: Tensor) -> float:
-    """The sum of float64 `terms` to twice that precision: a tree of additions, and the sum of their errors."""
-    errors = 0.0
-    while terms.numel() > 1:
-        terms = F.pad(terms, (0, terms.numel() % 2))
-        a, b = terms.view(2, -1)
-        sums = a + b
-        added = sums - a
-        errors += ((a - (sums - added)) + (b - added)).sum().item()
-        terms = sums
-    return terms.item() + errors
 
 
 def exact_mean(spec: LossSpec, input: Tensor, target: Tensor) -> Tensor:
@@ -55,10 +38,6 @@ def exact_mean(spec: LossSpec, input: Tensor, target: Tensor) -> Tensor:
     return torch.tensor(math.fsum(sums) / input.numel(), dtype=torch.float64)
 
 
-def value_error(value: Tensor, exact: Tensor) -> float:
-    return ((value.double().cpu() - exact).abs() / ulp(exact, value.dtype)).item()
-
-
 def gradient_error(spec: LossSpec, gradient: Tensor, input: Tensor, target: Tensor) -> float:
     """The largest over all elements, each against the derivative of its own float64 term, divided by the count."""
     scale = torch.ones((), dtype=torch.float64, device=input.device) / input.numel()
@@ -67,7 +46,7 @@ def gradient_error(spec: LossSpec, gradient: Tensor, input: Tensor, target: Tens
         arguments = (a.detach().double(), b.double(), "sum", spec.default, torch.float64, (True, False))
         exact = reference.gradients(spec, scale, *arguments)[0]
         assert exact is not None
-        worst = max(worst, ((g.double() - exact).abs() / ulp(exact, g.dtype)).max().item())
+        worst = max(worst, largest_error(g, exact, g.dtype))
     return worst
 
 
@@ -80,7 +59,7 @@ def measure(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> dict[
     row = {"loss": spec.name, "size": size, "dtype": str(dtype).removeprefix("torch.")}
     for name, module in (("cudaloss", cudaloss), ("torch", F)):
         value = getattr(module, spec.function)(input, target)
-        row[f"{name}_value_ulp"] = value_error(value.detach(), exact)
+        row[f"{name}_value_ulp"] = largest_error(value.cpu(), exact, dtype)
         (gradient,) = torch.autograd.grad(value, input)
         row[f"{name}_gradient_ulp"] = gradient_error(spec, gradient, input, target)
         del value, gradient

@@ -1,8 +1,7 @@
-"""The truth in float64, and errors counted in units of the last place of the result's dtype."""
+"""The truth in float64, and the calls that are compared with it."""
 
 from __future__ import annotations
 
-import math
 import warnings
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from cudaloss import reference
 from cudaloss._specs import LossSpec
+from cudaloss.bench.errors import compensated_sum, largest_error
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -50,12 +50,12 @@ def torch_op(spec: LossSpec):
 
 
 def exact_loss(spec: LossSpec, input: Tensor, target: Tensor, reduction: str, parameter: float) -> Tensor:
-    """The loss in float64; a reduction as the correctly rounded sum of its float64 terms where that is cheap."""
+    """The loss in float64; a reduction from the exact sum of its float64 terms."""
     terms = reference.loss(spec, input.double(), target.double(), "none", parameter, torch.float64)
     if reduction == "none":
         return terms
-    finite = terms.numel() <= 100_000 and bool(terms.isfinite().all())
-    total = torch.tensor(math.fsum(terms.flatten().tolist()), dtype=torch.float64) if finite else terms.sum().cpu()
+    exactly = compensated_sum(terms) if terms.isfinite().all() else terms.sum().item()
+    total = torch.tensor(exactly, dtype=torch.float64)
     return total / terms.numel() if reduction == "mean" else total
 
 
@@ -66,23 +66,8 @@ def exact_gradients(
     return reference.gradients(spec, *operands, reduction, parameter, torch.float64, (True, True))
 
 
-def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The spacing of `dtype` at float64 `value`."""
-    info = torch.finfo(dtype)
-    exponent = torch.frexp(value.abs().clamp(min=info.tiny)).exponent - 1
-    return torch.ldexp(torch.full_like(value, info.eps), exponent)
-
-
-def error(value: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
-    """The largest error of `value` in ulp of `dtype`; 0 where both are the same NaN or Inf, Inf where only one is."""
-    value, exact = value.detach().double().cpu(), exact.detach().double().cpu()
-    assert value.shape == exact.shape
-    if value.numel() == 0:
-        return 0.0
-    rounded = exact.to(dtype).double()  # may overflow to Inf
-    same = (value == rounded) | (value.isnan() & rounded.isnan())
-    difference = ((value - exact).abs() / ulp(exact, dtype)).nan_to_num(nan=math.inf)
-    return torch.where(same, torch.zeros_like(difference).clamp(max=0.5), difference).max().item()
+def error(found: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
+    return largest_error(found.cpu(), exact.cpu(), dtype)
 
 
 def operands(

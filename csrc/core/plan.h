@@ -18,7 +18,9 @@ constexpr int64_t kChunk = 32768;
 constexpr int64_t chunks(int64_t count) { return (count + kChunk - 1) / kChunk; }
 
 // ---- CUDA --------------------------------------------------------------------------------------------------
-// Reads only: a persistent grid, each thread with `kReduceUnroll` 16-byte loads of each operand in flight.
+// Reads only: a persistent grid, each thread with `kReduceUnroll` 16-byte loads of each operand in flight. On an H200
+// 4.56 TB/s in fp32 at 2^30 elements, where torch.sum reads 4.39. Flat around it: 256 to 1,024 threads and grids of 1
+// to 8 waves stay within 1 %; 2 loads or 3 blocks a processor cost a mixed bf16/fp32 pair 10 to 14 %.
 constexpr int kReduceThreads = 512;
 constexpr int kReduceUnroll = 4;
 constexpr int kReduceBlocksAProcessor = 2;
@@ -26,8 +28,9 @@ constexpr int kReduceMaxBlocks = 132 * kReduceBlocksAProcessor;  // every block 
 
 constexpr int kFoldThreads = 256;
 
-// Reads and writes: one tile a block, one 16-byte vector a thread.
-constexpr int kElementwiseThreads = 512;
+// Reads and writes: one tile a block, one 16-byte vector a thread. On an H200 the gradient moves 4.42 TB/s at 2^28
+// elements with 1,024 threads, 4.38 with 512, where torch.add moves 4.38.
+constexpr int kElementwiseThreads = 1024;
 
 // Elements that a 16-byte load brings of the narrower operand.
 constexpr int vector_elements(int input_size, int target_size) { return 16 / std::min(input_size, target_size); }

@@ -16,6 +16,8 @@ from problems import Loss, Problem
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cudaloss.bench.errors import largest_error
+
 ULPS = 1.0
 NAMED = 3  # failures told one by one
 CHUNK = 2**26  # elements at once in float64: 0.5 GiB a tensor
@@ -56,11 +58,8 @@ def draw_grad_output(reduction: str, like: Tensor) -> Tensor:
     return 0.5 + (torch.rand_like(like) if reduction == "none" else torch.rand((), device=like.device))
 
 
-def ulps_apart(actual: Tensor, exact: Tensor) -> float:
-    """The largest error of float32 values, in ulps at the exact ones; NaN if there is a NaN."""
-    nearest = exact.float().abs()
-    ulp = torch.nextafter(nearest, torch.full_like(nearest, math.inf)) - nearest
-    return ((actual.double() - exact).abs() / ulp.double()).max().item()
+def ulps(found: Tensor, exact: Tensor) -> float:
+    return largest_error(found, exact, torch.float32)
 
 
 def worst(first: Results, second: Results) -> Results:
@@ -86,10 +85,10 @@ def errors(
         exact = torch.autograd.grad(terms, operands, weight.double() / divisor)
         terms = terms.detach()
         total += terms.sum()
-        value_error = ulps_apart(value, terms) if reduction == "none" else 0.0
-        chunk = Results(value_error, ulps_apart(to_predictions, exact[0]), ulps_apart(to_targets, exact[1]))
+        value_error = ulps(value, terms) if reduction == "none" else 0.0
+        chunk = Results(value_error, ulps(to_predictions, exact[0]), ulps(to_targets, exact[1]))
         found = worst(found, chunk)
-    return found if reduction == "none" else found._replace(value=ulps_apart(results.value, total / divisor))
+    return found if reduction == "none" else found._replace(value=ulps(results.value, total / divisor))
 
 
 @dataclass(frozen=True)

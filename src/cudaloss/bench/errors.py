@@ -1,0 +1,44 @@
+"""Errors against float64, counted in units of the last place: for the tests, the accuracy table and the examples."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The spacing of `dtype` at float64 `value`."""
+    info = torch.finfo(dtype)
+    exponent = torch.frexp(value.abs().clamp(min=info.tiny)).exponent - 1
+    return torch.ldexp(torch.full_like(value, info.eps), exponent)
+
+
+def largest_error(found: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
+    """The largest error of `found` in ulp of `dtype`; none where both are one NaN or Inf, Inf where only one is."""
+    found, exact = found.detach().double(), exact.detach().double()
+    if found.shape != exact.shape:
+        raise ValueError(f"found and exact must have one shape, got {tuple(found.shape)} and {tuple(exact.shape)}")
+    if found.numel() == 0:
+        return 0.0
+    rounded = exact.to(dtype).double()  # may overflow to Inf
+    same = (found == rounded) | (found.isnan() & rounded.isnan())
+    # NaN differences are those of a NaN or Inf on one side only, or of the same Inf, which `same` excuses
+    differences = ((found - exact).abs() / ulp(exact, dtype)).nan_to_num(nan=math.inf, posinf=math.inf)
+    excused = same & ~differences.isfinite()
+    return torch.where(excused, torch.zeros_like(differences), differences).max().item()
+
+
+def compensated_sum(terms: Tensor) -> float:
+    """The sum of float64 `terms` to twice that precision: a tree of additions, and the sum of their errors."""
+    terms, errors = terms.flatten(), 0.0
+    while terms.numel() > 1:
+        terms = F.pad(terms, (0, terms.numel() % 2))
+        a, b = terms.view(2, -1)
+        sums = a + b
+        added = sums - a
+        errors += ((a - (sums - added)) + (b - added)).sum().item()
+        terms = sums
+    return terms.sum().item() + errors
