@@ -36,7 +36,7 @@ def test_sizes(spec, device, size, reduction):
 @pytest.mark.parametrize("input_dtype", DTYPES, ids=str)
 def test_dtypes(spec, device, input_dtype, target_dtype, reduction):
     for size in (7, 513, 10_007):
-        # parameters that every dtype holds: float64 has no wider oracle to judge another rounding of 1 / 0.3
+        # parameters that every dtype holds, so that PyTorch's rounding of them is no excuse
         for parameter in (p for p in parameters(spec) if p in (1.0, 0.5, 0.0)):
             tensors = operands((size,), (input_dtype, target_dtype), device, parameter)
             assert_accurate(spec, *tensors, reduction, parameter)
@@ -50,6 +50,13 @@ def test_result_dtype(spec, device, dtype, reduction):
         value = op(spec)(input, target, reduction, 1.0, dtype=dtype)
         assert value.dtype == dtype
         assert error(value, exact_loss(spec, input, target, reduction, 1.0), dtype) <= 1.0
+
+
+@pytest.mark.parametrize("size", [1000, 8193, 300_007])
+def test_float64_sums_are_compensated(spec, device, size):
+    # Terms of many magnitudes, each of few bits: the oracle's sum of them is exact.
+    input = torch.randint(-9, 10, (size,)).double() * torch.pow(2.0, torch.randint(-20, 20, (size,)).double())
+    assert_accurate(spec, input.to(device), torch.zeros(size, dtype=torch.float64, device=device), "mean", 1.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
