@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import cudaloss
 from oracle import op, operands, parameters, torch_op
@@ -210,6 +212,24 @@ def test_exotic_dtypes_run_the_reference(spec, device):
     input = torch.randn(20, device=device).to(torch.float8_e4m3fn)
     target = torch.randn(20, device=device)
     torch.testing.assert_close(op(spec)(input, target), torch_op(spec)(input.float(), target))
+
+
+@pytest.fixture
+def mesh():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_distributed_tensors_run_the_reference(spec, mesh):
+    plain = operands((8, 4), (torch.float32,) * 2, "cpu")
+    input, target = (distribute_tensor(x, mesh, [Shard(0)]) for x in plain)
+    value = op(spec)(input.requires_grad_(), target)
+    torch.testing.assert_close(value.full_tensor(), op(spec)(*plain))
+    value.backward()
+    expected = torch.func.grad(lambda a: op(spec)(a, plain[1]))(plain[0])
+    torch.testing.assert_close(input.grad.full_tensor(), expected)
 
 
 def test_tensor_subclass_sees_the_op(spec):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import reference
 from ._build import DEVICES
@@ -28,6 +29,7 @@ from ._specs import SPECS, LossSpec
 LIBRARY = torch.library.Library("cudaloss", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
+PLAIN_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
 # What the compiled kernels read, in any pair.
 DTYPES = frozenset([torch.float32, torch.float64, torch.float16, torch.bfloat16])
 _DEVICES = DEVICES | {"meta"}  # the private ops' fake kernels serve meta tensors
@@ -66,6 +68,8 @@ def _is_fused(input: Tensor, target: Tensor) -> bool:
         and input.device.type in _DEVICES
         and input.shape == target.shape
         and _same_dense_order(input, target)
+        and not is_traceable_wrapper_subclass(input)  # a DTensor, say, which knows PyTorch's ops, not ours
+        and not is_traceable_wrapper_subclass(target)
         and not _transformed()
     )
 
@@ -81,6 +85,8 @@ def _is_usual(input: Tensor, target: Tensor) -> bool:
         one_device = _HAS_CPU and input.is_cpu and target.is_cpu
     return (
         one_device
+        and type(input) in PLAIN_TENSORS
+        and type(target) in PLAIN_TENSORS
         and input.dtype is target.dtype
         and input.dtype in DTYPES
         and input.layout is target.layout is torch.strided

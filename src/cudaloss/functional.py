@@ -10,12 +10,10 @@ from torch import Tensor
 
 from . import _checks
 from ._faces import define_function, legacy_reduction  # noqa: F401  (used by the generated code)
-from ._ops import KERNELS
+from ._ops import KERNELS, PLAIN_TENSORS
 from ._specs import SPECS, LossSpec
 
 __all__ = [spec.function for spec in SPECS]  # pyright: ignore[reportUnsupportedDunderAll]
-
-_PLAIN = frozenset([torch.Tensor, torch.nn.Parameter])
 
 
 def _caller(spec: LossSpec) -> Callable[..., Tensor]:
@@ -27,7 +25,7 @@ def _caller(spec: LossSpec) -> Callable[..., Tensor]:
         if torch.compiler.is_compiling():
             own = (parameter,) if spec.parameter else ()
             return op(input, target, reduction, *own, dtype=dtype)
-        if type(input) not in _PLAIN or type(target) not in _PLAIN:
+        if type(input) not in PLAIN_TENSORS or type(target) not in PLAIN_TENSORS:
             _checks.check(spec, input, target, reduction, parameter, dtype)
             own = (float(parameter),) if spec.parameter else ()
             result = op(input, target, reduction, *own, dtype=dtype)  # a subclass sees the op
