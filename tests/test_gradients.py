@@ -26,12 +26,12 @@ def grad_output_for(input, target, reduction):
 
 
 def assert_accurate(spec, input, target, reduction, parameter, fused=True):
-    """At most 1 ulp where the kernels serve; where the reference does, PyTorch's own error will also do."""
+    """Rounded once where the kernels serve; where the reference does, 1 ulp or PyTorch's own error will do."""
     grad_output = grad_output_for(input, target, reduction)
     ours = gradients(op(spec), input, target, reduction, parameter, grad_output)
     exact = exact_gradients(spec, grad_output, input, target, reduction, parameter)
     # float64 has no wider oracle: its own two roundings are in the comparison
-    allowed = [2.0 if grad_output.dtype == torch.float64 else 1.0] * 2
+    allowed = [2.0 if grad_output.dtype == torch.float64 else 0.51 if fused else 1.0] * 2
     if not fused:
         theirs = gradients(torch_op(spec), input, target, reduction, parameter, grad_output)
         allowed = [max(a, error(g, e, g.dtype)) for a, g, e in zip(allowed, theirs, exact, strict=True)]

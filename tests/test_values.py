@@ -52,6 +52,30 @@ def test_result_dtype(spec, device, dtype, reduction):
         assert error(value, exact_loss(spec, input, target, reduction, 1.0), dtype) <= 1.0
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_conversions_are_pytorchs(device, dtype):
+    l1 = torch.ops.cudaloss.l1  # of x and 0: |x|, in another dtype
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype).to(device)
+    widened = l1(every, torch.zeros_like(every), "none", dtype=torch.float32)
+    assert torch.equal(widened.nan_to_num(nan=-1), every.float().abs().nan_to_num(nan=-1))
+    # any bits, and all numbers halfway between two of the narrower dtype
+    ties = (torch.arange(1 << 16) << 16 | (1 << 15)) if dtype == torch.bfloat16 else torch.arange(1 << 19) << 12
+    bits = torch.cat([torch.randint(0, 1 << 31, (1 << 20,)), ties & 0x7FFFFFFF, ties + 0x33000000]).to(torch.int32)
+    floats = bits.view(torch.float32).to(device)
+    narrowed = l1(floats, torch.zeros_like(floats), "none", dtype=dtype)
+    assert torch.equal(narrowed.nan_to_num(nan=-1), floats.abs().to(dtype).nan_to_num(nan=-1))
+
+
+def test_rounding_of_the_parameter_does_not_bias_a_mean(spec, device):
+    # In one branch only, where the error of a float32 1 / 0.3 would be every term's; the bound is PyTorch's no more.
+    for parameter in (p for p in parameters(spec) if p not in (0.0, 1.0)):
+        for low, high in ((-0.9 * parameter, 0.9 * parameter), (1.5 * parameter, 9 * parameter)):
+            input = torch.empty(1 << 20).uniform_(low, high).to(device)
+            target = torch.zeros_like(input)
+            value = op(spec)(input, target, "mean", parameter)
+            assert error(value, exact_loss(spec, input, target, "mean", parameter), torch.float32) <= 0.6
+
+
 @pytest.mark.parametrize("size", [1000, 8193, 300_007])
 def test_float64_sums_are_compensated(spec, device, size):
     # Terms of many magnitudes, each of few bits: the oracle's sum of them is exact.
