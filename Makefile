@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := $(shell find csrc -type f) setup.py pyproject.toml
+STUB_SOURCES := $(addprefix src/cudaloss/,_specs.py _faces.py _docs.py)
+SOURCES := $(shell find csrc -type f) $(STUB_SOURCES) setup.py pyproject.toml
 # Without a GPU nothing runs the CUDA kernels: one architecture is enough to see them compile.
 export TORCH_CUDA_ARCH_LIST ?= $(if $(shell command -v nvidia-smi),,9.0)
 

@@ -3,7 +3,7 @@
 Environment:
   CUDALOSS_CUDA          1 demands CUDA kernels, 0 leaves them out; unset: built where a toolkit is found
   CUDA_HOME              the toolkit's root; unset: asked of the nvcc on PATH
-  TORCH_CUDA_ARCH_LIST   GPU architectures; unset: the GPUs of this machine, else ``DEFAULT_ARCHITECTURES``
+  TORCH_CUDA_ARCH_LIST   GPU architectures; unset: the GPUs of this machine, else all
   MAX_JOBS               parallel compilations; unset: bounded by cores and by memory
 """
 
@@ -31,7 +31,8 @@ except ImportError as error:
 ROOT = Path(__file__).resolve().parent
 GENERATED = ROOT / "build" / "generated"
 TORCH_TARGET = (2, 10)  # the least torch the binary runs on
-DEFAULT_ARCHITECTURES = "7.5;8.0;8.6;8.9;9.0;10.0;12.0+PTX"
+# For a machine without a GPU, each with the least CUDA that knows it.
+DEFAULT_ARCHITECTURES = {"7.5": 11, "8.0": 11, "8.6": 11.1, "8.9": 11.8, "9.0": 11.8, "10.0": 12.8, "12.0": 12.8}
 GIB_A_JOB = 2  # nvcc's peak on one loss is 1.1 GiB for one architecture
 # A new loss needs no line here: its header in csrc/losses is its line in the source list.
 LOSSES = sorted(path.stem for path in (ROOT / "csrc" / "losses").glob("*.h"))
@@ -80,27 +81,28 @@ def choose_toolkit():
     return None
 
 
-def architectures():
+def architectures(version):
+    """What ``TORCH_CUDA_ARCH_LIST`` says, else the GPUs here, else all that CUDA `version` knows, and PTX for newer."""
     if os.environ.get("TORCH_CUDA_ARCH_LIST"):
         return os.environ["TORCH_CUDA_ARCH_LIST"]
     if torch.cuda.is_available():
         present = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
         return ";".join(f"{major}.{minor}" for major, minor in sorted(present))
-    return DEFAULT_ARCHITECTURES
+    return ";".join(name for name, least in DEFAULT_ARCHITECTURES.items() if least <= float(version)) + "+PTX"
 
 
 def bound_jobs():
     """Compilers in parallel: as many as there are cores, and no more than memory holds."""
-    if "MAX_JOBS" not in os.environ:
+    if "MAX_JOBS" not in os.environ and sys.platform == "linux":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 2**30
         os.environ["MAX_JOBS"] = str(max(1, min(len(os.sched_getaffinity(0)), int(memory / GIB_A_JOB))))
 
 
 def write_if_changed(path, text):
     """Keeps an unchanged file's time stamp, so that a rebuild compiles only what changed."""
-    if not path.exists() or path.read_text() != text:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     return os.path.relpath(path, ROOT)
 
 
@@ -166,7 +168,7 @@ def extension():
         )
     else:
         root, version = toolkit
-        os.environ["TORCH_CUDA_ARCH_LIST"] = architectures()
+        os.environ["TORCH_CUDA_ARCH_LIST"] = architectures(version)
         cpp_extension.CUDA_HOME = str(root)  # a CPU-only torch leaves it None, whatever the environment says
         sources += ["csrc/cuda/fold.cu", *generate_sources({"cpu": CPU_ENGINE, "cuda": CUDA_ENGINE})]
         macros += [

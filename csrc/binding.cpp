@@ -31,6 +31,10 @@ py::dict build_info() {
 }
 
 py::dict launch_plan(int64_t count, int input_size, int target_size) {
+  const auto is_size = [](int size) { return size == 2 || size == 4 || size == 8; };
+  if (count < 0 || !is_size(input_size) || !is_size(target_size)) {
+    throw py::value_error("count must be at least 0, the sizes 2, 4 or 8 bytes");
+  }
   const int vector = cudaloss::plan::vector_elements(input_size, target_size);
   py::dict plan;
   plan["vector"] = vector;

@@ -6,7 +6,8 @@ import os
 import tempfile
 
 # Compiled graphs of an earlier state of the package must not be found. Read when PyTorch's compiler is imported.
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="cudaloss-tests-")
+_CACHE = tempfile.TemporaryDirectory(prefix="cudaloss-tests-", ignore_cleanup_errors=True)
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE.name
 
 import pytest
 import torch

@@ -65,7 +65,17 @@ def test_a_wrong_wish_is_an_error(setup, monkeypatch):
         setup.choose_toolkit()
 
 
+@pytest.mark.parametrize(("cuda", "newest"), [("11.8", "9.0+PTX"), ("12.6", "9.0+PTX"), ("12.8", "12.0+PTX")])
+def test_architectures_are_those_the_toolkit_knows(setup, monkeypatch, cuda, newest):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert setup.architectures(cuda).startswith("7.5;8.0;")
+    assert setup.architectures(cuda).endswith(f";{newest}")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.9")
+    assert setup.architectures(cuda) == "8.9"
+
+
 def test_jobs_are_bounded_by_memory_and_cores(setup, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     for gib, jobs in ((1, "1"), (9, "4"), (1000, "64")):
         monkeypatch.delenv("MAX_JOBS", raising=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,10 +88,11 @@ def test_own_parameter(spec):
         for call in (getattr(torch.ops.cudaloss, spec.name), getattr(cudaloss, spec.function)):
             with pytest.raises(RuntimeError, match=f"{name} must be {spec.parameter.accepts}, got {value}"):
                 call(X, X, **{name: value})
-    for value in ("1", None, True, [1.0]):
-        with pytest.raises(TypeError, match=f"{name} must be {spec.parameter.accepts}, got {type(value).__name__}"):
+    for value in ("1", None, True, [1.0], torch.ones(2)):
+        with pytest.raises(TypeError, match=f"{name} must be {spec.parameter.accepts}, got "):
             getattr(cudaloss, spec.function)(X, X, **{name: value})
-    assert getattr(cudaloss, spec.function)(X, X, **{name: 1}) == 0
+    for value in (1, np.float32(1), torch.tensor(1.0)):
+        assert getattr(cudaloss, spec.function)(X, X, **{name: value}) == 0
 
 
 def test_dtype(spec):
@@ -122,6 +124,11 @@ def test_private_ops_refuse_what_they_cannot_read(spec):
             forward(X, bad, 1, 1.0, torch.float32)
     with pytest.raises(RuntimeError, match="cudaloss: grad_output must be dense"):
         backward(torch.ones(6)[::2], X, X, 0, 1.0, False)
+    for grad_output, reduction in ((torch.ones(9), 1), (torch.ones(1), 0), (torch.ones(()), 0)):
+        with pytest.raises(RuntimeError, match="cudaloss: grad_output must be of the result's shape"):
+            backward(grad_output, X, X, reduction, 1.0, False)
+    with pytest.raises(RuntimeError, match="cudaloss: reduction must be 0, 1 or 2"):
+        forward(X, X, 7, 1.0, torch.float32)
 
 
 def test_broadcast_warns_in_the_function_only(spec, recwarn):

@@ -219,6 +219,34 @@ def test_changing_a_saved_operand_is_an_error(spec, device):
         value.backward()
 
 
+def test_hooks_on_saved_tensors_may_change_their_layout(spec, device):
+    input, target = leaves(
+        *(x.to(memory_format=torch.channels_last) for x in torch.randn(2, 2, 3, 4, 5, device=device))
+    )
+    expected = torch.autograd.grad(op(spec)(input, target), input)[0]
+    seen = []
+
+    def pack(tensor):
+        seen.append(tensor)
+        return tensor.contiguous() if len(seen) == 1 else tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        value = op(spec)(input, target)
+    torch.testing.assert_close(torch.autograd.grad(value, input)[0], expected)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_result_dtype_float64(spec, device, reduction):
+    # The incoming gradient is float64: rounded to float32 first, it would add an error of its own.
+    input, target = leaves(*operands((1001,), (torch.float32,) * 2, device))
+    value = op(spec)(input, target, reduction, dtype=torch.float64)
+    grad_output = torch.randn(value.shape, dtype=torch.float64).to(device)
+    found = torch.autograd.grad(value, (input, target), grad_output)
+    exact = exact_gradients(spec, grad_output, input, target, reduction, 1.0)
+    for gradient, truth in zip(found, exact, strict=True):
+        assert error(gradient, truth, torch.float32) <= 0.51
+
+
 def test_checkpoint_and_hooks(spec, device):
     input, target = leaves(*operands((100,), (torch.float32,) * 2, device))
     plain = torch.autograd.grad(op(spec)(input * 2, target), input)[0]

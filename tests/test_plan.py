@@ -26,5 +26,11 @@ def test_small_counts_take_one_block(sizes):
     assert C.launch_plan(plan["reduce_tile"] + 1, *sizes)["reduce_blocks"] == 2
 
 
+@pytest.mark.parametrize("arguments", [(1, 0, 4), (1, 4, 3), (-1, 4, 4)])
+def test_bad_arguments(arguments):
+    with pytest.raises(ValueError, match="the sizes 2, 4 or 8 bytes"):
+        C.launch_plan(*arguments)
+
+
 def test_chunks_cover_the_data():
     assert [C.launch_plan(n, 4, 4)["cpu_chunks"] for n in (0, 1, 32768, 32769)] == [0, 1, 1, 2]

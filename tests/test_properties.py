@@ -52,7 +52,7 @@ def test_value_and_gradients(spec, device, data):
     dtype = torch.promote_types(input.dtype, target.dtype)
     input, target = input.requires_grad_(), target.requires_grad_()
 
-    value = op(spec)(input, target, reduction, parameter, dtype=dtype)
+    value = op(spec)(input, target, reduction, parameter)
     plain = reference.loss(spec, input, target, reduction, parameter, dtype)
     assert value.dtype == dtype
     exact = exact_loss(spec, input.detach(), target.detach(), reduction, parameter)

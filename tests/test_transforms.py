@@ -91,6 +91,41 @@ def test_func_jvp_and_hessian(spec, pair):
     torch.testing.assert_close(hessian, expected)
 
 
+def batched_backward(function, pair, transform, options):
+    """What `transform` makes of the backward of a graph that was built outside of it."""
+    input, target = (x.detach().requires_grad_() for x in pair)
+    value = function(input, target, "none")
+
+    def backward(grad_output):
+        return torch.autograd.grad(value, (input, target), grad_output, retain_graph=True, **options)[0]
+
+    return transform(backward, torch.ones_like(value))
+
+
+BACKWARD_TRANSFORMS = {
+    "vmap": lambda f, g: torch.func.vmap(f)(torch.stack([g, 2 * g])),
+    "vmap of another layout": lambda f, g: torch.func.vmap(f, in_dims=2)(torch.stack([g, 2 * g], dim=2)),
+    "jvp": lambda f, g: torch.func.jvp(f, (g,), (3 * g,)),
+    "grad": lambda f, g: torch.func.grad(lambda x: f(x).square().sum())(g),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"create_graph": True}], ids=["", "create_graph"])
+@pytest.mark.parametrize("transform", BACKWARD_TRANSFORMS)
+def test_transforms_around_a_backward(spec, pair, transform, options):
+    ours, theirs = (batched_backward(f(spec), pair, BACKWARD_TRANSFORMS[transform], options) for f in (op, torch_op))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_batched_gradients(spec, pair):
+    def gradient(function):
+        input, target = (x.detach().requires_grad_() for x in pair)
+        grad_outputs = torch.stack([torch.ones_like(input), torch.full_like(input, 2.0)])
+        return torch.autograd.grad(function(input, target, "none"), input, grad_outputs, is_grads_batched=True)[0]
+
+    torch.testing.assert_close(gradient(op(spec)), gradient(torch_op(spec)))
+
+
 def test_forward_mode_ad(spec, pair):
     input, target = pair
     tangent = torch.randn_like(input)
@@ -131,7 +166,7 @@ def test_compile_of_the_op_and_of_unusual_operands(spec, device, reduction):
         ours, expected = compiled(a, b), op(spec)(a, b, reduction)
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(
-            torch.autograd.grad(ours.sum(), a)[0], torch.autograd.grad(expected.sum(), a)[0], rtol=1e-2, atol=1e-4
+            torch.autograd.grad(ours.sum(), a)[0], torch.autograd.grad(expected.sum(), a)[0], rtol=8e-3, atol=0
         )
 
 

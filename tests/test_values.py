@@ -153,6 +153,24 @@ def test_special_values(spec, device, special):
                 )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_overflow_is_inf(spec, device, dtype):
+    for size in (1, 5000):
+        input = torch.full((size,), 3e30, dtype=dtype, device=device)
+        input[::2] = 1e29
+        for parameter in (p for p in (1.0, 1e20, 1e30) if p == 1.0 or spec.parameter):
+            for reduction in REDUCTIONS:
+                value = op(spec)(input, torch.zeros_like(input), reduction, parameter)
+                assert not value.isnan().any()
+                assert (value > 0).all()
+
+
+def test_default_dtype_of_a_number_and_a_vector(spec, device):
+    for number, vector in ((torch.float64, torch.float32), (torch.float32, torch.bfloat16)):
+        a, b = torch.tensor(0.3, dtype=number, device=device), torch.ones(3, dtype=vector, device=device)
+        assert op(spec)(a, b).dtype == op(spec)(b, a).dtype == number
+
+
 def test_mean_of_nothing_is_nan_and_sum_zero(spec, device):
     empty = torch.empty(0, 3, device=device)
     assert op(spec)(empty, empty, "mean").isnan()

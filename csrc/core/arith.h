@@ -62,13 +62,16 @@ CUDALOSS_INLINE T select(bool condition, T yes, T no) {
 // ---- float and double --------------------------------------------------------------------------------------
 CUDALOSS_INLINE float absolute(float x) { return fabsf(x); }
 CUDALOSS_INLINE double absolute(double x) { return fabs(x); }
+CUDALOSS_INLINE float largest(float) { return FLT_MAX; }
+CUDALOSS_INLINE double largest(double) { return DBL_MAX; }
 CUDALOSS_INLINE float fused(float a, float b, float c) { return fmaf(a, b, c); }
 CUDALOSS_INLINE double fused(double a, double b, double c) { return fma(a, b, c); }
 
 template <class F>
 CUDALOSS_INLINE F operator*(F x, Constant<F> c) {
-  const F result = fused(x, c.hi, x * c.lo);
-  return select(result == result, result, x * c.hi);  // an infinite x: lo, 0 or of the other sign, makes it NaN
+  const F plain = x * c.hi;
+  // Where that overflows, lo, which is 0 or may be of the other sign, is no longer a small correction.
+  return select(absolute(plain) <= largest(F()), fused(x, c.hi, x * c.lo), plain);
 }
 template <class F>
 CUDALOSS_INLINE F operator-(F x, Constant<F> c) {

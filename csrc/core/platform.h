@@ -1,5 +1,7 @@
-// What differs between nvcc and a host compiler, in one place.
+// What differs between compilers and systems, in one place.
 #pragma once
+
+#include <cstdint>  // any header of the C library defines __GLIBC__ where that is it
 
 #if defined(__CUDACC__)
 #define CUDALOSS_INLINE __host__ __device__ __forceinline__
@@ -9,7 +11,9 @@
 
 // Host loops are compiled once per x86-64 level and picked when the library loads, so that one wheel
 // uses AVX-512 where it is and still starts on a machine without AVX.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
+// GCC names the levels since 12; the choice at load time is glibc's.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) && \
+    !defined(__CUDACC__)
 #define CUDALOSS_MULTIVERSION __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
 #define CUDALOSS_MULTIVERSION

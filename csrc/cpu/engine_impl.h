@@ -56,8 +56,9 @@ void reduce_as(const Forward& request, ParallelFor parallel_for) {
     partials[chunk] = in_order(blocks, filled);
   });
   const double total = in_order(partials.data(), static_cast<int64_t>(partials.size())).over(request.divisor);
+  double buffer;
+  *writable(request.output, 0, &buffer) = total;
   write(request.output, 0, 1, &total);
-  if (request.output.dtype == DType::Float64) *static_cast<double*>(request.output.data) = total;
 }
 
 template <class T, class F, class Loss>

@@ -50,21 +50,30 @@ struct GradOutput {
   Operand operand;
   bool scalar;
 
-  template <class F>
-  __device__ __forceinline__ F at(int64_t i) const {
-    F value = 0;
-    dispatch(operand.dtype, [&](auto type) {
-      value = widen<F>(static_cast<const typename decltype(type)::type*>(operand.data)[scalar ? 0 : i]);
-    });
-    return value;
+  __device__ __forceinline__ Constant<double> at(int64_t i, double) const {
+    double value = 0.0;
+    dispatch(operand.dtype, [&](auto type) { value = widen<double>(element<decltype(type)>(i)); });
+    return {value, 0.0};
+  }
+  __device__ __forceinline__ Constant<float> at(int64_t i, float) const {
+    if (operand.dtype == DType::Float64) return constant_of(element<Type<double>>(i), 0.0f);
+    float value = 0.0f;  // without a detour through double, which is slow on many GPUs
+    dispatch(operand.dtype, [&](auto type) { value = widen<float>(element<decltype(type)>(i)); });
+    return {value, 0.0f};
+  }
+
+ private:
+  template <class Named>
+  __device__ __forceinline__ typename Named::type element(int64_t i) const {
+    return static_cast<const typename Named::type*>(operand.data)[scalar ? 0 : i];
   }
 };
 
-CUDALOSS_INLINE Constant<float> times(Constant<float> c, float factor) {
-  const Wide result = product(c.hi, c.lo, factor, 0.0f);
+CUDALOSS_INLINE Constant<float> times(Constant<float> a, Constant<float> b) {
+  const Wide result = product(a.hi, a.lo, b.hi, b.lo);
   return {result.hi, result.lo};
 }
-CUDALOSS_INLINE Constant<double> times(Constant<double> c, double factor) { return {factor * c, 0.0}; }
+CUDALOSS_INLINE Constant<double> times(Constant<double> a, Constant<double> b) { return {b.hi * a, 0.0}; }
 
 template <class T, class A, class B, int N, class Loss>
 __global__ void __launch_bounds__(plan::kElementwiseThreads)
@@ -76,12 +85,12 @@ __global__ void __launch_bounds__(plan::kElementwiseThreads)
   const int length = vector_length<N>(begin, count);
   const bool whole = aligned && length == N;
   const Vectors<A, B, N> operands(input, target, whole, begin, length);
-  if (grad_output.scalar) scale = times(scale, grad_output.at<F>(0));
+  if (grad_output.scalar) scale = times(scale, grad_output.at(0, F()));
   F to_input[N], to_target[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     Constant<F> factor = scale;
-    if (!grad_output.scalar && i < length) factor = times(scale, grad_output.at<F>(begin + i));
+    if (!grad_output.scalar && i < length) factor = times(scale, grad_output.at(begin + i, F()));
     to_input[i] = rounded(loss.grad(operands.template difference<T>(i)) * factor);
     to_target[i] = -to_input[i];
   }

@@ -50,7 +50,8 @@ inline Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef sizes, torch::heade
   const int32_t shim_dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   require(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), shim_dtype,
                                    device_type, device_of.get_device_index(), &handle) == TORCH_SUCCESS,
-          "out of memory");
+          device_of.is_cuda() ? "CUDA out of memory: the result could not be allocated"
+                              : "out of memory: the result could not be allocated");
   return Tensor(handle);
 }
 inline Tensor empty_scalar(ScalarType dtype, const Tensor& device_of) { return empty({}, {}, dtype, device_of); }
@@ -79,10 +80,15 @@ inline bool is_dense(const Tensor& tensor) {
   return true;
 }
 
+inline bool same_sizes(const Tensor& a, const Tensor& b) {
+  const auto sizes = a.sizes(), other = b.sizes();
+  return sizes.size() == other.size() && std::equal(sizes.begin(), sizes.end(), other.begin());
+}
+
 // Whether position i in memory is the same element in both.
 inline bool same_order(const Tensor& a, const Tensor& b) {
-  const auto sizes = a.sizes(), other = b.sizes();
-  if (sizes.size() != other.size() || !std::equal(sizes.begin(), sizes.end(), other.begin())) return false;
+  if (!same_sizes(a, b)) return false;
+  const auto sizes = a.sizes();
   if (a.is_contiguous() && b.is_contiguous()) return true;
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
     if (sizes[dim] != 1 && a.strides()[dim] != b.strides()[dim]) return false;

@@ -83,14 +83,15 @@ struct Cuda {
 };
 #endif
 
-void require_operands(const Tensor& input, const Tensor& target) {
+void require_arguments(const Tensor& input, const Tensor& target, int64_t reduction) {
+  require(reduction == kNone || reduction == kMean || reduction == kSum, "reduction must be 0, 1 or 2");
   require(same_device(input, target), "input and target must be on one device");
   require(same_order(input, target), "input and target must be dense, of one shape and memory format");
 }
 
 template <class Engine, template <class> class Loss>
 Tensor forward(Tensor input, Tensor target, int64_t reduction, double parameter, ScalarType dtype) {
-  require_operands(input, target);
+  require_arguments(input, target, reduction);
   const int64_t count = input.numel();
   const bool elementwise = reduction == kNone;
   const Tensor output = elementwise ? empty_dense(input, dtype) : empty_scalar(dtype, input);
@@ -111,13 +112,15 @@ struct BackwardArguments {
 // Fills the gradients that are wanted.
 template <class Engine, template <class> class Loss>
 void backward_into(const BackwardArguments& a, const Result& grad_input, const Result& grad_target) {
-  require_operands(a.input, a.target);
+  require_arguments(a.input, a.target, a.reduction);
   require(same_device(a.input, a.grad_output), "grad_output must be on the operands' device");
   const int64_t count = a.input.numel();
   if (count == 0) return;
-  const bool scalar = a.reduction != kNone || is_broadcast_scalar(a.grad_output);
-  require(scalar ? a.grad_output.numel() > 0 : same_order(a.input, a.grad_output),
-          "grad_output must be dense, of the operands' shape and memory format");
+  const bool elementwise = a.reduction == kNone;
+  require(elementwise ? same_sizes(a.input, a.grad_output) : a.grad_output.numel() == 1,
+          "grad_output must be of the result's shape");
+  const bool scalar = !elementwise || is_broadcast_scalar(a.grad_output);
+  require(scalar || same_order(a.input, a.grad_output), "grad_output must be dense, of the operands' memory format");
   const double divisor = a.reduction == kMean ? static_cast<double>(count) : 1.0;
   Engine::template backward<Loss>({operand(a.grad_output), scalar, operand(a.input), operand(a.target), count,
                                    a.parameter, divisor, grad_input, grad_target},

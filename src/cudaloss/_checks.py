@@ -19,14 +19,22 @@ def check_reduction(reduction: Any) -> None:
         raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
 
 
-def check_parameter(spec: LossSpec, value: Any) -> None:
+def check_parameter(spec: LossSpec, value: Any) -> Any:
+    """The loss's own parameter as a number; numpy's scalars are taken, and tensors that hold one on the CPU."""
     parameter = spec.parameter
     if parameter is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
+        return value
+    if isinstance(value, (int, float, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool):
+        number = value
+    elif isinstance(value, Tensor) and (value.numel() != 1 or value.requires_grad or not value.is_cpu):
+        raise TypeError(f"{parameter.name} must be {parameter.accepts}, got a tensor: it is not differentiated or read")
+    elif hasattr(value, "__float__") and not isinstance(value, bool):
+        number = float(value)
+    else:
         raise TypeError(f"{parameter.name} must be {parameter.accepts}, got {type(value).__name__}")
-    if not (value >= 0 if parameter.zero_allowed else value > 0):
+    if not (number >= 0 if parameter.zero_allowed else number > 0):
         raise RuntimeError(f"{parameter.name} must be {parameter.accepts}, got {value}")
+    return number
 
 
 def check_dtype(dtype: Any) -> None:
@@ -66,9 +74,10 @@ def check_operands(input: Any, target: Any) -> None:
         ) from None
 
 
-def check(spec: LossSpec, input: Any, target: Any, reduction: Any, parameter: Any, dtype: Any) -> None:
-    """Raises what is wrong with a call of `spec`'s loss, if anything."""
+def check(spec: LossSpec, input: Any, target: Any, reduction: Any, parameter: Any, dtype: Any) -> Any:
+    """Raises what is wrong with a call of `spec`'s loss, if anything; returns its own parameter as a number."""
     check_operands(input, target)
     check_reduction(reduction)
-    check_parameter(spec, parameter)
+    number = check_parameter(spec, parameter)
     check_dtype(dtype)
+    return number

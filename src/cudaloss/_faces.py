@@ -60,8 +60,6 @@ _MODULE_STUB = """
     def __call__(self, input: Tensor, target: Tensor) -> Tensor: ...
 """
 
-_LEGACY_CALL = "reduction = legacy_reduction(size_average, reduce, reduction)"
-
 _STUB_HEAD = """\
 # Generated from the rows of _specs.py when the package is built.
 import torch

@@ -125,8 +125,10 @@ def _differentiable(spec: LossSpec, ops: PrivateOps) -> Callable[..., Tensor]:
         input, target = ctx.saved_tensors
         reduction, parameter, dtype = ctx.arguments
         for_input, for_target, *_ = ctx.needs_input_grad
-        fused = reduction != "none" or _is_one_value(grad_output) or _same_dense_order(input, grad_output)
-        if torch.is_grad_enabled() or not fused:  # create_graph, or a gradient of another memory format
+        fused = _same_dense_order(input, target) and (  # which hooks on saved tensors may have changed
+            reduction != "none" or _is_one_value(grad_output) or _same_dense_order(input, grad_output)
+        )
+        if torch.is_grad_enabled() or not fused or _transformed():  # grad mode is on under create_graph
             needed = for_input, for_target
             found = reference.gradients(spec, grad_output, input, target, reduction, parameter, dtype, needed)
             return *found, None, None, None
@@ -161,7 +163,7 @@ def _public_kernel(spec: LossSpec, ops: PrivateOps) -> Callable[..., Tensor]:
         if usual:
             dtype = input.dtype
         else:
-            check(spec, input, target, reduction, parameter, dtype)
+            parameter = check(spec, input, target, reduction, parameter, dtype)
             dtype = reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
             if not (_is_fused(input, target) and dtype in DTYPES):
                 return reference.loss(spec, input, target, reduction, parameter, dtype)

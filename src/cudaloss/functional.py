@@ -26,8 +26,8 @@ def _caller(spec: LossSpec) -> Callable[..., Tensor]:
             own = (parameter,) if spec.parameter else ()
             return op(input, target, reduction, *own, dtype=dtype)
         if type(input) not in PLAIN_TENSORS or type(target) not in PLAIN_TENSORS:
-            _checks.check(spec, input, target, reduction, parameter, dtype)
-            own = (float(parameter),) if spec.parameter else ()
+            parameter = _checks.check(spec, input, target, reduction, parameter, dtype)
+            own = (parameter,) if spec.parameter else ()
             result = op(input, target, reduction, *own, dtype=dtype)  # a subclass sees the op
         else:
             # The dispatcher would only lead back to this kernel.

@@ -18,10 +18,12 @@ def result_dtype(input: Tensor, target: Tensor, dtype: torch.dtype | None, autoc
     """The dtype of the loss: `dtype`, else the promoted one, in at least float32 under autocast."""
     if dtype is not None:
         return dtype
-    if 1 in (input.dtype.itemsize, target.dtype.itemsize):  # 8-bit floats, which PyTorch does not promote
-        promoted = input.dtype if input.dtype == target.dtype else torch.float32
+    if input.dtype == target.dtype:
+        promoted = input.dtype
+    elif 1 in (input.dtype.itemsize, target.dtype.itemsize):  # 8-bit floats, which PyTorch does not promote
+        promoted = torch.float32
     else:
-        promoted = torch.result_type(input, target)
+        promoted = torch.promote_types(input.dtype, target.dtype)
     return torch.promote_types(promoted, torch.float32) if autocast else promoted
 
 
@@ -47,15 +49,18 @@ def gradients(
     dtype: torch.dtype,
     needed: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of :func:`loss` for input and target, where `needed`; differentiable where grad mode is on."""
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Views of their own: input and target may be one tensor, or depend on each other.
-        a, b = (x.view_as(x) if create_graph else x.detach() for x in (input, target))
-        for operand in (a, b):
-            if not operand.requires_grad:
-                operand.requires_grad_()
-        value = loss(spec, a, b, reduction, parameter, dtype)
-        wanted = [operand for operand, need in zip((a, b), needed, strict=True) if need]
-        found = iter(torch.autograd.grad(value, wanted, grad_output, create_graph=create_graph))
+    """The gradients of :func:`loss` for input and target, where `needed`; differentiable where grad mode is on.
+
+    Through ``torch.func``, so that a transform around a backward alone finds composite ops here too.
+    """
+    operands = (input, target)
+
+    def of_needed(*replaced: Tensor) -> Tensor:
+        found = iter(replaced)
+        a, b = (next(found) if need else operand for operand, need in zip(operands, needed, strict=True))
+        return loss(spec, a, b, reduction, parameter, dtype)
+
+    wanted = [operand for operand, need in zip(operands, needed, strict=True) if need]
+    vjp = torch.func.vjp(of_needed, *wanted)[1]
+    found = iter(vjp(grad_output))
     return (next(found) if needed[0] else None, next(found) if needed[1] else None)
