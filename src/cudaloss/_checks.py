@@ -24,14 +24,12 @@ def check_parameter(spec: LossSpec, value: Any) -> Any:
     parameter = spec.parameter
     if parameter is None:
         return value
-    if isinstance(value, (int, float, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool):
-        number = value
-    elif isinstance(value, Tensor) and (value.numel() != 1 or value.requires_grad or not value.is_cpu):
-        raise TypeError(f"{parameter.name} must be {parameter.accepts}, got a tensor: it is not differentiated or read")
-    elif hasattr(value, "__float__") and not isinstance(value, bool):
-        number = float(value)
-    else:
+    if isinstance(value, Tensor) and (value.numel() != 1 or value.requires_grad or not value.is_cpu):
+        raise TypeError(f"{parameter.name} must be {parameter.accepts}, got a tensor that is not one number on the CPU")
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise TypeError(f"{parameter.name} must be {parameter.accepts}, got {type(value).__name__}")
+    symbolic = isinstance(value, (torch.SymFloat, torch.SymInt))  # of a compiler's trace, which float() would guard on
+    number = value if symbolic else float(value)
     if not (number >= 0 if parameter.zero_allowed else number > 0):
         raise RuntimeError(f"{parameter.name} must be {parameter.accepts}, got {value}")
     return number

@@ -21,14 +21,16 @@ def _caller(spec: LossSpec) -> Callable[..., Tensor]:
     kernel = KERNELS[spec.name]
     op = getattr(torch.ops.cudaloss, spec.name)
 
+    def as_op(input, target, reduction, parameter, dtype):
+        own = (parameter,) if spec.parameter else ()
+        return op(input, target, reduction, *own, dtype=dtype)
+
     def call(input, target, reduction, parameter, dtype):
         if torch.compiler.is_compiling():
-            own = (parameter,) if spec.parameter else ()
-            return op(input, target, reduction, *own, dtype=dtype)
+            return as_op(input, target, reduction, parameter, dtype)
         if type(input) not in PLAIN_TENSORS or type(target) not in PLAIN_TENSORS:
             parameter = _checks.check(spec, input, target, reduction, parameter, dtype)
-            own = (parameter,) if spec.parameter else ()
-            result = op(input, target, reduction, *own, dtype=dtype)  # a subclass sees the op
+            result = as_op(input, target, reduction, parameter, dtype)  # a subclass sees the op
         else:
             # The dispatcher would only lead back to this kernel.
             result = kernel(input, target, reduction, parameter, dtype=dtype)
