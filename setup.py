@@ -132,6 +132,7 @@ def generate_sources(backends):
                 f"namespace cudaloss::{backend} {{\n"
                 f"template void reduce<{functor}>(const Forward&, {arguments['reduce']});\n"
                 f"template void elementwise<{functor}>(const Forward&, {arguments['map']});\n"
+                f"template void train<{functor}>(const Training&, {arguments['reduce']});\n"
                 f"template void backward<{functor}>(const Backward&, {arguments['map']});\n"
                 f"}}  // namespace cudaloss::{backend}\n"
             )
@@ -140,7 +141,7 @@ def generate_sources(backends):
 
 
 CPU_ENGINE = ("cpu/engine_impl.h", {"reduce": "ParallelFor", "map": "ParallelFor"}, ".cpp")
-CUDA_ENGINE = ("cuda/engine_impl.cuh", {"reduce": "void*, Stream", "map": "Stream"}, ".cu")
+CUDA_ENGINE = ("cuda/engine_impl.cuh", {"reduce": "const Workspace&, Stream", "map": "Stream"}, ".cu")
 
 
 def extension():

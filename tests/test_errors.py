@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import cudaloss
+from cudaloss._modes import MAY_DECLINE, pack
 from oracle import op
 
 X = torch.ones(3)
@@ -117,18 +118,43 @@ def test_devices_without_a_gpu(spec):
 
 
 def test_private_ops_refuse_what_they_cannot_read(spec):
-    forward = getattr(torch.ops.cudaloss, f"_{spec.name}_forward")
-    backward = getattr(torch.ops.cudaloss, f"_{spec.name}_backward")
+    loss, training, gradient, rescale_ = (
+        getattr(torch.ops.cudaloss, f"_{spec.name}_{kind}") for kind in ("loss", "training", "gradient", "rescale_")
+    )
+    mean, none = pack("mean", torch.float32), pack("none", torch.float32)
     for bad in (torch.ones(4), torch.ones(6)[::2], torch.ones(3, dtype=torch.int32)):
-        with pytest.raises(RuntimeError, match="cudaloss: "):
-            forward(X, bad, 1, 1.0, torch.float32)
+        for private in (loss, training):
+            with pytest.raises(RuntimeError, match="cudaloss: "):
+                private(X, bad, mean, 1.0)
+            assert private(X, bad, mean | MAY_DECLINE, 1.0) in (None, (None, None))
     with pytest.raises(RuntimeError, match="cudaloss: grad_output must be dense"):
-        backward(torch.ones(6)[::2], X, X, 0, 1.0, False)
-    for grad_output, reduction in ((torch.ones(9), 1), (torch.ones(1), 0), (torch.ones(()), 0)):
+        gradient(torch.ones(6)[::2], X, X, none, 1.0)
+    for grad_output, mode in ((torch.ones(9), mean), (torch.ones(1), none), (torch.ones(()), none)):
         with pytest.raises(RuntimeError, match="cudaloss: grad_output must be of the result's shape"):
-            backward(grad_output, X, X, reduction, 1.0, False)
-    with pytest.raises(RuntimeError, match="cudaloss: reduction must be 0, 1 or 2"):
-        forward(X, X, 7, 1.0, torch.float32)
+            gradient(grad_output, X, X, mode, 1.0)
+    with pytest.raises(RuntimeError, match=r"cudaloss: mode must be one of _modes\.py's"):
+        loss(X, X, 1 << 6, 1.0)
+    with pytest.raises(RuntimeError, match="cudaloss: only a scalar loss has its gradients in the same pass"):
+        training(X, X, none, 1.0)
+    with pytest.raises(RuntimeError, match="cudaloss: a float64 loss takes a float64 operand"):
+        training(X, X, pack("mean", torch.float64), 1.0)
+    one = torch.ones(())
+    with pytest.raises(RuntimeError, match="cudaloss: gradient must be laid out as its operand"):
+        rescale_(torch.ones(4), one, X, X, mean, 1.0)
+    with pytest.raises(RuntimeError, match="cudaloss: gradient must be of its operand's dtype"):
+        rescale_(torch.ones(3, dtype=torch.bfloat16), one, X, X, mean, 1.0)
+
+
+@pytest.mark.parametrize(
+    "strange", [lambda x: x.to_sparse(), lambda x: torch.quantize_per_tensor(x, 1.0, 0, torch.qint8)]
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of their deprecation
+def test_private_ops_decline_backends_without_kernels(spec, strange):
+    loss = getattr(torch.ops.cudaloss, f"_{spec.name}_loss")
+    mean = pack("mean", torch.float32)
+    assert loss(strange(X), strange(X), mean | MAY_DECLINE, 1.0) is None
+    with pytest.raises(NotImplementedError, match="cudaloss has no compiled kernel"):
+        loss(strange(X), strange(X), mean, 1.0)
 
 
 def test_broadcast_warns_in_the_function_only(spec, recwarn):

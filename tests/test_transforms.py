@@ -13,6 +13,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import cudaloss
 from cudaloss import reference
+from cudaloss._modes import FOR_TARGET, pack
 from oracle import op, operands, parameters, torch_op
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -36,17 +37,26 @@ def test_opcheck_of_the_public_op(spec, device):
 
 
 def test_opcheck_of_the_private_ops(spec, device):
-    forward = getattr(torch.ops.cudaloss, f"_{spec.name}_forward").default
-    backward = getattr(torch.ops.cudaloss, f"_{spec.name}_backward").default
-    backward_both = getattr(torch.ops.cudaloss, f"_{spec.name}_backward_both").default
+    def private(kind):
+        return getattr(torch.ops.cudaloss, f"_{spec.name}_{kind}").default
+
     tensors = operands((3, 4), (torch.float32, torch.bfloat16), device)
-    for reduction in (0, 1, 2):
-        value = forward(*tensors, reduction, 0.5, torch.float32)
-        torch.library.opcheck(forward, (*tensors, reduction, 0.5, torch.float32))
-        arguments = (torch.ones_like(value), *tensors, reduction, 0.5)
-        torch.library.opcheck(backward, (*arguments, False))
-        torch.library.opcheck(backward, (*arguments, True))
-        torch.library.opcheck(backward_both, arguments)
+    for reduction in REDUCTIONS:
+        mode = pack(reduction, torch.float32)
+        arguments = (*tensors, mode, 0.5)
+        value = private("loss")(*arguments)
+        torch.library.opcheck(private("loss"), arguments)
+        torch.library.opcheck(private("gradients"), (torch.ones_like(value), *arguments))
+        for flag in (0, FOR_TARGET):
+            torch.library.opcheck(private("gradient"), (torch.ones_like(value), *tensors, mode | flag, 0.5))
+        if reduction == "none":
+            continue
+        torch.library.opcheck(private("training_both"), arguments)
+        for flag in (0, FOR_TARGET):
+            arguments = (*tensors, mode | flag, 0.5)
+            torch.library.opcheck(private("training"), arguments)
+            gradient = private("training")(*arguments)[1]
+            torch.library.opcheck(private("rescale_"), (gradient, torch.tensor(0.3, device=device), *arguments))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -193,8 +203,8 @@ def test_compile_traces_to_the_fused_kernels(spec, device):
     compiled = torch.compile(function, backend=aot_autograd(fw_compiler=compiler), fullgraph=True)
     input, target = operands((8, 8), (torch.float32,) * 2, device)
     compiled(input.requires_grad_(), target).backward()
-    assert f"cudaloss._{spec.name}_forward.default" in targets
-    assert f"cudaloss._{spec.name}_backward.default" in targets
+    assert f"cudaloss._{spec.name}_traced_training.default" in targets
+    assert f"cudaloss._{spec.name}_traced_gradient.default" in targets
     assert not any(name.startswith("aten.sub") for name in targets)
 
 

@@ -18,33 +18,57 @@ constexpr int64_t kChunk = 32768;
 constexpr int64_t chunks(int64_t count) { return (count + kChunk - 1) / kChunk; }
 
 // ---- CUDA --------------------------------------------------------------------------------------------------
-// Reads only: a persistent grid, each thread with `kReduceUnroll` 16-byte loads of each operand in flight. On an H200
-// 4.56 TB/s in fp32 at 2^30 elements, where torch.sum reads 4.39. Flat around it: 256 to 1,024 threads and grids of 1
-// to 8 waves stay within 1 %; 2 loads or 3 blocks a processor cost a mixed bf16/fp32 pair 10 to 14 %.
-constexpr int kReduceThreads = 512;
-constexpr int kReduceUnroll = 4;
-constexpr int kReduceBlocksAProcessor = 2;
-constexpr int kReduceMaxBlocks = 132 * kReduceBlocksAProcessor;  // every block resident at once on an H100 or H200
-
-constexpr int kFoldThreads = 256;
-
-// Reads and writes: one tile a block, one 16-byte vector a thread. On an H200 the gradient moves 4.42 TB/s at 2^28
-// elements with 1,024 threads, 4.38 with 512, where torch.add moves 4.38.
-constexpr int kElementwiseThreads = 1024;
+// All figures: H200, fp32 unless said, beside torch.sum (reads only) and torch.add (two reads, a write) of the same run.
 
 // Elements that a 16-byte load brings of the narrower operand.
 constexpr int vector_elements(int input_size, int target_size) { return 16 / std::min(input_size, target_size); }
 
+// Reads only: a tile a block, each thread with `kReduceUnroll` 16-byte loads of each operand in flight. At 2^30 elements
+// 4.64 TB/s, where sum reads 4.39; a persistent grid of the same tiles 4.57, bulk copies into shared memory 4.59.
+// 256 to 1,024 threads and 4 to 16 loads stay within 0.2 %; loads that allocate in the L1 cost 0.4 %.
+constexpr int kReduceThreads = 512;
+constexpr int kReduceUnroll = 4;
+
+// Reads and writes: a tile a block, one 16-byte vector a thread. At 2^30 elements 4.42 TB/s, where add moves 4.37;
+// 256 and 512 threads, or 2 and 4 vectors a thread, 4.37 to 4.39; streaming loads 4.06; bulk copies 4.18 at best.
+constexpr int kPassThreads = 1024;
+
+// A block beyond this many takes several tiles, so that their partials stay under 1 MB. Two tiles a block cost a
+// pass that writes 1 %, four 2 %, and one that only reads nothing.
+constexpr int64_t kMaxBlocks = 120 * 1024;
+
+// Up to this many blocks count themselves and the last one folds the partials: one launch. Beyond, the counting costs
+// more than the second launch (10 to 30 % of a pass with 2^18 blocks).
+constexpr int64_t kCountedBlocks = 1024;
+
+// The second launch. One block of these folds 4,096 partials in 2 us.
+constexpr int kFoldThreads = 512;
+constexpr int64_t kFoldTile = 4096;
+
+// A pass that mostly has nothing to do: few blocks, because 65,536 that return at once take 64 us, and 264 1.2 us.
+constexpr int64_t kPersistentBlocks = 264;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// As few blocks as take the same number of tiles each, or one less: block b takes the tiles b, b + blocks, ...
+constexpr int64_t blocks_for(int64_t tiles) {
+  const int64_t tiles_a_block = std::max<int64_t>(1, ceil_div(tiles, kMaxBlocks));
+  return std::max<int64_t>(1, ceil_div(tiles, tiles_a_block));
+}
+
 constexpr int64_t reduce_tile(int vector) { return int64_t{kReduceThreads} * kReduceUnroll * vector; }
 
-constexpr int reduce_blocks(int64_t count, int vector) {
-  const int64_t tiles = (count + reduce_tile(vector) - 1) / reduce_tile(vector);
-  return static_cast<int>(std::clamp<int64_t>(tiles, 1, kReduceMaxBlocks));
+constexpr int64_t reduce_blocks(int64_t count, int vector) {
+  const int64_t tiles = ceil_div(count, reduce_tile(vector));
+  if (tiles == 2) return 1;  // one block is done before two have agreed on which is the last: 2.4 us to 3.1
+  return blocks_for(tiles);
 }
 
-constexpr int64_t elementwise_blocks(int64_t count, int vector) {
-  const int64_t tile = int64_t{kElementwiseThreads} * vector;
-  return (count + tile - 1) / tile;
-}
+constexpr int64_t pass_tile(int vector) { return int64_t{kPassThreads} * vector; }
+
+constexpr int64_t pass_tiles(int64_t count, int vector) { return ceil_div(count, pass_tile(vector)); }
+constexpr int64_t pass_blocks(int64_t count, int vector) { return blocks_for(pass_tiles(count, vector)); }
+
+constexpr int64_t fold_blocks(int64_t partials) { return ceil_div(partials, kFoldTile); }
 
 }  // namespace cudaloss::plan

@@ -25,6 +25,12 @@ struct Forward {
   Result output;     // one element, or `count` of them for an elementwise loss
 };
 
+// A reduction and its gradients in one pass: the gradients are those for a grad_output of 1.
+struct Training {
+  Forward forward;
+  Result grad_input, grad_target;
+};
+
 struct Backward {
   Operand grad_output;
   bool grad_output_is_scalar;  // one element for all, or one for each
@@ -33,6 +39,7 @@ struct Backward {
   double parameter;
   double divisor;
   Result grad_input, grad_target;
+  bool holds_unit_gradient;  // the one gradient wanted holds Training's already, which is left alone where it can be
 };
 
 }  // namespace cudaloss

@@ -18,6 +18,9 @@ template <template <class> class Loss>
 void elementwise(const Forward& request, ParallelFor parallel_for);
 
 template <template <class> class Loss>
+void train(const Training& request, ParallelFor parallel_for);
+
+template <template <class> class Loss>
 void backward(const Backward& request, ParallelFor parallel_for);
 
 }  // namespace cudaloss::cpu

@@ -41,8 +41,30 @@ inline Sum in_order(const Sum* partials, int64_t count) {
   return total;
 }
 
-template <class T, class F, class Loss>
-void reduce_as(const Forward& request, ParallelFor parallel_for) {
+// The gradients that are wanted, of one block's operands, which are read already: to_input is filled with them, or
+// to_target with their negatives, or both.
+struct Gradients {
+  const Result &to_input, &to_target;
+  double scale;
+
+  // `fill(scale, out)` writes the gradients of the input times `scale`. `spare` holds a block that is not needed again.
+  template <class T, class F, class Fill>
+  void write_block(int64_t at, int64_t length, F* buffer, F* spare, const Fill& fill) const {
+    const Result& first = to_input.data ? to_input : to_target;
+    F* out = writable(first, at, buffer);
+    fill(static_cast<T>(to_input.data ? scale : -scale), out);
+    write(first, at, length, out);
+    if (to_input.data && to_target.data) {
+      F* mirrored = writable(to_target, at, spare);
+      negate(out, length, mirrored);
+      write(to_target, at, length, mirrored);
+    }
+  }
+};
+
+// The loss, and whatever else `visit(at, length, input, target, spare)` makes of the blocks that were read for it.
+template <class T, class F, class Loss, class Visit>
+void reduce_visiting(const Forward& request, ParallelFor parallel_for, const Visit& visit) {
   const Loss loss(request.parameter);
   std::vector<Sum> partials(plan::chunks(request.count));
   for_each_chunk(parallel_for, request.count, [&](int64_t chunk, int64_t begin, int64_t end) {
@@ -50,8 +72,10 @@ void reduce_as(const Forward& request, ParallelFor parallel_for) {
     Sum blocks[plan::kChunk / kBlock];
     int64_t filled = 0;
     for_each_block(begin, end, [&](int64_t at, int64_t length) {
-      blocks[filled++] = sum_of_losses<T>(loss, read(request.input, at, length, input),
-                                          read(request.target, at, length, target), length);
+      const F* a = read(request.input, at, length, input);
+      const F* b = read(request.target, at, length, target);
+      blocks[filled++] = sum_of_losses<T>(loss, a, b, length);
+      visit(at, length, a, b, input);
     });
     partials[chunk] = in_order(blocks, filled);
   });
@@ -59,6 +83,24 @@ void reduce_as(const Forward& request, ParallelFor parallel_for) {
   double buffer;
   *writable(request.output, 0, &buffer) = total;
   write(request.output, 0, 1, &total);
+}
+
+template <class T, class F, class Loss>
+void reduce_as(const Forward& request, ParallelFor parallel_for) {
+  reduce_visiting<T, F, Loss>(request, parallel_for, [](int64_t, int64_t, const F*, const F*, F*) {});
+}
+
+// TV is the arithmetic of the loss, T that of the gradients.
+template <class TV, class T, class F, template <class> class Loss>
+void train_as(const Training& request, ParallelFor parallel_for) {
+  const Loss<T> loss(request.forward.parameter);
+  const Gradients wanted = {request.grad_input, request.grad_target, 1.0 / request.forward.divisor};
+  reduce_visiting<TV, F, Loss<TV>>(
+      request.forward, parallel_for, [&](int64_t at, int64_t length, const F* a, const F* b, F* spare) {
+        F buffer[kBlock];
+        wanted.write_block<T>(at, length, buffer, spare,
+                              [&](T scale, F* out) { gradients<T>(loss, scale, a, b, length, out); });
+      });
 }
 
 template <class T, class F, class Loss>
@@ -80,27 +122,20 @@ void backward_as(const Backward& request, ParallelFor parallel_for) {
   double scale = 1.0 / request.divisor;
   if (request.grad_output_is_scalar) {
     double value;
-    scale *= *read(request.grad_output, 0, 1, &value);
+    const double grad_output = *read(request.grad_output, 0, 1, &value);
+    if (request.holds_unit_gradient && grad_output == 1.0) return;
+    scale *= grad_output;
   }
+  const Gradients wanted = {request.grad_input, request.grad_target, scale};
   for_each_chunk(parallel_for, request.count, [&](int64_t, int64_t begin, int64_t end) {
     F input[kBlock], target[kBlock], grad_output[kBlock], buffer[kBlock];
     for_each_block(begin, end, [&](int64_t at, int64_t length) {
-      const Result& first = request.grad_input.data ? request.grad_input : request.grad_target;
-      const T signed_scale = static_cast<T>(request.grad_input.data ? scale : -scale);
       const F* a = read(request.input, at, length, input);
       const F* b = read(request.target, at, length, target);
-      F* out = writable(first, at, buffer);
-      if (request.grad_output_is_scalar) {
-        gradients<T>(loss, signed_scale, a, b, length, out);
-      } else {
-        gradients<T>(loss, signed_scale, read(request.grad_output, at, length, grad_output), a, b, length, out);
-      }
-      write(first, at, length, out);
-      if (request.grad_input.data && request.grad_target.data) {
-        F* mirrored = writable(request.grad_target, at, input);
-        negate(out, length, mirrored);
-        write(request.grad_target, at, length, mirrored);
-      }
+      wanted.write_block<T>(at, length, buffer, input, [&](T factor, F* out) {
+        if (request.grad_output_is_scalar) return gradients<T>(loss, factor, a, b, length, out);
+        gradients<T>(loss, factor, read(request.grad_output, at, length, grad_output), a, b, length, out);
+      });
     });
   });
 }
@@ -143,6 +178,21 @@ void elementwise(const Forward& r, ParallelFor parallel_for) {
   with_types(any_float64({r.input.dtype, r.target.dtype, r.output.dtype}), fast, [&](auto types) {
     using T = typename decltype(types)::T;
     elementwise_as<T, typename decltype(types)::F, Loss<T>>(r, parallel_for);
+  });
+}
+
+template <template <class> class Loss>
+void train(const Training& r, ParallelFor parallel_for) {
+  const Forward& f = r.forward;
+  const bool halves = all_half({f.input.dtype, f.target.dtype});
+  with_types(any_float64({f.input.dtype, f.target.dtype}), halves, [&](auto types) {
+    using T = typename decltype(types)::T;
+    using F = typename decltype(types)::F;
+    if (f.count > plan::kExactCount || (halves && all_half({f.output.dtype}))) {
+      train_as<F, T, F, Loss>(r, parallel_for);  // the loss in the operands' own arithmetic, as `reduce` has it
+    } else {
+      train_as<double, T, F, Loss>(r, parallel_for);
+    }
   });
 }
 

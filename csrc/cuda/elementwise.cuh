@@ -7,30 +7,14 @@
 namespace cudaloss::cuda {
 
 template <int N>
-__device__ __forceinline__ int64_t thread_begin() {
-  return (int64_t{blockIdx.x} * plan::kElementwiseThreads + threadIdx.x) * N;
+__device__ __forceinline__ int64_t thread_begin(int64_t tile) {
+  return (tile * plan::kPassThreads + threadIdx.x) * N;
 }
 
-// The two operands of one thread's vector.
-template <class A, class B, int N>
-struct Vectors {
-  Vector<A, N> a;
-  Vector<B, N> b;
-
-  __device__ __forceinline__ Vectors(Source<A> input, Source<B> target, bool whole, int64_t begin, int length)
-      : a(whole ? input.template load<N>(begin) : input.template load_each<N>(begin, length)),
-        b(whole ? target.template load<N>(begin) : target.template load_each<N>(begin, length)) {}
-
-  template <class T>
-  __device__ __forceinline__ T difference(int i) const {
-    return Difference<T>::of(a.element[i], b.element[i]);
-  }
-};
-
 template <class T, class A, class B, int N, class Loss>
-__global__ void __launch_bounds__(plan::kElementwiseThreads)
+__global__ void __launch_bounds__(plan::kPassThreads)
     elementwise_kernel(Loss loss, Source<A> input, Source<B> target, bool aligned, int64_t count, Result output) {
-  const int64_t begin = thread_begin<N>();
+  const int64_t begin = thread_begin<N>(blockIdx.x);
   if (begin >= count) return;
   const int length = vector_length<N>(begin, count);
   const bool whole = aligned && length == N;
@@ -76,11 +60,11 @@ CUDALOSS_INLINE Constant<float> times(Constant<float> a, Constant<float> b) {
 CUDALOSS_INLINE Constant<double> times(Constant<double> a, Constant<double> b) { return {b.hi * a, 0.0}; }
 
 template <class T, class A, class B, int N, class Loss>
-__global__ void __launch_bounds__(plan::kElementwiseThreads)
+__global__ void __launch_bounds__(plan::kPassThreads)
     backward_kernel(Loss loss, GradOutput grad_output, Constant<Scalar<T>> scale, Source<A> input, Source<B> target,
                     bool aligned, int64_t count, Sink<A> grad_input, Sink<B> grad_target) {
   using F = Scalar<T>;
-  const int64_t begin = thread_begin<N>();
+  const int64_t begin = thread_begin<N>(blockIdx.x);
   if (begin >= count) return;
   const int length = vector_length<N>(begin, count);
   const bool whole = aligned && length == N;
@@ -94,12 +78,8 @@ __global__ void __launch_bounds__(plan::kElementwiseThreads)
     to_input[i] = rounded(loss.grad(operands.template difference<T>(i)) * factor);
     to_target[i] = -to_input[i];
   }
-  if (grad_input.data) {
-    whole ? grad_input.store(begin, to_input) : grad_input.store_each(begin, length, to_input);
-  }
-  if (grad_target.data) {
-    whole ? grad_target.store(begin, to_target) : grad_target.store_each(begin, length, to_target);
-  }
+  grad_input.store_wanted(whole, begin, length, to_input);
+  grad_target.store_wanted(whole, begin, length, to_target);
 }
 
 }  // namespace cudaloss::cuda

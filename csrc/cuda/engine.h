@@ -9,16 +9,37 @@ namespace cudaloss::cuda {
 
 using Stream = void*;  // cudaStream_t; this header is read by sources that no CUDA header reaches
 
-// Bytes of scratch memory that `reduce` needs; 0 where one block does it all.
-int64_t reduce_workspace(const Forward& request);
+// Memory that a reduction of several blocks needs beside its operands.
+struct Workspace {
+  void* partials;    // one a block
+  void* folded;      // one a block of the second launch, where there is one
+  unsigned* ticket;  // 0 before and after; null: one more launch instead
+};
+
+struct Need {
+  int64_t blocks;         // 1: no workspace at all
+  int64_t partial_bytes;  // of one partial
+};
+
+Need reduce_need(const Forward& request);
+Need train_need(const Training& request);
 
 template <template <class> class Loss>
-void reduce(const Forward& request, void* workspace, Stream stream);
+void reduce(const Forward& request, const Workspace& workspace, Stream stream);
 
 template <template <class> class Loss>
 void elementwise(const Forward& request, Stream stream);
 
 template <template <class> class Loss>
+void train(const Training& request, const Workspace& workspace, Stream stream);
+
+template <template <class> class Loss>
 void backward(const Backward& request, Stream stream);
+
+bool is_capturing(Stream stream);
+unsigned long long stream_id(Stream stream);  // unique among the streams of a device
+void zero(void* memory, int64_t bytes, Stream stream);
+// A ticket of the current device for a captured launch, the index-th; null where there are no more.
+unsigned* capture_ticket(int64_t index);
 
 }  // namespace cudaloss::cuda

@@ -8,6 +8,7 @@
 #include "cuda/fold.cuh"
 #include "cuda/launch.h"
 #include "cuda/reduce.cuh"
+#include "cuda/train.cuh"
 
 namespace cudaloss::cuda {
 
@@ -37,17 +38,18 @@ void dispatch_pair(const Operand& input, const Operand& target, const Body& body
 }
 
 template <class T, class P, class Loss>
-void launch_reduce(const Forward& r, void* workspace, Stream stream) {
-  const int blocks = plan::reduce_blocks(r.count, P::N);
-  Sum* const partials = static_cast<Sum*>(workspace);
-  launch(reduce_kernel<T, typename P::A, typename P::B, P::N, Loss>, blocks, plan::kReduceThreads, stream,
-         Loss(r.parameter), Source<typename P::A>(r.input), Source<typename P::B>(r.target),
-         vector_aligned({r.input.data, r.target.data}), r.count, r.divisor, partials, r.output);
-  if (blocks > 1) fold(partials, blocks, r.divisor, r.output, stream);
+void launch_reduce(const Forward& r, const Workspace& workspace, Stream stream) {
+  using Kept = Partial<T>;
+  const int64_t blocks = plan::reduce_blocks(r.count, P::N);
+  folded<Kept>(blocks, r.divisor, r.output, workspace, stream, [&](const Fold<Kept>& fold) {
+    launch(reduce_kernel<T, Kept, typename P::A, typename P::B, P::N, Loss>, blocks, plan::kReduceThreads, stream,
+           Loss(r.parameter), Source<typename P::A>(r.input), Source<typename P::B>(r.target),
+           vector_aligned({r.input.data, r.target.data}), r.count, fold);
+  });
 }
 
 template <template <class> class Loss>
-void reduce(const Forward& r, void* workspace, Stream stream) {
+void reduce(const Forward& r, const Workspace& workspace, Stream stream) {
   dispatch_pair(r.input, r.target, [&](auto pair) {
     using P = decltype(pair);
     using FastT = Fast<typename P::A, typename P::B>;
@@ -64,8 +66,8 @@ void reduce(const Forward& r, void* workspace, Stream stream) {
 
 template <class T, class P, class Loss>
 void launch_elementwise(const Forward& r, Stream stream) {
-  launch(elementwise_kernel<T, typename P::A, typename P::B, P::N, Loss>, plan::elementwise_blocks(r.count, P::N),
-         plan::kElementwiseThreads, stream, Loss(r.parameter), Source<typename P::A>(r.input),
+  launch(elementwise_kernel<T, typename P::A, typename P::B, P::N, Loss>, plan::pass_tiles(r.count, P::N),
+         plan::kPassThreads, stream, Loss(r.parameter), Source<typename P::A>(r.input),
          Source<typename P::B>(r.target), vector_aligned({r.input.data, r.target.data, r.output.data}), r.count,
          r.output);
 }
@@ -83,6 +85,34 @@ void elementwise(const Forward& r, Stream stream) {
   });
 }
 
+template <class TV, class P, template <class> class Loss>
+void launch_train(const Training& t, const Workspace& workspace, Stream stream) {
+  using A = typename P::A;
+  using B = typename P::B;
+  using TG = Exact<A, B>;
+  using Kept = Partial<TV>;
+  const Forward& r = t.forward;
+  const int64_t blocks = plan::pass_blocks(r.count, P::N);
+  folded<Kept>(blocks, r.divisor, r.output, workspace, stream, [&](const Fold<Kept>& fold) {
+    launch(train_kernel<TV, TG, Kept, A, B, P::N, Loss<TV>, Loss<TG>>, blocks, plan::kPassThreads, stream,
+           Loss<TV>(r.parameter), Loss<TG>(r.parameter), ratio(1.0, r.divisor, Scalar<TG>()), Source<A>(r.input),
+           Source<B>(r.target), vector_aligned({r.input.data, r.target.data, t.grad_input.data, t.grad_target.data}),
+           r.count, Sink<A>(t.grad_input), Sink<B>(t.grad_target), fold);
+  });
+}
+
+template <template <class> class Loss>
+void train(const Training& t, const Workspace& workspace, Stream stream) {
+  dispatch_pair(t.forward.input, t.forward.target, [&](auto pair) {
+    using P = decltype(pair);
+    if (t.forward.count <= plan::kExactCount) {
+      launch_train<Exact<typename P::A, typename P::B>, P, Loss>(t, workspace, stream);
+    } else {
+      launch_train<Fast<typename P::A, typename P::B>, P, Loss>(t, workspace, stream);
+    }
+  });
+}
+
 template <template <class> class Loss>
 void backward(const Backward& r, Stream stream) {
   dispatch_pair(r.input, r.target, [&](auto pair) {
@@ -90,11 +120,19 @@ void backward(const Backward& r, Stream stream) {
     using A = typename P::A;
     using B = typename P::B;
     using T = Exact<A, B>;
-    launch(backward_kernel<T, A, B, P::N, Loss<T>>, plan::elementwise_blocks(r.count, P::N), plan::kElementwiseThreads,
-           stream, Loss<T>(r.parameter), GradOutput{r.grad_output, r.grad_output_is_scalar},
-           ratio(1.0, r.divisor, Scalar<T>()), Source<A>(r.input), Source<B>(r.target),
-           vector_aligned({r.input.data, r.target.data, r.grad_input.data, r.grad_target.data}), r.count,
-           Sink<A>(r.grad_input), Sink<B>(r.grad_target));
+    const auto start = [&](auto kernel, int64_t blocks) {
+      launch(kernel, blocks, plan::kPassThreads, stream, Loss<T>(r.parameter),
+             GradOutput{r.grad_output, r.grad_output_is_scalar}, ratio(1.0, r.divisor, Scalar<T>()),
+             Source<A>(r.input), Source<B>(r.target),
+             vector_aligned({r.input.data, r.target.data, r.grad_input.data, r.grad_target.data}), r.count,
+             Sink<A>(r.grad_input), Sink<B>(r.grad_target));
+    };
+    const int64_t tiles = plan::pass_tiles(r.count, P::N);
+    if (r.holds_unit_gradient) {
+      start(rescale_kernel<T, A, B, P::N, Loss<T>>, std::min(tiles, plan::kPersistentBlocks));
+    } else {
+      start(backward_kernel<T, A, B, P::N, Loss<T>>, tiles);
+    }
   });
 }
 

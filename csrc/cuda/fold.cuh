@@ -1,13 +1,28 @@
-// Stage 2 of the reduction: the blocks' partials, folded in a fixed order.
+// Stage 2 of the reduction: the blocks' partials, folded in an order that their number alone decides.
 #pragma once
 
 #include <cub/block/block_reduce.cuh>
+#include <type_traits>
 
 #include "core/arith.h"
+#include "core/plan.h"
 #include "core/sum.h"
 #include "cuda/engine.h"
 
 namespace cudaloss::cuda {
+
+// What partials are kept in: plain fp64 where the result is narrower.
+template <class T>
+using Partial = std::conditional_t<std::is_same_v<T, double>, Sum, double>;
+
+// Where a reduction's blocks leave their sums, and what becomes of them.
+template <class P>
+struct Fold {
+  P* partials;       // one a block
+  unsigned* ticket;  // 0 before and after; null: a later launch folds
+  double divisor;
+  Result output;
+};
 
 __device__ __forceinline__ void store_scalar(const Result& output, double value) {
   switch (output.dtype) {
@@ -26,14 +41,71 @@ __device__ __forceinline__ void store_scalar(const Result& output, double value)
   }
 }
 
+struct AddPartials {
+  __device__ __forceinline__ double operator()(double a, double b) const { return a + b; }
+  __device__ __forceinline__ Sum operator()(Sum a, const Sum& b) const {
+    a.add(b);
+    return a;
+  }
+};
+
 // The sum over the block's threads, in thread 0.
-template <int kThreads>
-__device__ __forceinline__ Sum block_sum(const Sum& sum) {
-  using BlockReduce = cub::BlockReduce<Sum, kThreads>;
+template <int kThreads, class P>
+__device__ __forceinline__ P block_sum(const P& sum) {
+  using BlockReduce = cub::BlockReduce<P, kThreads>;
   __shared__ typename BlockReduce::TempStorage storage;
-  return BlockReduce(storage).Reduce(sum, AddSums());
+  return BlockReduce(storage).Reduce(sum, AddPartials());
 }
 
-void fold(const Sum* partials, int count, double divisor, const Result& output, Stream stream);
+// The sum of partials[0, count), in thread 0: by the first kFoldThreads threads, whatever the block's size, so that it
+// has the same bits whichever launch folds.
+template <int kThreads, class P>
+__device__ __forceinline__ P sum_partials(const P* partials, int64_t count) {
+  P sum = {};
+  if (threadIdx.x < plan::kFoldThreads) {
+    for (int64_t i = threadIdx.x; i < count; i += plan::kFoldThreads) sum = AddPartials()(sum, partials[i]);
+  }
+  return block_sum<kThreads>(sum);
+}
+
+__device__ __forceinline__ double over(double sum, double divisor) { return sum / divisor; }
+__device__ __forceinline__ double over(const Sum& sum, double divisor) { return sum.over(divisor); }
+
+// Hands in the block's sum (thread 0's `total`). The block that finds all others done folds; which one that is leaves
+// no trace in the result.
+template <int kThreads, class P>
+__device__ __forceinline__ void finish(const P& total, const Fold<P>& fold) {
+  if (gridDim.x == 1) {
+    if (threadIdx.x == 0) store_scalar(fold.output, over(total, fold.divisor));
+    return;
+  }
+  __shared__ bool is_last;
+  if (threadIdx.x == 0) {
+    fold.partials[blockIdx.x] = total;
+    is_last = false;
+    if (fold.ticket) {
+      __threadfence();                                                     // the partial is seen before the count
+      is_last = atomicInc(fold.ticket, gridDim.x - 1) == gridDim.x - 1;  // which wraps round to 0 by itself
+    }
+  }
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  const P sum = sum_partials<kThreads>(fold.partials, gridDim.x);
+  if (threadIdx.x == 0) store_scalar(fold.output, over(sum, fold.divisor));
+}
+
+// The second launch, where the blocks did not count themselves.
+template <class P>
+void fold(int64_t count, double divisor, const Result& output, const Workspace& workspace, Stream stream);
+
+// Runs `pass(fold)` over `blocks` blocks, and what follows it.
+template <class P, class Pass>
+void folded(int64_t blocks, double divisor, const Result& output, const Workspace& workspace, Stream stream,
+            const Pass& pass) {
+  const bool counted = blocks <= plan::kCountedBlocks;
+  pass(Fold<P>{static_cast<P*>(workspace.partials), counted ? workspace.ticket : nullptr, divisor, output});
+  if (blocks > 1 && !(counted && workspace.ticket)) fold<P>(blocks, divisor, output, workspace, stream);
+}
 
 }  // namespace cudaloss::cuda

@@ -27,7 +27,8 @@ struct alignas(N * sizeof(Element) < kVectorBytes ? N * sizeof(Element) : kVecto
 // How many of a thread's N elements from `begin` lie below `count`.
 template <int N>
 __device__ __forceinline__ int vector_length(int64_t begin, int64_t count) {
-  return count - begin < N ? static_cast<int>(count - begin) : N;
+  const int64_t left = count - begin;
+  return left >= N ? N : left > 0 ? static_cast<int>(left) : 0;
 }
 
 // An operand whose element type the kernel knows.
@@ -36,10 +37,23 @@ struct Source {
   const Element* data;
 
   explicit Source(const Operand& operand) : data(static_cast<const Element*>(operand.data)) {}
+  CUDALOSS_INLINE explicit Source(const Element* elements) : data(elements) {}
 
   template <int N>
   __device__ __forceinline__ Vector<Element, N> load(int64_t begin) const {
     return *reinterpret_cast<const Vector<Element, N>*>(data + begin);
+  }
+
+  // The same, for data that this kernel alone reads.
+  template <int N>
+  __device__ __forceinline__ Vector<Element, N> load_streaming(int64_t begin) const {
+    constexpr int kParts = N * sizeof(Element) / kVectorBytes;  // operands fill whole accesses
+    Vector<Element, N> out;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      reinterpret_cast<uint4*>(&out)[i] = __ldcs(reinterpret_cast<const uint4*>(data + begin) + i);
+    }
+    return out;
   }
 
   // For the end of the data, and for a misaligned slice (x[1:]), whose narrow accesses share their cache lines with
@@ -52,6 +66,24 @@ struct Source {
       if (i < length) out.element[i] = data[begin + i];
     }
     return out;
+  }
+};
+
+// The two operands of one thread's vector.
+template <class A, class B, int N>
+struct Vectors {
+  Vector<A, N> a;
+  Vector<B, N> b;
+
+  Vectors() = default;
+  // `whole`: all N elements are there, and aligned.
+  __device__ __forceinline__ Vectors(Source<A> input, Source<B> target, bool whole, int64_t begin, int length)
+      : a(whole ? input.template load<N>(begin) : input.template load_each<N>(begin, length)),
+        b(whole ? target.template load<N>(begin) : target.template load_each<N>(begin, length)) {}
+
+  template <class T>
+  __device__ __forceinline__ T difference(int i) const {
+    return Difference<T>::of(a.element[i], b.element[i]);
   }
 };
 
@@ -75,6 +107,12 @@ struct Sink {
     for (int i = 0; i < N; ++i) {
       if (i < length) data[begin + i] = narrow<Element>(value[i]);
     }
+  }
+
+  template <class F, int N>
+  __device__ __forceinline__ void store_wanted(bool whole, int64_t begin, int length, const F (&value)[N]) const {
+    if (!data) return;
+    whole ? store(begin, value) : store_each(begin, length, value);
   }
 };
 

@@ -1,4 +1,4 @@
-// Stage 1 of the reduction: losses of a persistent grid's tiles, summed in registers, warp and block.
+// Stage 1 of a reduction that only reads: losses of a block's tiles, summed in registers, warp and block.
 #pragma once
 
 #include "core/plan.h"
@@ -35,57 +35,63 @@ __device__ __forceinline__ double tree_sum(const Wide (&term)[N]) {
   return sum;
 }
 
+// The losses of a vector's first `length` elements.
 template <class T, class A, class B, int N, class Loss>
-__device__ __forceinline__ double vector_loss(const Loss& loss, const Vector<A, N>& a, const Vector<B, N>& b) {
+__device__ __forceinline__ double vector_loss(const Loss& loss, const Vectors<A, B, N>& operands, int length = N) {
   T value[N];
 #pragma unroll
-  for (int i = 0; i < N; ++i) value[i] = loss.value(Difference<T>::of(a.element[i], b.element[i]));
+  for (int i = 0; i < N; ++i) value[i] = i < length ? loss.value(operands.template difference<T>(i)) : T();
   return tree_sum(value);
 }
 
-// This thread's share of the whole tiles, every load of a tile issued before the first is used.
-template <class T, bool kAligned, class A, class B, int N, class Loss>
-__device__ __forceinline__ double sum_tiles(const Loss& loss, Source<A> input, Source<B> target, int64_t tiles) {
+// This thread's share of one tile, every load issued before the first is used.
+template <class T, class A, class B, int N, class Loss>
+__device__ __forceinline__ double whole_tile_loss(const Loss& loss, Source<A> input, Source<B> target, int64_t begin) {
   constexpr int kUnroll = plan::kReduceUnroll;
-  constexpr int kStride = plan::kReduceThreads * N;
-  double sum = 0.0;
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const int64_t begin = tile * plan::reduce_tile(N) + threadIdx.x * N;
-    Vector<A, N> a[kUnroll];
-    Vector<B, N> b[kUnroll];
+  Vectors<A, B, N> operands[kUnroll];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int64_t at = begin + u * kStride;
-      a[u] = kAligned ? input.template load<N>(at) : input.template load_each<N>(at, N);
-      b[u] = kAligned ? target.template load<N>(at) : target.template load_each<N>(at, N);
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) sum += vector_loss<T>(loss, a[u], b[u]);
+  for (int u = 0; u < kUnroll; ++u) {
+    const int64_t at = begin + u * plan::kReduceThreads * N;
+    operands[u].a = input.template load_streaming<N>(at);
+    operands[u].b = target.template load_streaming<N>(at);
   }
+  double sum = 0.0;
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) sum += vector_loss<T>(loss, operands[u]);
   return sum;
 }
 
+// The same of the last, partial tile, and of misaligned operands: the same elements to the same threads.
 template <class T, class A, class B, int N, class Loss>
-__global__ void __launch_bounds__(plan::kReduceThreads, plan::kReduceBlocksAProcessor)
-    reduce_kernel(Loss loss, Source<A> input, Source<B> target, bool aligned, int64_t count, double divisor,
-                  Sum* partials, Result output) {
-  const int64_t tiles = count / plan::reduce_tile(N);
-  double sum = aligned ? sum_tiles<T, true, A, B, N>(loss, input, target, tiles)
-                       : sum_tiles<T, false, A, B, N>(loss, input, target, tiles);
-  // The part of a tile that is left goes to the block whose turn it is, an element a thread.
-  if (tiles % gridDim.x == blockIdx.x) {
-    for (int64_t i = tiles * plan::reduce_tile(N) + threadIdx.x; i < count; i += plan::kReduceThreads) {
-      sum += as_double(loss.value(Difference<T>::of(input.data[i], target.data[i])));
-    }
+__device__ __forceinline__ double any_tile_loss(const Loss& loss, Source<A> input, Source<B> target, bool aligned,
+                                                int64_t begin, int64_t count) {
+  constexpr int kUnroll = plan::kReduceUnroll;
+  Vectors<A, B, N> operands[kUnroll];
+  int length[kUnroll];
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    const int64_t at = begin + u * plan::kReduceThreads * N;
+    length[u] = vector_length<N>(at, count);
+    operands[u] = Vectors<A, B, N>(input, target, aligned && length[u] == N, at, length[u]);
   }
+  double sum = 0.0;
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) sum += vector_loss<T>(loss, operands[u], length[u]);
+  return sum;
+}
 
-  const Sum total = block_sum<plan::kReduceThreads>({sum, 0.0});
-  if (threadIdx.x != 0) return;
-  if (gridDim.x == 1) {
-    store_scalar(output, total.over(divisor));
-  } else {
-    partials[blockIdx.x] = total;
+template <class T, class P, class A, class B, int N, class Loss>
+__global__ void __launch_bounds__(plan::kReduceThreads)
+    reduce_kernel(Loss loss, Source<A> input, Source<B> target, bool aligned, int64_t count, Fold<P> fold) {
+  constexpr int64_t kTile = plan::reduce_tile(N);
+  double sum = 0.0;
+  for (int64_t tile = blockIdx.x; tile * kTile < count; tile += gridDim.x) {
+    const int64_t begin = tile * kTile + threadIdx.x * N;
+    sum += aligned && (tile + 1) * kTile <= count
+               ? whole_tile_loss<T, A, B, N>(loss, input, target, begin)
+               : any_tile_loss<T, A, B, N>(loss, input, target, aligned, begin, count);
   }
+  finish<plan::kReduceThreads>(block_sum<plan::kReduceThreads>(P{sum}), fold);
 }
 
 }  // namespace cudaloss::cuda

@@ -1,19 +1,15 @@
-// The private ops, forward and backward of each loss on each backend, on the LibTorch stable ABI. The schemas and
-// everything public are in src/cudaloss/_ops.py.
+// The private ops of each loss on each backend, on the LibTorch stable ABI. The schemas and everything public are in
+// src/cudaloss/_ops.py.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
-#include <optional>
 #include <tuple>
 
-#include "cpu/engine.h"
+#include "torch/backend_cpu.h"
+#include "torch/mode.h"
 #include "torch/operands.h"
 
 #if defined(CUDALOSS_WITH_CUDA)
-#include "cuda/engine.h"
-
-// In libtorch_cuda, which a CPU-only torch lacks: weak, so that the library still loads there.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
+#include "torch/backend_cuda.h"
 #endif
 
 #define CUDALOSS_LOSS(name)    \
@@ -27,132 +23,140 @@ extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stre
 namespace cudaloss::tensors {
 namespace {
 
-enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };  // torch.nn._reduction's numbers
+constexpr char kOperandsServed[] = "input and target must be on one device, dense, of one shape and memory format";
 
-struct Cpu {
-  static void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*),
-                           void* context) {
-    require(torch_parallel_for(begin, end, grain, body, context) == TORCH_SUCCESS, "a worker thread failed");
+// Whether the kernels serve these operands, said before anything is computed. Operands that the caller has not looked at
+// must be the commonest kind: of one dtype, the result's.
+bool serves(const Tensor& input, const Tensor& target, const Mode& mode) {
+  const bool served = same_device(input, target) && same_order(input, target);
+  if (mode.may_decline) {
+    return served && input.scalar_type() == mode.dtype && target.scalar_type() == mode.dtype;
   }
-  template <template <class> class Loss>
-  static void reduce(const Forward& request, const Tensor&) {
-    cpu::reduce<Loss>(request, parallel_for);
-  }
-  template <template <class> class Loss>
-  static void elementwise(const Forward& request, const Tensor&) {
-    cpu::elementwise<Loss>(request, parallel_for);
-  }
-  template <template <class> class Loss>
-  static void backward(const Backward& request, const Tensor&) {
-    cpu::backward<Loss>(request, parallel_for);
-  }
-};
+  require(served, kOperandsServed);
+  return true;
+}
 
-#if defined(CUDALOSS_WITH_CUDA)
-struct Cuda {
-  // The caller's stream on the tensor's device, which is current while this lives. A guard is made only where
-  // another device is current: it costs an allocation and four calls.
-  struct Context {
-    std::optional<torch::stable::accelerator::DeviceGuard> guard;
-    cuda::Stream stream = nullptr;
-
-    explicit Context(const Tensor& tensor) {
-      require(aoti_torch_get_current_cuda_stream != nullptr, "this torch has no CUDA");
-      const int32_t device = tensor.get_device_index();
-      if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
-      require(aoti_torch_get_current_cuda_stream(device, &stream) == TORCH_SUCCESS, "no current CUDA stream");
-    }
-  };
-  template <template <class> class Loss>
-  static void reduce(const Forward& request, const Tensor& input) {
-    const Context context(input);
-    const int64_t bytes = cuda::reduce_workspace(request);
-    if (bytes == 0) return cuda::reduce<Loss>(request, nullptr, context.stream);
-    const int64_t stride = 1;
-    const Tensor workspace = empty({&bytes, 1}, {&stride, 1}, ScalarType::Byte, input);
-    cuda::reduce<Loss>(request, workspace.mutable_data_ptr(), context.stream);
-  }
-  template <template <class> class Loss>
-  static void elementwise(const Forward& request, const Tensor& input) {
-    cuda::elementwise<Loss>(request, Context(input).stream);
-  }
-  template <template <class> class Loss>
-  static void backward(const Backward& request, const Tensor& input) {
-    cuda::backward<Loss>(request, Context(input).stream);
-  }
-};
-#endif
-
-void require_arguments(const Tensor& input, const Tensor& target, int64_t reduction) {
-  require(reduction == kNone || reduction == kMean || reduction == kSum, "reduction must be 0, 1 or 2");
-  require(same_device(input, target), "input and target must be on one device");
-  require(same_order(input, target), "input and target must be dense, of one shape and memory format");
+Forward forward_request(const Tensor& input, const Tensor& target, const Mode& mode, double parameter,
+                        const Tensor& output) {
+  const int64_t count = input.numel();
+  return {operand(input), operand(target), count, parameter, mode.divisor(count), result(output)};
 }
 
 template <class Engine, template <class> class Loss>
-Tensor forward(Tensor input, Tensor target, int64_t reduction, double parameter, ScalarType dtype) {
-  require_arguments(input, target, reduction);
-  const int64_t count = input.numel();
-  const bool elementwise = reduction == kNone;
-  const Tensor output = elementwise ? empty_dense(input, dtype) : empty_scalar(dtype, input);
-  const Forward request = {
-      operand(input), operand(target), count, parameter, reduction == kMean ? static_cast<double>(count) : 1.0,
-      result(output)};
+Tensor loss(Tensor input, Tensor target, int64_t packed, double parameter) {
+  const Mode mode(packed);
+  if (!serves(input, target, mode)) return Tensor();
+  const bool elementwise = mode.reduction == Reduction::None;
+  const Tensor output = elementwise ? empty_dense(input, mode.dtype) : empty_scalar(mode.dtype, input);
+  const Forward request = forward_request(input, target, mode, parameter, output);
   elementwise ? Engine::template elementwise<Loss>(request, input) : Engine::template reduce<Loss>(request, input);
   return output;
 }
 
-// What both backward ops are given.
-struct BackwardArguments {
+// The loss into `output`, its gradients for a grad_output of 1 into those of the others that are wanted.
+template <class Engine, template <class> class Loss>
+void train_into(const Tensor& input, const Tensor& target, const Mode& mode, double parameter, const Tensor& output,
+                const Result& grad_input, const Result& grad_target) {
+  require(mode.reduction != Reduction::None, "only a scalar loss has its gradients in the same pass");
+  const auto is_double = [](const Tensor& tensor) { return tensor.scalar_type() == ScalarType::Double; };
+  require(!is_double(output) || is_double(input) || is_double(target), "a float64 loss takes a float64 operand");
+  Engine::template train<Loss>({forward_request(input, target, mode, parameter, output), grad_input, grad_target},
+                               input);
+}
+
+template <class Engine, template <class> class Loss>
+std::tuple<Tensor, Tensor> training(Tensor input, Tensor target, int64_t packed, double parameter) {
+  const Mode mode(packed);
+  if (!serves(input, target, mode)) return {Tensor(), Tensor()};
+  const Tensor output = empty_scalar(mode.dtype, input);
+  const Tensor& wanted = mode.for_target ? target : input;
+  const Tensor gradient = empty_dense(wanted, wanted.scalar_type());
+  train_into<Engine, Loss>(input, target, mode, parameter, output, mode.for_target ? kNotWanted : result(gradient),
+                           mode.for_target ? result(gradient) : kNotWanted);
+  return {output, gradient};
+}
+
+template <class Engine, template <class> class Loss>
+std::tuple<Tensor, Tensor, Tensor> training_both(Tensor input, Tensor target, int64_t packed, double parameter) {
+  const Mode mode(packed);
+  if (!serves(input, target, mode)) return {Tensor(), Tensor(), Tensor()};
+  const Tensor output = empty_scalar(mode.dtype, input);
+  const Tensor grad_input = empty_dense(input, input.scalar_type());
+  const Tensor grad_target = empty_dense(target, target.scalar_type());
+  train_into<Engine, Loss>(input, target, mode, parameter, output, result(grad_input), result(grad_target));
+  return {output, grad_input, grad_target};
+}
+
+// What every op is given that starts from a grad_output.
+struct Incoming {
   const Tensor &grad_output, &input, &target;
-  int64_t reduction;
+  Mode mode;
   double parameter;
 };
 
 // Fills the gradients that are wanted.
 template <class Engine, template <class> class Loss>
-void backward_into(const BackwardArguments& a, const Result& grad_input, const Result& grad_target) {
-  require_arguments(a.input, a.target, a.reduction);
+void backward_into(const Incoming& a, const Result& grad_input, const Result& grad_target, bool holds_unit_gradient) {
+  require(same_device(a.input, a.target) && same_order(a.input, a.target), kOperandsServed);
   require(same_device(a.input, a.grad_output), "grad_output must be on the operands' device");
   const int64_t count = a.input.numel();
   if (count == 0) return;
-  const bool elementwise = a.reduction == kNone;
+  const bool elementwise = a.mode.reduction == Reduction::None;
   require(elementwise ? same_sizes(a.input, a.grad_output) : a.grad_output.numel() == 1,
           "grad_output must be of the result's shape");
   const bool scalar = !elementwise || is_broadcast_scalar(a.grad_output);
   require(scalar || same_order(a.input, a.grad_output), "grad_output must be dense, of the operands' memory format");
-  const double divisor = a.reduction == kMean ? static_cast<double>(count) : 1.0;
   Engine::template backward<Loss>({operand(a.grad_output), scalar, operand(a.input), operand(a.target), count,
-                                   a.parameter, divisor, grad_input, grad_target},
+                                   a.parameter, a.mode.divisor(count), grad_input, grad_target, holds_unit_gradient},
                                   a.input);
+}
+
+template <class Engine, template <class> class Loss>
+void backward_one(const Incoming& a, const Tensor& gradient, bool holds_unit_gradient) {
+  backward_into<Engine, Loss>(a, a.mode.for_target ? kNotWanted : result(gradient),
+                              a.mode.for_target ? result(gradient) : kNotWanted, holds_unit_gradient);
 }
 
 // The gradient of one operand. An op of its own: an unused second output would cost an allocation.
 template <class Engine, template <class> class Loss>
-Tensor backward(Tensor grad_output, Tensor input, Tensor target, int64_t reduction, double parameter, bool for_target) {
-  const Tensor& wanted = for_target ? target : input;
+Tensor gradient(Tensor grad_output, Tensor input, Tensor target, int64_t packed, double parameter) {
+  const Incoming arguments = {grad_output, input, target, Mode(packed), parameter};
+  const Tensor& wanted = arguments.mode.for_target ? target : input;
   const Tensor gradient = empty_dense(wanted, wanted.scalar_type());
-  backward_into<Engine, Loss>({grad_output, input, target, reduction, parameter},
-                              for_target ? kNotWanted : result(gradient), for_target ? result(gradient) : kNotWanted);
+  backward_one<Engine, Loss>(arguments, gradient, false);
   return gradient;
 }
 
 template <class Engine, template <class> class Loss>
-std::tuple<Tensor, Tensor> backward_both(Tensor grad_output, Tensor input, Tensor target, int64_t reduction,
-                                         double parameter) {
+std::tuple<Tensor, Tensor> gradients(Tensor grad_output, Tensor input, Tensor target, int64_t packed,
+                                     double parameter) {
   const Tensor grad_input = empty_dense(input, input.scalar_type());
   const Tensor grad_target = empty_dense(target, target.scalar_type());
-  backward_into<Engine, Loss>({grad_output, input, target, reduction, parameter}, result(grad_input),
-                              result(grad_target));
+  backward_into<Engine, Loss>({grad_output, input, target, Mode(packed), parameter}, result(grad_input),
+                              result(grad_target), false);
   return {grad_input, grad_target};
+}
+
+// Makes the gradient that `training` gave, which is that for a grad_output of 1, the gradient for `grad_output`.
+template <class Engine, template <class> class Loss>
+void rescale(Tensor gradient, Tensor grad_output, Tensor input, Tensor target, int64_t packed, double parameter) {
+  const Mode mode(packed);
+  require(mode.reduction != Reduction::None, "only a scalar loss has its gradients in the same pass");
+  require(same_device(input, gradient) && same_order(input, gradient), "gradient must be laid out as its operand");
+  require(gradient.scalar_type() == (mode.for_target ? target : input).scalar_type(),
+          "gradient must be of its operand's dtype");
+  backward_one<Engine, Loss>({grad_output, input, target, mode, parameter}, gradient, true);
 }
 
 template <class Engine>
 void register_ops(torch::stable::detail::StableLibrary& library) {
-#define CUDALOSS_LOSS(name)                                                          \
-  library.impl("_" #name "_forward", TORCH_BOX((&forward<Engine, losses::name>)));   \
-  library.impl("_" #name "_backward", TORCH_BOX((&backward<Engine, losses::name>))); \
-  library.impl("_" #name "_backward_both", TORCH_BOX((&backward_both<Engine, losses::name>)));
+#define CUDALOSS_LOSS(name)                                                                    \
+  library.impl("_" #name "_loss", TORCH_BOX((&loss<Engine, losses::name>)));                   \
+  library.impl("_" #name "_training", TORCH_BOX((&training<Engine, losses::name>)));           \
+  library.impl("_" #name "_training_both", TORCH_BOX((&training_both<Engine, losses::name>))); \
+  library.impl("_" #name "_gradient", TORCH_BOX((&gradient<Engine, losses::name>)));           \
+  library.impl("_" #name "_gradients", TORCH_BOX((&gradients<Engine, losses::name>)));         \
+  library.impl("_" #name "_rescale_", TORCH_BOX((&rescale<Engine, losses::name>)));
 #include "losses.inc"
 #undef CUDALOSS_LOSS
 }

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._modes import REDUCTIONS
 from ._specs import LossSpec
-
-REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # the numbers the kernels know them by
 
 
 def check_reduction(reduction: Any) -> None:

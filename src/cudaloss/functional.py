@@ -18,7 +18,7 @@ __all__ = [spec.function for spec in SPECS]  # pyright: ignore[reportUnsupported
 
 def _caller(spec: LossSpec) -> Callable[..., Tensor]:
     """What the function of `spec` does with its arguments."""
-    kernel = KERNELS[spec.name]
+    quick, thorough = KERNELS[spec.name]
     op = getattr(torch.ops.cudaloss, spec.name)
 
     def as_op(input, target, reduction, parameter, dtype):
@@ -28,12 +28,15 @@ def _caller(spec: LossSpec) -> Callable[..., Tensor]:
     def call(input, target, reduction, parameter, dtype):
         if torch.compiler.is_compiling():
             return as_op(input, target, reduction, parameter, dtype)
+        result = quick(input, target, reduction, parameter, dtype)
+        if result is not None:
+            return result
         if type(input) not in PLAIN_TENSORS or type(target) not in PLAIN_TENSORS:
             parameter = _checks.check(spec, input, target, reduction, parameter, dtype)
             result = as_op(input, target, reduction, parameter, dtype)  # a subclass sees the op
         else:
-            # The dispatcher would only lead back to this kernel.
-            result = kernel(input, target, reduction, parameter, dtype=dtype)
+            # The dispatcher would only lead back here.
+            result = thorough(input, target, reduction, parameter, dtype)
         if input.shape != target.shape:
             warnings.warn(
                 f"target has shape {tuple(target.shape)}, input {tuple(input.shape)}: the loss is of the two broadcast "

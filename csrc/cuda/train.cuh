@@ -1,0 +1,92 @@
+// One-pass training: the loss and its gradients for a grad_output of 1 from one reading of the operands, and what
+// makes them the gradients for another grad_output.
+#pragma once
+
+#include "core/plan.h"
+#include "cuda/elementwise.cuh"
+#include "cuda/reduce.cuh"
+
+namespace cudaloss::cuda {
+
+// TV is the arithmetic of the loss, which averages rounding errors out, TG that of the gradients, which are seen singly.
+template <class TV, class TG, class P, class A, class B, int N, class LossV, class LossG>
+__global__ void __launch_bounds__(plan::kPassThreads)
+    train_kernel(LossV loss, LossG loss_of_gradients, Constant<Scalar<TG>> scale, Source<A> input, Source<B> target,
+                 bool aligned, int64_t count, Sink<A> grad_input, Sink<B> grad_target, Fold<P> fold) {
+  double sum = 0.0;
+  for (int64_t tile = blockIdx.x; tile * plan::pass_tile(N) < count; tile += gridDim.x) {
+    const int64_t begin = thread_begin<N>(tile);
+    const int length = vector_length<N>(begin, count);
+    const bool whole = aligned && length == N;
+    const Vectors<A, B, N> operands(input, target, whole, begin, length);
+    Scalar<TG> to_input[N], to_target[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      to_input[i] = rounded(loss_of_gradients.grad(operands.template difference<TG>(i)) * scale);
+      to_target[i] = -to_input[i];
+    }
+    grad_input.store_wanted(whole, begin, length, to_input);
+    grad_target.store_wanted(whole, begin, length, to_target);
+    sum += vector_loss<TV>(loss, operands, length);
+  }
+  finish<plan::kPassThreads>(block_sum<plan::kPassThreads>(P{sum}), fold);
+}
+
+template <class F>
+__device__ __forceinline__ bool is_power_of_two(Constant<F> x) {
+  return x.lo == F(0) && is_normal(x.hi) && has_no_fraction(x.hi);
+}
+
+// Multiplies a vector of gradients by a power of two, which rounds nothing, unless one of them may have lost digits
+// when it was stored: below the normal numbers or above the largest. Whether it did.
+template <int N, class G, class F>
+__device__ __forceinline__ bool multiply(const Sink<G>& gradient, bool whole, int64_t begin, int length, F factor) {
+  const Source<G> source(gradient.data);
+  const Vector<G, N> stored = whole ? source.template load<N>(begin) : source.template load_each<N>(begin, length);
+  bool exact = true;
+  F value[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    exact = exact && (i >= length || is_normal(stored.element[i]));
+    value[i] = widen<F>(stored.element[i]) * factor;
+  }
+  if (exact) gradient.store_wanted(whole, begin, length, value);
+  return exact;
+}
+
+// Turns the gradient for a grad_output of 1, in the one sink that is wanted, into that for `grad_output`. Where that is
+// 1, the kernel is over at once. A power of two (loss / 2, a GradScaler's 65,536) is multiplied by. Any other number
+// would round a second time: those gradients are computed anew.
+template <class T, class A, class B, int N, class Loss>
+__global__ void __launch_bounds__(plan::kPassThreads)
+    rescale_kernel(Loss loss, GradOutput grad_output, Constant<Scalar<T>> scale, Source<A> input, Source<B> target,
+                   bool aligned, int64_t count, Sink<A> grad_input, Sink<B> grad_target) {
+  using F = Scalar<T>;
+  const Constant<F> incoming = grad_output.at(0, F());
+  if (incoming.hi == F(1) && incoming.lo == F(0)) return;
+  const bool multiplies = is_power_of_two(incoming);
+  scale = times(scale, incoming);
+  for (int64_t tile = blockIdx.x; tile * plan::pass_tile(N) < count; tile += gridDim.x) {
+    const int64_t begin = thread_begin<N>(tile);
+    if (begin >= count) return;
+    const int length = vector_length<N>(begin, count);
+    const bool whole = aligned && length == N;
+    if (multiplies) {
+      if (grad_input.data ? multiply<N>(grad_input, whole, begin, length, incoming.hi)
+                          : multiply<N>(grad_target, whole, begin, length, incoming.hi)) {
+        continue;
+      }
+    }
+    const Vectors<A, B, N> operands(input, target, whole, begin, length);
+    F to_input[N], to_target[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      to_input[i] = rounded(loss.grad(operands.template difference<T>(i)) * scale);
+      to_target[i] = -to_input[i];
+    }
+    grad_input.store_wanted(whole, begin, length, to_input);
+    grad_target.store_wanted(whole, begin, length, to_target);
+  }
+}
+
+}  // namespace cudaloss::cuda

@@ -1,0 +1,331 @@
+"""One-pass training: a gradient made in the forward stays right whatever becomes of it before it is used."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+import cudaloss
+from oracle import error, exact_gradients, op, operands, torch_op
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+# 1 is left alone, powers of two are multiplied by, the others computed anew.
+GRAD_OUTPUTS = (1.0, 0.5, -1.0, 65536.0, 0.3, -7.0, 0.0, 1e-30)
+
+
+def leaf(x):
+    return x.detach().requires_grad_()
+
+
+def private_calls(work):
+    """The private ops that `work` calls, in order."""
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        work()
+    return [event.name.split("::_")[1] for event in found.events() if event.name.startswith("cudaloss::_")]
+
+
+def exact(spec, input, target, grad_output, reduction="mean"):
+    incoming = torch.tensor(grad_output, dtype=torch.float64, device=input.device)
+    return exact_gradients(spec, incoming, input, target, reduction, 1.0)
+
+
+def assert_right(gradient, truth):
+    # float64 has no wider oracle: its own two roundings are in the comparison
+    assert error(gradient, truth, gradient.dtype) <= (2.0 if gradient.dtype == torch.float64 else 0.51)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("dtypes", [(a, b) for a in DTYPES for b in DTYPES], ids=str)
+def test_any_grad_output(spec, device, dtypes, reduction):
+    input, target = operands((5003,), dtypes, device)
+    for wanted in ((True, False), (False, True), (True, True)):
+        tensors = [x.detach().requires_grad_(need) for x, need in zip((input, target), wanted, strict=True)]
+        chosen = [x for x in tensors if x.requires_grad]
+        for grad_output in GRAD_OUTPUTS:
+            value = op(spec)(*tensors, reduction)
+            incoming = torch.tensor(grad_output, dtype=value.dtype, device=device)
+            found = torch.autograd.grad(value, chosen, incoming)
+            truth = exact(spec, input, target, incoming.item(), reduction)
+            for gradient, one in zip(found, [t for t, need in zip(truth, wanted, strict=True) if need], strict=True):
+                assert_right(gradient, one)
+
+
+@pytest.mark.parametrize("grad_output", [math.nan, math.inf, -math.inf])
+def test_special_grad_outputs(spec, device, grad_output):
+    input, target = operands((100,), (torch.float32,) * 2, device)
+    input = leaf(input)
+    (ours,) = torch.autograd.grad(op(spec)(input, target), input, torch.tensor(grad_output, device=device))
+    (theirs,) = torch.autograd.grad(torch_op(spec)(input, target), input, torch.tensor(grad_output, device=device))
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_that_the_first_pass_could_not_store(device, dtype):
+    """Stored below the normal numbers, then multiplied: the digits are the operands', not those that were stored."""
+    info = torch.finfo(dtype)
+    exponents = torch.linspace(math.log2(info.tiny), math.log2(info.tiny) + 40, 4000, dtype=torch.float64)
+    input = leaf(torch.exp2(exponents).to(device, dtype))
+    target = torch.zeros_like(input)
+    for grad_output in (2.0**40, 2.0**20, 0.5):
+        incoming = torch.tensor(grad_output, dtype=dtype, device=device)
+        (found,) = torch.autograd.grad(torch.ops.cudaloss.mse(input, target), input, incoming)
+        truth = 2 * input.detach().double() * grad_output / input.numel()
+        assert error(found, truth, dtype) <= 0.51
+
+
+@pytest.mark.parametrize("size", [1 << 16, pytest.param(1 << 27, marks=pytest.mark.cuda)])
+def test_scaled_fp16_gradients_do_not_underflow(spec, device, size):
+    """The mean over 2^27 elements divides by more than fp16 can hold; a gradient scaler's 65,536 must come first."""
+    if (device == "cuda") != (size > 1 << 16):
+        pytest.skip("one size a device")
+    scale = 65536.0
+    input = leaf(torch.randn(size, device=device, dtype=torch.float16))
+    target = torch.randn(size, device=device, dtype=torch.float16)
+    found, theirs = (torch.autograd.grad(f(spec)(input, target).float() * scale, input)[0] for f in (op, torch_op))
+    part = slice(0, 1 << 16)
+    d = (input.detach()[part].double() - target[part].double()).requires_grad_()
+    loss = torch_op(spec)(d, torch.zeros_like(d), "sum")
+    truth = torch.autograd.grad(loss, d)[0] * scale / size
+    ours = error(found[part], truth, torch.float16)
+    assert ours <= max(0.51, error(theirs[part], truth, torch.float16))
+    assert ((found == 0) == (theirs == 0)).all()
+
+
+def test_one_reading_of_the_operands(spec, device):
+    input, target = operands((64,), (torch.float32,) * 2, device)
+    one = lambda: op(spec)(leaf(input), target).backward()  # noqa: E731
+    both = lambda: op(spec)(leaf(input), leaf(target)).backward()  # noqa: E731
+    names = {name: f"{spec.name}_{name}" for name in ("training", "training_both", "rescale_")}
+    rescale = [] if device == "cpu" else [names["rescale_"]]  # on the CPU a 1 is seen to be one
+    assert private_calls(one) == [names["training"], *rescale]
+    assert private_calls(both) == [names["training_both"], *rescale, *rescale]
+
+
+def test_retained_graphs_hand_out_gradients_of_their_own(spec, device):
+    input, target = operands((1000,), (torch.float32,) * 2, device)
+    a, b = leaf(input), leaf(target)
+    value = op(spec)(a, b)
+    for grad_output in (1.0, 0.5, 0.3, 1.0):
+        incoming = torch.tensor(grad_output, device=device)
+        found = torch.autograd.grad(value, (a, b), incoming, retain_graph=True)
+        for gradient, truth in zip(found, exact(spec, input, target, incoming.item()), strict=True):
+            assert_right(gradient, truth)
+            gradient.fill_(math.nan)  # whoever was given it may do what he likes
+
+
+def test_accumulation_over_steps(spec, device):
+    input, target = operands((1000,), (torch.float32,) * 2, device)
+    a = leaf(input)
+    for _ in range(4):
+        (op(spec)(a, target) / 4).backward()
+    torch.testing.assert_close(a.grad, exact(spec, input, target, 1.0)[0].float())
+
+
+def test_two_losses_of_one_input(spec, device):
+    input, target = operands((1000,), (torch.float32,) * 2, device)
+    a = leaf(input)
+    (0.25 * op(spec)(a, target) + op(spec)(a * 2, target)).backward()
+    (theirs,) = torch.autograd.grad(0.25 * torch_op(spec)(a, target) + torch_op(spec)(a * 2, target), a)
+    torch.testing.assert_close(a.grad, theirs)
+
+
+def test_gradient_scaler(spec, device):
+    input, target = operands((1000,), (torch.float32,) * 2, device)
+    a = leaf(input)
+    scaler = torch.amp.GradScaler(device)
+    optimizer = torch.optim.SGD([a], lr=1.0)
+    scaler.scale(op(spec)(a, target)).backward()
+    assert_right(a.grad, exact(spec, input, target, 65536.0)[0])
+    scaler.unscale_(optimizer)
+    assert_right(a.grad, exact(spec, input, target, 1.0)[0])
+
+
+def test_hooks_on_the_gradient_change_only_theirs(spec, device):
+    input, target = operands((1000,), (torch.float32,) * 2, device)
+    a = leaf(input)
+    a.register_hook(lambda gradient: gradient.mul_(3))
+    value = op(spec)(a, target)
+    value.backward(retain_graph=True)
+    value.backward()
+    torch.testing.assert_close(a.grad, exact(spec, input, target, 6.0)[0].float())
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_saved_tensor_hooks_that_always_answer_with_the_same_tensor(spec, device, retain):
+    input, target = operands((1000,), (torch.float32,) * 2, device)
+    a = leaf(input)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        value = op(spec)(a, target)
+    for grad_output in (0.5, 0.25) if retain else (0.5,):
+        (found,) = torch.autograd.grad(value, a, torch.tensor(grad_output, device=device), retain_graph=retain)
+        assert_right(found, exact(spec, input, target, grad_output)[0])
+        found.fill_(math.nan)
+
+
+def test_saving_on_the_cpu(spec, device):
+    input, target = operands((1000,), (torch.float32,) * 2, device)
+    a = leaf(input)
+    with torch.autograd.graph.save_on_cpu():
+        value = op(spec)(a, target)
+    for grad_output in (0.5, 1.0):
+        (found,) = torch.autograd.grad(value, a, torch.tensor(grad_output, device=device), retain_graph=True)
+        assert_right(found, exact(spec, input, target, grad_output)[0])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint(spec, device, reentrant):
+    input, target = operands((1000,), (torch.float32,) * 2, device)
+    a = leaf(input)
+    checkpoint(op(spec), a, target, use_reentrant=reentrant).backward(torch.tensor(0.5, device=device))
+    assert_right(a.grad, exact(spec, input, target, 0.5)[0])
+
+
+def test_create_graph_before_and_after_a_plain_backward(spec, device):
+    input, target = operands((100,), (torch.float64,) * 2, device)
+    a = leaf(input)
+    value = op(spec)(a, target)
+    truth = exact(spec, input, target, 1.0)[0]
+    for create_graph in (True, False, True, False):
+        (found,) = torch.autograd.grad(value, a, retain_graph=True, create_graph=create_graph)
+        assert found.requires_grad == create_graph
+        torch.testing.assert_close(found, truth, rtol=1e-13, atol=0)
+        found.detach().fill_(math.nan)
+
+
+def test_an_unused_gradient_is_freed_with_its_graph(spec):
+    input = leaf(torch.randn(1 << 20))
+    value = op(spec)(input, torch.zeros_like(input))
+    saved = value.grad_fn.saved_tensors[2]
+    storage = saved.untyped_storage()
+    assert storage.nbytes() == 4 << 20
+    import gc
+    import weakref
+
+    gone = weakref.ref(saved)
+    del saved, value, storage
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("size", [1 << 20, (1 << 28) + 5])
+def test_peak_memory_is_one_gradient(spec, size):
+    input, target = torch.randn(2, size, device="cuda")
+    input.requires_grad_()
+    op(spec)(input, target)  # the stream's own workspace, once
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    op(spec)(input, target).backward()
+    assert torch.cuda.max_memory_allocated() - before < 4 * size + 1e6
+    assert torch.cuda.memory_allocated() - before < 4 * size + 4096  # rounded up by the allocator
+
+
+# ---- under a compiler ----
+
+
+def compiled_loss(spec, backend):
+    torch._dynamo.reset()
+    return torch.compile(lambda a, b: op(spec)(a, b), backend=backend, fullgraph=True)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_training_is_one_pass_too(spec, device, backend):
+    input, target = operands((1000,), (torch.float32,) * 2, device)
+    a, b = leaf(input), leaf(target)
+    compiled = compiled_loss(spec, backend)
+    compiled(a, target).backward()
+    compiled(a, b).backward()
+    a.grad = b.grad = None
+    traced = [f"{spec.name}_traced_training", f"{spec.name}_training"]
+    finish = [f"{spec.name}_traced_gradient", f"{spec.name}_rescale_"]
+    assert private_calls(lambda: compiled(a, target).backward()) == traced + finish
+    assert_right(a.grad, exact(spec, input, target, 1.0)[0])
+    a.grad = None
+    both = [f"{name}_both" for name in traced]
+    assert private_calls(lambda: compiled(a, b).backward()) == both + finish + finish
+    for operand, truth in zip((a, b), exact(spec, input, target, 1.0), strict=True):
+        assert_right(operand.grad, truth)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_retained_graphs(spec, device, backend):
+    input, target = operands((1000,), (torch.float32,) * 2, device)
+    a, b = leaf(input), leaf(target)
+    value = compiled_loss(spec, backend)(a, b)
+    for grad_output in (0.5, 1.0, 0.3):
+        incoming = torch.tensor(grad_output, device=device)
+        found = torch.autograd.grad(value, (a, b), incoming, retain_graph=True)
+        for gradient, truth in zip(found, exact(spec, input, target, incoming.item()), strict=True):
+            assert_right(gradient, truth)
+            gradient.fill_(math.nan)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_checkpoint_recomputes_in_the_backward(spec, device, backend):
+    """Pass and gradient are then in one graph, in which the compiler may reuse the memory between them."""
+    torch._dynamo.reset()
+
+    def loss(x, y):
+        return op(spec)(x.sin() * 2, y)
+
+    compiled = torch.compile(lambda x, y: checkpoint(loss, x, y, use_reentrant=False), backend=backend, fullgraph=True)
+    x, y = (torch.randn(1 << 12, device=device) for _ in range(2))
+    x.requires_grad_()
+    for _ in range(2):
+        x.grad = None
+        compiled(x, y).backward()
+        (expected,) = torch.autograd.grad(loss(x, y), x)
+        torch.testing.assert_close(x.grad, expected, rtol=1e-5, atol=1e-9)
+
+
+def test_compiled_with_the_gradient_in_the_same_graph(spec, device):
+    """What a compiler sees of a whole step: memory of the pass's gradient is free to it once the step is through."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x, y = (torch.randn(1 << 12, device=device) for _ in range(2))
+
+    def step(x, y):
+        x = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(op(spec)(x, y), x)
+        later = (y + 1).cos() * gradient.sum()  # of the gradient's size: it may be given its memory
+        return gradient, later.sin()
+
+    graph = make_fx(step, tracing_mode="fake")(x, y)
+    torch._dynamo.reset()
+    compiled = torch.compile(graph, backend="inductor")
+    for found, expected in zip(compiled(x, y), step(x, y), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of Inductor, on its own CUDA graphs
+def test_compiled_with_cuda_graphs(spec):
+    input, target = operands((100_000,), (torch.float32,) * 2, "cuda")
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda a, b: op(spec)(a, b), mode="reduce-overhead", fullgraph=True)
+    a = leaf(input)
+    for grad_output in (1.0, 0.5, 1.0, 0.5, 0.3):
+        torch.compiler.cudagraph_mark_step_begin()
+        a.grad = None
+        compiled(a, target).backward(torch.tensor(grad_output, device="cuda"))
+        assert_right(a.grad, exact(spec, input, target, torch.tensor(grad_output).item())[0])
+
+
+def test_modules_in_a_compiled_model(spec, device):
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 8)).to(device)
+    criterion = getattr(cudaloss, spec.module)()
+    x, y = torch.randn(64, 16, device=device), torch.randn(64, 8, device=device)
+    step = torch.compile(lambda x, y: criterion(model(x), y), fullgraph=True)
+    for factor in (1.0, 0.5, 0.3):
+        model.zero_grad()
+        (factor * step(x, y)).backward()
+        found = [p.grad.clone() for p in model.parameters()]
+        expected = torch.autograd.grad(factor * criterion(model(x), y), list(model.parameters()))
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-4, atol=1e-6)
