@@ -23,7 +23,7 @@ def leaf(x):
 
 def private_calls(work):
     """The private ops that `work` calls, in order."""
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
         work()
     return [event.name.split("::_")[1] for event in found.events() if event.name.startswith("cudaloss::_")]
 
@@ -74,7 +74,7 @@ def test_gradients_that_the_first_pass_could_not_store(device, dtype):
         incoming = torch.tensor(grad_output, dtype=dtype, device=device)
         (found,) = torch.autograd.grad(torch.ops.cudaloss.mse(input, target), input, incoming)
         truth = 2 * input.detach().double() * grad_output / input.numel()
-        assert error(found, truth, dtype) <= 0.51
+        assert error(found, truth, dtype) <= 1.0  # a result below the normal numbers may be rounded twice
 
 
 @pytest.mark.parametrize("size", [1 << 16, pytest.param(1 << 27, marks=pytest.mark.cuda)])
@@ -316,6 +316,7 @@ def test_compiled_with_cuda_graphs(spec):
         assert_right(a.grad, exact(spec, input, target, torch.tensor(grad_output).item())[0])
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
 def test_modules_in_a_compiled_model(spec, device):
     torch._dynamo.reset()
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 8)).to(device)

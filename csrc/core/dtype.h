@@ -58,9 +58,7 @@ CUDALOSS_INLINE bool is_normal_of(Bits bits, Bits exponent) {
   return (bits & exponent) != 0 && (bits & exponent) != exponent;
 }
 CUDALOSS_INLINE bool is_normal(float x) { return is_normal_of(bit_cast<uint32_t>(x), 0x7f800000u); }
-CUDALOSS_INLINE bool is_normal(double x) {
-  return is_normal_of(bit_cast<uint64_t>(x), uint64_t{0x7ff0000000000000u});
-}
+CUDALOSS_INLINE bool is_normal(double x) { return is_normal_of(bit_cast<uint64_t>(x), uint64_t{0x7ff0000000000000u}); }
 CUDALOSS_INLINE bool is_normal(Half x) { return is_normal_of<uint32_t>(x.bits, 0x7c00u); }
 CUDALOSS_INLINE bool is_normal(BFloat16 x) { return is_normal_of<uint32_t>(x.bits, 0x7f80u); }
 

@@ -8,8 +8,8 @@
 namespace cudaloss::plan {
 
 // Up to this many elements a reduction computes each term exactly rounded (see core/arith.h): too few terms for
-// their fp32 rounding errors to average out below half an ulp, and too few for the arithmetic to cost time.
-constexpr int64_t kExactCount = 4096;
+// their fp32 rounding errors to average out far below half an ulp. 4,096 of them would take a GPU 0.7 us longer.
+constexpr int64_t kExactCount = 1024;
 
 // ---- CPU ---------------------------------------------------------------------------------------------------
 // One partial a chunk. 32,768 elements are also the least that at::parallel_for hands to a thread of its own.
@@ -18,20 +18,24 @@ constexpr int64_t kChunk = 32768;
 constexpr int64_t chunks(int64_t count) { return (count + kChunk - 1) / kChunk; }
 
 // ---- CUDA --------------------------------------------------------------------------------------------------
-// All figures: H200, fp32 unless said, beside torch.sum (reads only) and torch.add (two reads, a write) of the same run.
+// All figures: H200, fp32 unless said, beside torch.sum (reads only) and torch.add (two reads, a write) of the same
+// run.
 
 // Elements that a 16-byte load brings of the narrower operand.
 constexpr int vector_elements(int input_size, int target_size) { return 16 / std::min(input_size, target_size); }
 
-// Reads only: a tile a block, each thread with `kReduceUnroll` 16-byte loads of each operand in flight. At 2^30 elements
-// 4.64 TB/s, where sum reads 4.39; a persistent grid of the same tiles 4.57, bulk copies into shared memory 4.59.
-// 256 to 1,024 threads and 4 to 16 loads stay within 0.2 %; loads that allocate in the L1 cost 0.4 %.
-constexpr int kReduceThreads = 512;
+// Reads only: a tile a block, each thread with `kReduceUnroll` 16-byte loads of each operand in flight. At 2^30
+// elements 4.64 TB/s, where sum reads 4.39; a persistent grid of the same tiles 4.57, bulk copies into shared
+// memory 4.59. 256 to 1,024 threads and 4 to 16 loads stay within 0.2 %; loads that allocate in the L1 cost 0.4 %. Many
+// threads for the small: 16,384 elements are one block's, which needs no other.
+constexpr int kReduceThreads = 1024;
 constexpr int kReduceUnroll = 4;
 
 // Reads and writes: a tile a block, one 16-byte vector a thread. At 2^30 elements 4.42 TB/s, where add moves 4.37;
 // 256 and 512 threads, or 2 and 4 vectors a thread, 4.37 to 4.39; streaming loads 4.06; bulk copies 4.18 at best.
-constexpr int kPassThreads = 1024;
+// A vector of 8 halves takes 40 registers a thread: of 1,024 threads one block would have a processor to itself, and
+// nothing would hide its end.
+constexpr int pass_threads(int vector) { return vector < 8 ? 1024 : 512; }
 
 // A block beyond this many takes several tiles, so that their partials stay under 1 MB. Two tiles a block cost a
 // pass that writes 1 %, four 2 %, and one that only reads nothing.
@@ -58,13 +62,9 @@ constexpr int64_t blocks_for(int64_t tiles) {
 
 constexpr int64_t reduce_tile(int vector) { return int64_t{kReduceThreads} * kReduceUnroll * vector; }
 
-constexpr int64_t reduce_blocks(int64_t count, int vector) {
-  const int64_t tiles = ceil_div(count, reduce_tile(vector));
-  if (tiles == 2) return 1;  // one block is done before two have agreed on which is the last: 2.4 us to 3.1
-  return blocks_for(tiles);
-}
+constexpr int64_t reduce_blocks(int64_t count, int vector) { return blocks_for(ceil_div(count, reduce_tile(vector))); }
 
-constexpr int64_t pass_tile(int vector) { return int64_t{kPassThreads} * vector; }
+constexpr int64_t pass_tile(int vector) { return int64_t{pass_threads(vector)} * vector; }
 
 constexpr int64_t pass_tiles(int64_t count, int vector) { return ceil_div(count, pass_tile(vector)); }
 constexpr int64_t pass_blocks(int64_t count, int vector) { return blocks_for(pass_tiles(count, vector)); }

@@ -8,11 +8,11 @@ namespace cudaloss::cuda {
 
 template <int N>
 __device__ __forceinline__ int64_t thread_begin(int64_t tile) {
-  return (tile * plan::kPassThreads + threadIdx.x) * N;
+  return (tile * plan::pass_threads(N) + threadIdx.x) * N;
 }
 
 template <class T, class A, class B, int N, class Loss>
-__global__ void __launch_bounds__(plan::kPassThreads)
+__global__ void __launch_bounds__(plan::pass_threads(N))
     elementwise_kernel(Loss loss, Source<A> input, Source<B> target, bool aligned, int64_t count, Result output) {
   const int64_t begin = thread_begin<N>(blockIdx.x);
   if (begin >= count) return;
@@ -60,7 +60,7 @@ CUDALOSS_INLINE Constant<float> times(Constant<float> a, Constant<float> b) {
 CUDALOSS_INLINE Constant<double> times(Constant<double> a, Constant<double> b) { return {b.hi * a, 0.0}; }
 
 template <class T, class A, class B, int N, class Loss>
-__global__ void __launch_bounds__(plan::kPassThreads)
+__global__ void __launch_bounds__(plan::pass_threads(N))
     backward_kernel(Loss loss, GradOutput grad_output, Constant<Scalar<T>> scale, Source<A> input, Source<B> target,
                     bool aligned, int64_t count, Sink<A> grad_input, Sink<B> grad_target) {
   using F = Scalar<T>;

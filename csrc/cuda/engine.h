@@ -38,8 +38,9 @@ void backward(const Backward& request, Stream stream);
 
 bool is_capturing(Stream stream);
 unsigned long long stream_id(Stream stream);  // unique among the streams of a device
-void zero(void* memory, int64_t bytes, Stream stream);
-// A ticket of the current device for a captured launch, the index-th; null where there are no more.
+// Of the current device: the index-th stream's own workspace, of plan::kCountedBlocks partials, and the index-th ticket
+// for a captured launch. Null where there are no more.
+Workspace stream_workspace(int64_t index);
 unsigned* capture_ticket(int64_t index);
 
 }  // namespace cudaloss::cuda

@@ -1,14 +1,31 @@
 #include "cuda/fold.cuh"
-
 #include "cuda/launch.h"
 
 namespace cudaloss::cuda {
 namespace {
 
-// Zero from the moment the module is loaded, and again after every use. A captured launch keeps its ticket for ever,
-// since its graph may be replayed beside anything else.
-constexpr int kCaptureTickets = 1 << 14;
+// Module memory rather than the allocator's: what is allocated at a stream's first launch could come from a private
+// pool (a graph's, say), which would never be rid of it. Tickets are 0 from the moment the module is loaded, and again
+// after every use.
+constexpr int64_t kStreams = 32;
+struct StreamScratch {
+  unsigned ticket;
+  Sum partials[plan::kCountedBlocks];
+};
+__device__ __align__(16) char stream_scratch[kStreams * sizeof(StreamScratch)];  // 512 KiB
+
+// A captured launch keeps its ticket for ever, since its graph may be replayed beside anything else.
+constexpr int64_t kCaptureTickets = 1 << 14;
 __device__ unsigned capture_tickets[kCaptureTickets];
+
+// The address of a symbol on the current device; null where it is not to be had: two launches do then.
+template <class Symbol>
+char* address(const Symbol& symbol) {
+  void* found = nullptr;
+  if (cudaGetSymbolAddress(&found, symbol) == cudaSuccess) return static_cast<char*>(found);
+  (void)cudaGetLastError();
+  return nullptr;
+}
 
 template <class P>
 __global__ void __launch_bounds__(plan::kFoldThreads) fold_kernel(const P* partials, int64_t count, Fold<P> fold) {
@@ -54,18 +71,16 @@ unsigned long long stream_id(Stream stream) {
   return id;
 }
 
-void zero(void* memory, int64_t bytes, Stream stream) {
-  check(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream)), "memset");
+Workspace stream_workspace(int64_t index) {
+  char* const all = index < kStreams ? address(stream_scratch) : nullptr;
+  if (all == nullptr) return {};
+  StreamScratch* const scratch = reinterpret_cast<StreamScratch*>(all) + index;
+  return {scratch->partials, scratch->partials, &scratch->ticket};
 }
 
 unsigned* capture_ticket(int64_t index) {
-  void* tickets = nullptr;
-  if (index >= kCaptureTickets) return nullptr;
-  if (cudaGetSymbolAddress(&tickets, capture_tickets) != cudaSuccess) {
-    (void)cudaGetLastError();  // cleared: without a ticket a second launch folds
-    return nullptr;
-  }
-  return static_cast<unsigned*>(tickets) + index;
+  char* const all = index < kCaptureTickets ? address(capture_tickets) : nullptr;
+  return all ? reinterpret_cast<unsigned*>(all) + index : nullptr;
 }
 
 template <class P>

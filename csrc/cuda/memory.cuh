@@ -44,14 +44,14 @@ struct Source {
     return *reinterpret_cast<const Vector<Element, N>*>(data + begin);
   }
 
-  // The same, for data that this kernel alone reads.
+  // The same past the L1, which has no use for what each thread reads once.
   template <int N>
-  __device__ __forceinline__ Vector<Element, N> load_streaming(int64_t begin) const {
+  __device__ __forceinline__ Vector<Element, N> load_past_l1(int64_t begin) const {
     constexpr int kParts = N * sizeof(Element) / kVectorBytes;  // operands fill whole accesses
     Vector<Element, N> out;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      reinterpret_cast<uint4*>(&out)[i] = __ldcs(reinterpret_cast<const uint4*>(data + begin) + i);
+      reinterpret_cast<uint4*>(&out)[i] = __ldcg(reinterpret_cast<const uint4*>(data + begin) + i);
     }
     return out;
   }

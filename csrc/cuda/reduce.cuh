@@ -35,6 +35,14 @@ __device__ __forceinline__ double tree_sum(const Wide (&term)[N]) {
   return sum;
 }
 
+template <int N>
+__device__ __forceinline__ double tree_sum(const Brief (&term)[N]) {
+  float value[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) value[i] = term[i].value;
+  return tree_sum(value);
+}
+
 // The losses of a vector's first `length` elements.
 template <class T, class A, class B, int N, class Loss>
 __device__ __forceinline__ double vector_loss(const Loss& loss, const Vectors<A, B, N>& operands, int length = N) {
@@ -52,8 +60,8 @@ __device__ __forceinline__ double whole_tile_loss(const Loss& loss, Source<A> in
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const int64_t at = begin + u * plan::kReduceThreads * N;
-    operands[u].a = input.template load_streaming<N>(at);
-    operands[u].b = target.template load_streaming<N>(at);
+    operands[u].a = input.template load_past_l1<N>(at);
+    operands[u].b = target.template load_past_l1<N>(at);
   }
   double sum = 0.0;
 #pragma unroll
@@ -65,18 +73,23 @@ __device__ __forceinline__ double whole_tile_loss(const Loss& loss, Source<A> in
 template <class T, class A, class B, int N, class Loss>
 __device__ __forceinline__ double any_tile_loss(const Loss& loss, Source<A> input, Source<B> target, bool aligned,
                                                 int64_t begin, int64_t count) {
-  constexpr int kUnroll = plan::kReduceUnroll;
-  Vectors<A, B, N> operands[kUnroll];
-  int length[kUnroll];
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const int64_t at = begin + u * plan::kReduceThreads * N;
-    length[u] = vector_length<N>(at, count);
-    operands[u] = Vectors<A, B, N>(input, target, aligned && length[u] == N, at, length[u]);
-  }
+  constexpr int kTogether = N < 8 ? plan::kReduceUnroll : 2;  // of 8 halves each, all would take 80 registers
   double sum = 0.0;
+#pragma unroll 1
+  for (int first = 0; first < plan::kReduceUnroll; first += kTogether) {
+    Vectors<A, B, N> operands[kTogether];
+    int length[kTogether];
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) sum += vector_loss<T>(loss, operands[u], length[u]);
+    for (int u = 0; u < kTogether; ++u) {
+      const int64_t at = begin + (first + u) * plan::kReduceThreads * N;
+      length[u] = vector_length<N>(at, count);
+      operands[u] = Vectors<A, B, N>(input, target, aligned && length[u] == N, at, length[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      if (length[u] > 0) sum += vector_loss<T>(loss, operands[u], length[u]);
+    }
+  }
   return sum;
 }
 

@@ -8,9 +8,11 @@
 
 namespace cudaloss::cuda {
 
-// TV is the arithmetic of the loss, which averages rounding errors out, TG that of the gradients, which are seen singly.
+// A tile a block, one vector a thread: also the quickest way to the loss alone of few elements, with neither gradient
+// wanted. TV is the arithmetic of the loss, which averages rounding errors out, TG that of the gradients, which are
+// seen singly.
 template <class TV, class TG, class P, class A, class B, int N, class LossV, class LossG>
-__global__ void __launch_bounds__(plan::kPassThreads)
+__global__ void __launch_bounds__(plan::pass_threads(N))
     train_kernel(LossV loss, LossG loss_of_gradients, Constant<Scalar<TG>> scale, Source<A> input, Source<B> target,
                  bool aligned, int64_t count, Sink<A> grad_input, Sink<B> grad_target, Fold<P> fold) {
   double sum = 0.0;
@@ -19,17 +21,19 @@ __global__ void __launch_bounds__(plan::kPassThreads)
     const int length = vector_length<N>(begin, count);
     const bool whole = aligned && length == N;
     const Vectors<A, B, N> operands(input, target, whole, begin, length);
-    Scalar<TG> to_input[N], to_target[N];
+    if (grad_input.data || grad_target.data) {
+      Scalar<TG> to_input[N], to_target[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      to_input[i] = rounded(loss_of_gradients.grad(operands.template difference<TG>(i)) * scale);
-      to_target[i] = -to_input[i];
+      for (int i = 0; i < N; ++i) {
+        to_input[i] = rounded(loss_of_gradients.grad(operands.template difference<TG>(i)) * scale);
+        to_target[i] = -to_input[i];
+      }
+      grad_input.store_wanted(whole, begin, length, to_input);
+      grad_target.store_wanted(whole, begin, length, to_target);
     }
-    grad_input.store_wanted(whole, begin, length, to_input);
-    grad_target.store_wanted(whole, begin, length, to_target);
-    sum += vector_loss<TV>(loss, operands, length);
+    if (length > 0) sum += vector_loss<TV>(loss, operands, length);
   }
-  finish<plan::kPassThreads>(block_sum<plan::kPassThreads>(P{sum}), fold);
+  finish<plan::pass_threads(N)>(block_sum<plan::pass_threads(N)>(P{sum}), fold);
 }
 
 template <class F>
@@ -58,7 +62,7 @@ __device__ __forceinline__ bool multiply(const Sink<G>& gradient, bool whole, in
 // 1, the kernel is over at once. A power of two (loss / 2, a GradScaler's 65,536) is multiplied by. Any other number
 // would round a second time: those gradients are computed anew.
 template <class T, class A, class B, int N, class Loss>
-__global__ void __launch_bounds__(plan::kPassThreads)
+__global__ void __launch_bounds__(plan::pass_threads(N))
     rescale_kernel(Loss loss, GradOutput grad_output, Constant<Scalar<T>> scale, Source<A> input, Source<B> target,
                    bool aligned, int64_t count, Sink<A> grad_input, Sink<B> grad_target) {
   using F = Scalar<T>;

@@ -1,5 +1,5 @@
-// How a private op is to work, in one int: a string or a ScalarType costs the dispatcher 0.5 us more, and the stable ABI
-// of torch 2.13 leaks the string. src/cudaloss/_modes.py packs it.
+// How a private op is to work, in one int: a string or a ScalarType costs the dispatcher 0.5 us more, and the stable
+// ABI of torch 2.13 leaks the string. src/cudaloss/_modes.py packs it.
 #pragma once
 
 #include <cstdint>

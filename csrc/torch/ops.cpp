@@ -25,8 +25,8 @@ namespace {
 
 constexpr char kOperandsServed[] = "input and target must be on one device, dense, of one shape and memory format";
 
-// Whether the kernels serve these operands, said before anything is computed. Operands that the caller has not looked at
-// must be the commonest kind: of one dtype, the result's.
+// Whether the kernels serve these operands, said before anything is computed. Operands that the caller has not looked
+// at must be the commonest kind: of one dtype, the result's.
 bool serves(const Tensor& input, const Tensor& target, const Mode& mode) {
   const bool served = same_device(input, target) && same_order(input, target);
   if (mode.may_decline) {
