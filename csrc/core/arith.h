@@ -171,6 +171,7 @@ CUDALOSS_INLINE float rounded(Wide x) {
 
 CUDALOSS_INLINE double as_double(float x) { return x; }
 CUDALOSS_INLINE double as_double(double x) { return x; }
+CUDALOSS_INLINE double as_double(Brief x) { return x.value; }
 CUDALOSS_INLINE double as_double(Wide x) {
   const double hi = x.hi, sum = hi + static_cast<double>(x.lo);
   return select(sum == sum, sum, hi);

@@ -15,17 +15,14 @@ template <class T, class A, class B, int N, class Loss>
 __global__ void __launch_bounds__(plan::pass_threads(N))
     elementwise_kernel(Loss loss, Source<A> input, Source<B> target, bool aligned, int64_t count, Result output) {
   const int64_t begin = thread_begin<N>(blockIdx.x);
-  if (begin >= count) return;
-  const int length = vector_length<N>(begin, count);
-  const bool whole = aligned && length == N;
-  const Vectors<A, B, N> operands(input, target, whole, begin, length);
-  Scalar<T> value[N];
+  with_vector<N>(aligned, begin, count, [&](auto whole, int length) {
+    const auto operands = load<N>(whole, input, target, begin, length);
+    Scalar<T> value[N];
 #pragma unroll
-  for (int i = 0; i < N; ++i) value[i] = rounded(loss.value(operands.template difference<T>(i)));
-  // The result's dtype (the promoted one, or the caller's) is a run-time value: it changes the last instruction only.
-  dispatch(output.dtype, [&](auto type) {
-    const Sink<typename decltype(type)::type> sink(output);
-    whole ? sink.store(begin, value) : sink.store_each(begin, length, value);
+    for (int i = 0; i < N; ++i) value[i] = rounded(loss.value(operands.template difference<T>(i)));
+    // The result's dtype (the promoted one, or the caller's) is a run-time value: it changes the last instruction only.
+    dispatch(output.dtype,
+             [&](auto type) { Sink<typename decltype(type)::type>(output).store(whole, begin, length, value); });
   });
 }
 
@@ -59,27 +56,35 @@ CUDALOSS_INLINE Constant<float> times(Constant<float> a, Constant<float> b) {
 }
 CUDALOSS_INLINE Constant<double> times(Constant<double> a, Constant<double> b) { return {b.hi * a, 0.0}; }
 
+// Both gradients of a vector of operands, where they are wanted: grad(difference) * factor(i) and its negative.
+template <class T, int N, class Kind, class Loss, class A, class B, class Factor>
+__device__ __forceinline__ void store_gradients(Kind whole, int64_t begin, int length, const Loss& loss,
+                                                const Vectors<A, B, N>& operands, const Factor& factor,
+                                                Sink<A> grad_input, Sink<B> grad_target) {
+  Scalar<T> to_input[N], to_target[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    to_input[i] = rounded(loss.grad(operands.template difference<T>(i)) * factor(i));
+    to_target[i] = -to_input[i];
+  }
+  grad_input.store(whole, begin, length, to_input);
+  grad_target.store(whole, begin, length, to_target);
+}
+
 template <class T, class A, class B, int N, class Loss>
 __global__ void __launch_bounds__(plan::pass_threads(N))
     backward_kernel(Loss loss, GradOutput grad_output, Constant<Scalar<T>> scale, Source<A> input, Source<B> target,
                     bool aligned, int64_t count, Sink<A> grad_input, Sink<B> grad_target) {
   using F = Scalar<T>;
   const int64_t begin = thread_begin<N>(blockIdx.x);
-  if (begin >= count) return;
-  const int length = vector_length<N>(begin, count);
-  const bool whole = aligned && length == N;
-  const Vectors<A, B, N> operands(input, target, whole, begin, length);
-  if (grad_output.scalar) scale = times(scale, grad_output.at(0, F()));
-  F to_input[N], to_target[N];
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    Constant<F> factor = scale;
-    if (!grad_output.scalar && i < length) factor = times(scale, grad_output.at(begin + i, F()));
-    to_input[i] = rounded(loss.grad(operands.template difference<T>(i)) * factor);
-    to_target[i] = -to_input[i];
-  }
-  grad_input.store_wanted(whole, begin, length, to_input);
-  grad_target.store_wanted(whole, begin, length, to_target);
+  with_vector<N>(aligned, begin, count, [&](auto whole, int length) {
+    const auto operands = load<N>(whole, input, target, begin, length);
+    if (grad_output.scalar) scale = times(scale, grad_output.at(0, F()));
+    const auto factor = [&](int i) {
+      return grad_output.scalar || i >= length ? scale : times(scale, grad_output.at(begin + i, F()));
+    };
+    store_gradients<T>(whole, begin, length, loss, operands, factor, grad_input, grad_target);
+  });
 }
 
 }  // namespace cudaloss::cuda

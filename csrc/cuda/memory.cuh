@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <type_traits>
 
 #include "core/arith.h"
 #include "core/request.h"
@@ -24,11 +25,20 @@ struct alignas(N * sizeof(Element) < kVectorBytes ? N * sizeof(Element) : kVecto
   Element element[N];
 };
 
-// How many of a thread's N elements from `begin` lie below `count`.
-template <int N>
-__device__ __forceinline__ int vector_length(int64_t begin, int64_t count) {
+// A thread's vector that is all there and aligned, and any other.
+using Whole = std::true_type;
+using InPieces = std::false_type;
+
+// Calls body(Whole() or InPieces(), length) for the elements [begin, begin + N) below `count`; not at all where there
+// are none. One branch around everything: a branch at each load would have it wait for the one before.
+template <int N, class Body>
+__device__ __forceinline__ void with_vector(bool aligned, int64_t begin, int64_t count, const Body& body) {
   const int64_t left = count - begin;
-  return left >= N ? N : left > 0 ? static_cast<int>(left) : 0;
+  if (aligned && left >= N) {
+    body(Whole(), N);
+  } else if (left > 0) {
+    body(InPieces(), left < N ? static_cast<int>(left) : N);
+  }
 }
 
 // An operand whose element type the kernel knows.
@@ -69,23 +79,36 @@ struct Source {
   }
 };
 
+template <int N, class Element>
+__device__ __forceinline__ Vector<Element, N> load(Whole, Source<Element> source, int64_t begin, int) {
+  return source.template load<N>(begin);
+}
+template <int N, class Element>
+__device__ __forceinline__ Vector<Element, N> load(InPieces, Source<Element> source, int64_t begin, int length) {
+  return source.template load_each<N>(begin, length);
+}
+
 // The two operands of one thread's vector.
 template <class A, class B, int N>
 struct Vectors {
   Vector<A, N> a;
   Vector<B, N> b;
 
-  Vectors() = default;
-  // `whole`: all N elements are there, and aligned.
-  __device__ __forceinline__ Vectors(Source<A> input, Source<B> target, bool whole, int64_t begin, int length)
-      : a(whole ? input.template load<N>(begin) : input.template load_each<N>(begin, length)),
-        b(whole ? target.template load<N>(begin) : target.template load_each<N>(begin, length)) {}
-
   template <class T>
   __device__ __forceinline__ T difference(int i) const {
     return Difference<T>::of(a.element[i], b.element[i]);
   }
 };
+
+template <int N, class A, class B>
+__device__ __forceinline__ Vectors<A, B, N> load(Whole, Source<A> input, Source<B> target, int64_t begin, int) {
+  return {input.template load<N>(begin), target.template load<N>(begin)};
+}
+template <int N, class A, class B>
+__device__ __forceinline__ Vectors<A, B, N> load(InPieces, Source<A> input, Source<B> target, int64_t begin,
+                                                 int length) {
+  return {input.template load_each<N>(begin, length), target.template load_each<N>(begin, length)};
+}
 
 template <class Element>
 struct Sink {
@@ -94,7 +117,8 @@ struct Sink {
   CUDALOSS_INLINE explicit Sink(const Result& result) : data(static_cast<Element*>(result.data)) {}
 
   template <class F, int N>
-  __device__ __forceinline__ void store(int64_t begin, const F (&value)[N]) const {
+  __device__ __forceinline__ void store(Whole, int64_t begin, int, const F (&value)[N]) const {
+    if (!data) return;
     Vector<Element, N> out;
 #pragma unroll
     for (int i = 0; i < N; ++i) out.element[i] = narrow<Element>(value[i]);
@@ -102,17 +126,12 @@ struct Sink {
   }
 
   template <class F, int N>
-  __device__ __forceinline__ void store_each(int64_t begin, int length, const F (&value)[N]) const {
+  __device__ __forceinline__ void store(InPieces, int64_t begin, int length, const F (&value)[N]) const {
+    if (!data) return;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (i < length) data[begin + i] = narrow<Element>(value[i]);
     }
-  }
-
-  template <class F, int N>
-  __device__ __forceinline__ void store_wanted(bool whole, int64_t begin, int length, const F (&value)[N]) const {
-    if (!data) return;
-    whole ? store(begin, value) : store_each(begin, length, value);
   }
 };
 

@@ -52,42 +52,35 @@ __device__ __forceinline__ double vector_loss(const Loss& loss, const Vectors<A,
   return tree_sum(value);
 }
 
-// This thread's share of one tile, every load issued before the first is used.
-template <class T, class A, class B, int N, class Loss>
-__device__ __forceinline__ double whole_tile_loss(const Loss& loss, Source<A> input, Source<B> target, int64_t begin) {
-  constexpr int kUnroll = plan::kReduceUnroll;
-  Vectors<A, B, N> operands[kUnroll];
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const int64_t at = begin + u * plan::kReduceThreads * N;
-    operands[u].a = input.template load_past_l1<N>(at);
-    operands[u].b = target.template load_past_l1<N>(at);
-  }
-  double sum = 0.0;
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) sum += vector_loss<T>(loss, operands[u]);
-  return sum;
+// N elements from any address, or a vector past the L1.
+template <int N, bool kAligned, class Element>
+__device__ __forceinline__ Vector<Element, N> load_once(Source<Element> source, int64_t begin) {
+  if constexpr (kAligned) return source.template load_past_l1<N>(begin);
+  return source.template load_each<N>(begin, N);
 }
 
-// The same of the last, partial tile, and of misaligned operands: the same elements to the same threads.
-template <class T, class A, class B, int N, class Loss>
-__device__ __forceinline__ double any_tile_loss(const Loss& loss, Source<A> input, Source<B> target, bool aligned,
-                                                int64_t begin, int64_t count) {
-  constexpr int kTogether = N < 8 ? plan::kReduceUnroll : 2;  // of 8 halves each, all would take 80 registers
+// This thread's share of the whole vectors of one tile, loads issued before the first is used. Of the last tile, whose
+// vectors may be fewer, the missing ones are read from the tile's first: a branch around a load would serialise them.
+template <class T, bool kAligned, bool kLastTile, class A, class B, int N, class Loss>
+__device__ __forceinline__ double tile_loss(const Loss& loss, Source<A> input, Source<B> target, int64_t first,
+                                            int64_t vectors) {
+  // At once all loads, unless they are of single halves, which would take 80 registers.
+  constexpr int kTogether = kAligned || N < 8 ? plan::kReduceUnroll : 2;
   double sum = 0.0;
 #pragma unroll 1
-  for (int first = 0; first < plan::kReduceUnroll; first += kTogether) {
+  for (int begin = 0; begin < plan::kReduceUnroll; begin += kTogether) {
     Vectors<A, B, N> operands[kTogether];
-    int length[kTogether];
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
-      const int64_t at = begin + (first + u) * plan::kReduceThreads * N;
-      length[u] = vector_length<N>(at, count);
-      operands[u] = Vectors<A, B, N>(input, target, aligned && length[u] == N, at, length[u]);
+      const int64_t vector = first + threadIdx.x + (begin + u) * plan::kReduceThreads;
+      const int64_t at = (kLastTile && vector >= vectors ? first : vector) * N;
+      operands[u].a = load_once<N, kAligned>(input, at);
+      operands[u].b = load_once<N, kAligned>(target, at);
     }
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
-      if (length[u] > 0) sum += vector_loss<T>(loss, operands[u], length[u]);
+      const int64_t vector = first + threadIdx.x + (begin + u) * plan::kReduceThreads;
+      if (!kLastTile || vector < vectors) sum += vector_loss<T>(loss, operands[u], N);
     }
   }
   return sum;
@@ -96,13 +89,22 @@ __device__ __forceinline__ double any_tile_loss(const Loss& loss, Source<A> inpu
 template <class T, class P, class A, class B, int N, class Loss>
 __global__ void __launch_bounds__(plan::kReduceThreads)
     reduce_kernel(Loss loss, Source<A> input, Source<B> target, bool aligned, int64_t count, Fold<P> fold) {
-  constexpr int64_t kTile = plan::reduce_tile(N);
+  constexpr int64_t kTileVectors = plan::reduce_tile(N) / N;
+  const int64_t vectors = count / N;
   double sum = 0.0;
-  for (int64_t tile = blockIdx.x; tile * kTile < count; tile += gridDim.x) {
-    const int64_t begin = tile * kTile + threadIdx.x * N;
-    sum += aligned && (tile + 1) * kTile <= count
-               ? whole_tile_loss<T, A, B, N>(loss, input, target, begin)
-               : any_tile_loss<T, A, B, N>(loss, input, target, aligned, begin, count);
+  for (int64_t first = blockIdx.x * kTileVectors; first < vectors; first += gridDim.x * kTileVectors) {
+    const bool whole = first + kTileVectors <= vectors;
+    if (!aligned) {
+      sum += tile_loss<T, false, true, A, B, N>(loss, input, target, first, vectors);
+    } else if (whole) {
+      sum += tile_loss<T, true, false, A, B, N>(loss, input, target, first, vectors);
+    } else {
+      sum += tile_loss<T, true, true, A, B, N>(loss, input, target, first, vectors);
+    }
+  }
+  const int64_t single = vectors * N + threadIdx.x;  // what is left of a vector
+  if (blockIdx.x == gridDim.x - 1 && single < count) {
+    sum += as_double(loss.value(Difference<T>::of(input.data[single], target.data[single])));
   }
   finish<plan::kReduceThreads>(block_sum<plan::kReduceThreads>(P{sum}), fold);
 }

@@ -8,30 +8,28 @@
 
 namespace cudaloss::cuda {
 
+// Two halves make the lightest of loads and need three blocks on a processor: 42 registers a thread, not 48.
+template <class A, class B>
+constexpr int kBlocksAProcessor = sizeof(A) + sizeof(B) == 4 ? 3 : 1;
+
 // A tile a block, one vector a thread: also the quickest way to the loss alone of few elements, with neither gradient
 // wanted. TV is the arithmetic of the loss, which averages rounding errors out, TG that of the gradients, which are
 // seen singly.
 template <class TV, class TG, class P, class A, class B, int N, class LossV, class LossG>
-__global__ void __launch_bounds__(plan::pass_threads(N))
+__global__ void __launch_bounds__(plan::pass_threads(N), (kBlocksAProcessor<A, B>))
     train_kernel(LossV loss, LossG loss_of_gradients, Constant<Scalar<TG>> scale, Source<A> input, Source<B> target,
                  bool aligned, int64_t count, Sink<A> grad_input, Sink<B> grad_target, Fold<P> fold) {
   double sum = 0.0;
   for (int64_t tile = blockIdx.x; tile * plan::pass_tile(N) < count; tile += gridDim.x) {
     const int64_t begin = thread_begin<N>(tile);
-    const int length = vector_length<N>(begin, count);
-    const bool whole = aligned && length == N;
-    const Vectors<A, B, N> operands(input, target, whole, begin, length);
-    if (grad_input.data || grad_target.data) {
-      Scalar<TG> to_input[N], to_target[N];
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        to_input[i] = rounded(loss_of_gradients.grad(operands.template difference<TG>(i)) * scale);
-        to_target[i] = -to_input[i];
+    with_vector<N>(aligned, begin, count, [&](auto whole, int length) {
+      const auto operands = load<N>(whole, input, target, begin, length);
+      if (grad_input.data || grad_target.data) {
+        const auto factor = [&](int) { return scale; };
+        store_gradients<TG>(whole, begin, length, loss_of_gradients, operands, factor, grad_input, grad_target);
       }
-      grad_input.store_wanted(whole, begin, length, to_input);
-      grad_target.store_wanted(whole, begin, length, to_target);
-    }
-    if (length > 0) sum += vector_loss<TV>(loss, operands, length);
+      sum += vector_loss<TV>(loss, operands, length);
+    });
   }
   finish<plan::pass_threads(N)>(block_sum<plan::pass_threads(N)>(P{sum}), fold);
 }
@@ -43,10 +41,9 @@ __device__ __forceinline__ bool is_power_of_two(Constant<F> x) {
 
 // Multiplies a vector of gradients by a power of two, which rounds nothing, unless one of them may have lost digits
 // when it was stored: below the normal numbers or above the largest. Whether it did.
-template <int N, class G, class F>
-__device__ __forceinline__ bool multiply(const Sink<G>& gradient, bool whole, int64_t begin, int length, F factor) {
-  const Source<G> source(gradient.data);
-  const Vector<G, N> stored = whole ? source.template load<N>(begin) : source.template load_each<N>(begin, length);
+template <int N, class Kind, class G, class F>
+__device__ __forceinline__ bool multiply(Kind whole, const Sink<G>& gradient, int64_t begin, int length, F factor) {
+  const auto stored = load<N>(whole, Source<G>(gradient.data), begin, length);
   bool exact = true;
   F value[N];
 #pragma unroll
@@ -54,7 +51,7 @@ __device__ __forceinline__ bool multiply(const Sink<G>& gradient, bool whole, in
     exact = exact && (i >= length || is_normal(stored.element[i]));
     value[i] = widen<F>(stored.element[i]) * factor;
   }
-  if (exact) gradient.store_wanted(whole, begin, length, value);
+  if (exact) gradient.store(whole, begin, length, value);
   return exact;
 }
 
@@ -72,24 +69,15 @@ __global__ void __launch_bounds__(plan::pass_threads(N))
   scale = times(scale, incoming);
   for (int64_t tile = blockIdx.x; tile * plan::pass_tile(N) < count; tile += gridDim.x) {
     const int64_t begin = thread_begin<N>(tile);
-    if (begin >= count) return;
-    const int length = vector_length<N>(begin, count);
-    const bool whole = aligned && length == N;
-    if (multiplies) {
-      if (grad_input.data ? multiply<N>(grad_input, whole, begin, length, incoming.hi)
-                          : multiply<N>(grad_target, whole, begin, length, incoming.hi)) {
-        continue;
+    with_vector<N>(aligned, begin, count, [&](auto whole, int length) {
+      if (multiplies && (grad_input.data ? multiply<N>(whole, grad_input, begin, length, incoming.hi)
+                                         : multiply<N>(whole, grad_target, begin, length, incoming.hi))) {
+        return;
       }
-    }
-    const Vectors<A, B, N> operands(input, target, whole, begin, length);
-    F to_input[N], to_target[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      to_input[i] = rounded(loss.grad(operands.template difference<T>(i)) * scale);
-      to_target[i] = -to_input[i];
-    }
-    grad_input.store_wanted(whole, begin, length, to_input);
-    grad_target.store_wanted(whole, begin, length, to_target);
+      const auto operands = load<N>(whole, input, target, begin, length);
+      const auto factor = [&](int) { return scale; };
+      store_gradients<T>(whole, begin, length, loss, operands, factor, grad_input, grad_target);
+    });
   }
 }
 
