@@ -93,11 +93,6 @@ CUDALOSS_INLINE bool operator<(F x, Constant<F> c) {
   return x < c.hi;
 }
 
-// The sign of x; 0 at 0, and NaN stays NaN, so that a NaN difference reaches the gradient.
-template <class F>
-CUDALOSS_INLINE F sign(F x) {
-  return select(x > F(0), F(1), select(x < F(0), F(-1), x));
-}
 template <class F>
 CUDALOSS_INLINE F twice(F x) {
   return x + x;
@@ -105,7 +100,6 @@ CUDALOSS_INLINE F twice(F x) {
 
 // ---- Wide --------------------------------------------------------------------------------------------------
 CUDALOSS_INLINE Wide absolute(Wide x) { return x.hi < 0.0f ? Wide{-x.hi, -x.lo} : x; }
-CUDALOSS_INLINE Wide sign(Wide x) { return {sign(x.hi), 0.0f}; }
 CUDALOSS_INLINE Wide twice(Wide x) { return {x.hi + x.hi, x.lo + x.lo}; }
 
 CUDALOSS_INLINE Wide two_difference(float a, float b) {
@@ -128,12 +122,80 @@ CUDALOSS_INLINE bool operator<(Wide a, Constant<float> c) { return a.hi < c.hi; 
 
 // ---- Brief -------------------------------------------------------------------------------------------------
 CUDALOSS_INLINE Brief absolute(Brief x) { return {absolute(x.value)}; }
-CUDALOSS_INLINE Brief sign(Brief x) { return {sign(x.value)}; }
 CUDALOSS_INLINE Brief twice(Brief x) { return {x.value + x.value}; }
 CUDALOSS_INLINE Brief operator*(Brief a, Brief b) { return {a.value * b.value}; }
 CUDALOSS_INLINE Brief operator*(Brief x, Constant<float> c) { return {x.value * c.hi}; }
 CUDALOSS_INLINE Brief operator-(Brief x, Constant<float> c) { return {x.value - c.hi}; }
 CUDALOSS_INLINE bool operator<(Brief x, Constant<float> c) { return x.value < c.hi; }
+
+// ---- products with constants -------------------------------------------------------------------------------
+CUDALOSS_INLINE Constant<double> times(Constant<double> a, Constant<double> b) { return {a.hi * b.hi, 0.0}; }
+CUDALOSS_INLINE Constant<float> times(Constant<float> a, Constant<float> b) {
+  const Wide result = product(a.hi, a.lo, b.hi, b.lo);
+  return {result.hi, result.lo};
+}
+
+// x * c for an x that is finite, or whose product is not taken.
+CUDALOSS_INLINE float finite_product(float x, Constant<float> c) { return fused(x, c.hi, x * c.lo); }
+CUDALOSS_INLINE double finite_product(double x, Constant<double> c) { return x * c; }
+CUDALOSS_INLINE Brief finite_product(Brief x, Constant<float> c) { return x * c; }
+CUDALOSS_INLINE Wide finite_product(Wide x, Constant<float> c) { return x * c; }
+
+// x * c as a gradient is stored: of Wide rounded once; of the others their own rounding is below what the result shows,
+// or, in fp64, as good as it gets.
+CUDALOSS_INLINE float rounded_product(float x, Constant<float> c) { return x * c.hi; }
+CUDALOSS_INLINE double rounded_product(double x, Constant<double> c) { return x * c.hi; }
+CUDALOSS_INLINE float rounded_product(Brief x, Constant<float> c) { return x.value * c.hi; }
+CUDALOSS_INLINE float rounded_product(Wide x, Constant<float> c) {
+  const float result = fmaf(x.hi, c.hi, fmaf(x.hi, c.lo, x.lo * c.hi));
+  return select(result == result, result, x.hi * c.hi);  // beside an infinite hi, lo is NaN
+}
+// The same for an x that is finite, or whose product is not taken.
+template <class T, class F>
+CUDALOSS_INLINE F rounded_finite_product(T x, Constant<F> c) {
+  return rounded_product(x, c);
+}
+CUDALOSS_INLINE float rounded_finite_product(Wide x, Constant<float> c) {
+  return fmaf(x.hi, c.hi, fmaf(x.hi, c.lo, x.lo * c.hi));
+}
+
+// A constant as a power of two and a fraction in [1, 2): the fraction times another constant keeps its digits where the
+// whole would leave the range of F.
+template <class F>
+struct Split {
+  F power;
+  Constant<F> fraction;
+};
+// Host only: 1 / x, at most the largest finite number.
+template <class F>
+inline Split<F> split_inverse(double x, F) {
+  int exponent;
+  (void)std::frexp(std::fmin(1.0 / x, static_cast<double>(largest(F()))), &exponent);
+  const double power = std::ldexp(1.0, exponent - 1);
+  return {static_cast<F>(power), ratio(1.0, x * power, F())};
+}
+
+CUDALOSS_INLINE float scaled_by(float x, float power) { return x * power; }
+CUDALOSS_INLINE double scaled_by(double x, double power) { return x * power; }
+CUDALOSS_INLINE Brief scaled_by(Brief x, float power) { return {x.value * power}; }
+CUDALOSS_INLINE Wide scaled_by(Wide x, float power) { return {x.hi * power, x.lo * power}; }
+
+// The sign of `sign` times x.
+CUDALOSS_INLINE float signed_by(float sign, float x) {
+  return bit_cast<float>(bit_cast<uint32_t>(x) ^ (bit_cast<uint32_t>(sign) & 0x80000000u));
+}
+CUDALOSS_INLINE double signed_by(double sign, double x) {
+  return bit_cast<double>(bit_cast<uint64_t>(x) ^ (bit_cast<uint64_t>(sign) & 0x8000000000000000u));
+}
+
+// c with the sign of x; at 0, and at NaN, their product.
+template <class F>
+CUDALOSS_INLINE F sign_times(F x, Constant<F> c) {
+  const F size = c.hi + c.lo;
+  return select(absolute(x) > F(0), signed_by(x, size), x * size);
+}
+CUDALOSS_INLINE float sign_times(Brief x, Constant<float> c) { return sign_times(x.value, c); }
+CUDALOSS_INLINE float sign_times(Wide x, Constant<float> c) { return sign_times(x.hi, c); }
 
 // ---- in and out --------------------------------------------------------------------------------------------
 // a - b, read as they are.

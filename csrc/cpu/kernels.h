@@ -54,7 +54,7 @@ CUDALOSS_MULTIVERSION void losses(Loss loss, const F* input, const F* target, in
 template <class T, class F, class Loss>
 CUDALOSS_MULTIVERSION void gradients(Loss loss, T scale, const F* input, const F* target, int64_t count, F* out) {
   for (int64_t i = 0; i < count; ++i) {
-    out[i] = static_cast<F>(scale * loss.grad(Difference<T>::of(input[i], target[i])));
+    out[i] = static_cast<F>(loss.grad(Difference<T>::of(input[i], target[i]), Constant<T>{scale, T(0)}));
   }
 }
 
@@ -64,7 +64,7 @@ CUDALOSS_MULTIVERSION void gradients(Loss loss, T scale, const F* grad_output, c
                                      int64_t count, F* out) {
   for (int64_t i = 0; i < count; ++i) {
     const T factor = scale * static_cast<T>(grad_output[i]);
-    out[i] = static_cast<F>(factor * loss.grad(Difference<T>::of(input[i], target[i])));
+    out[i] = static_cast<F>(loss.grad(Difference<T>::of(input[i], target[i]), Constant<T>{factor, T(0)}));
   }
 }
 

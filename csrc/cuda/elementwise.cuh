@@ -50,13 +50,7 @@ struct GradOutput {
   }
 };
 
-CUDALOSS_INLINE Constant<float> times(Constant<float> a, Constant<float> b) {
-  const Wide result = product(a.hi, a.lo, b.hi, b.lo);
-  return {result.hi, result.lo};
-}
-CUDALOSS_INLINE Constant<double> times(Constant<double> a, Constant<double> b) { return {b.hi * a, 0.0}; }
-
-// Both gradients of a vector of operands, where they are wanted: grad(difference) * factor(i) and its negative.
+// Both gradients of a vector of operands, where they are wanted: grad(difference, factor(i)) and its negative.
 template <class T, int N, class Kind, class Loss, class A, class B, class Factor>
 __device__ __forceinline__ void store_gradients(Kind whole, int64_t begin, int length, const Loss& loss,
                                                 const Vectors<A, B, N>& operands, const Factor& factor,
@@ -64,7 +58,7 @@ __device__ __forceinline__ void store_gradients(Kind whole, int64_t begin, int l
   Scalar<T> to_input[N], to_target[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    to_input[i] = rounded(loss.grad(operands.template difference<T>(i)) * factor(i));
+    to_input[i] = loss.grad(operands.template difference<T>(i), factor(i));
     to_target[i] = -to_input[i];
   }
   grad_input.store(whole, begin, length, to_input);

@@ -17,9 +17,11 @@ struct huber {
 
   CUDALOSS_INLINE T value(T d) const {
     const T distance = absolute(d);
-    return select(distance < delta, distance * half * distance, (distance - half_delta) * delta);
+    return select(distance < delta, finite_product(distance, half) * distance, (distance - half_delta) * delta);
   }
-  CUDALOSS_INLINE T grad(T d) const { return select(absolute(d) < delta, d, sign(d) * delta); }
+  CUDALOSS_INLINE Scalar<T> grad(T d, Constant<Scalar<T>> scale) const {
+    return select(absolute(d) < delta, rounded_finite_product(d, scale), sign_times(d, times(delta, scale)));
+  }
 };
 
 }  // namespace cudaloss::losses

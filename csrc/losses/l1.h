@@ -10,7 +10,7 @@ struct l1 {
   explicit l1(double) {}
 
   CUDALOSS_INLINE T value(T d) const { return absolute(d); }
-  CUDALOSS_INLINE T grad(T d) const { return sign(d); }
+  CUDALOSS_INLINE Scalar<T> grad(T d, Constant<Scalar<T>> scale) const { return sign_times(d, scale); }
 };
 
 }  // namespace cudaloss::losses

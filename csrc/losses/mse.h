@@ -10,7 +10,7 @@ struct mse {
   explicit mse(double) {}
 
   CUDALOSS_INLINE T value(T d) const { return d * d; }
-  CUDALOSS_INLINE T grad(T d) const { return twice(d); }
+  CUDALOSS_INLINE Scalar<T> grad(T d, Constant<Scalar<T>> scale) const { return rounded_product(twice(d), scale); }
 };
 
 }  // namespace cudaloss::losses

@@ -8,19 +8,25 @@ namespace cudaloss::losses {
 
 template <class T>
 struct smooth_l1 {
-  Constant<Scalar<T>> beta, half_beta, inverse, half_inverse;
+  using F = Scalar<T>;
+  Constant<F> beta, half_beta, half_inverse;
+  Split<F> inverse;
 
   explicit smooth_l1(double b)
-      : beta(constant_of(b, Scalar<T>())),
-        half_beta(constant_of(0.5 * b, Scalar<T>())),
-        inverse(ratio(1.0, b, Scalar<T>())),
-        half_inverse(ratio(0.5, b, Scalar<T>())) {}
+      : beta(constant_of(b, F())),
+        half_beta(constant_of(0.5 * b, F())),
+        half_inverse(ratio(0.5, b, F())),
+        inverse(split_inverse(b, F())) {}
 
   CUDALOSS_INLINE T value(T d) const {
     const T distance = absolute(d);
-    return select(distance < beta, distance * half_inverse * distance, distance - half_beta);
+    return select(distance < beta, finite_product(distance, half_inverse) * distance, distance - half_beta);
   }
-  CUDALOSS_INLINE T grad(T d) const { return select(absolute(d) < beta, d * inverse, sign(d)); }
+  CUDALOSS_INLINE F grad(T d, Constant<F> scale) const {
+    const T ratio = scaled_by(d, inverse.power);
+    return select(absolute(d) < beta, rounded_finite_product(ratio, times(inverse.fraction, scale)),
+                  sign_times(d, scale));
+  }
 };
 
 }  // namespace cudaloss::losses
