@@ -33,9 +33,9 @@ constexpr int kReduceUnroll = 4;
 
 // Reads and writes: a tile a block, one 16-byte vector a thread. At 2^30 elements 4.42 TB/s, where add moves 4.37;
 // 256 and 512 threads, or 2 and 4 vectors a thread, 4.37 to 4.39; streaming loads 4.06; bulk copies 4.18 at best.
-// A vector of 8 halves takes 40 registers a thread: of 1,024 threads one block would have a processor to itself, and
-// nothing would hide its end.
-constexpr int pass_threads(int vector) { return vector < 8 ? 1024 : 512; }
+// Vectors of 8 halves and of 2 fp64 numbers take 40 registers a thread and more: of 1,024 threads one block would have
+// a processor to itself, and nothing would hide its end (fp64 3.5 TB/s, with 512 threads 4.3).
+constexpr int pass_threads(int vector) { return vector == 4 ? 1024 : 512; }
 
 // A block beyond this many takes several tiles, so that their partials stay under 1 MB. Two tiles a block cost a
 // pass that writes 1 %, four 2 %, and one that only reads nothing.

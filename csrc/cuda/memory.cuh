@@ -128,6 +128,10 @@ struct Sink {
   template <class F, int N>
   __device__ __forceinline__ void store(InPieces, int64_t begin, int length, const F (&value)[N]) const {
     if (!data) return;
+    // It was the operands that were not aligned: a fresh result is.
+    if (length == N && reinterpret_cast<uintptr_t>(data + begin) % kVectorBytes == 0) {
+      return store(Whole(), begin, length, value);
+    }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (i < length) data[begin + i] = narrow<Element>(value[i]);

@@ -35,6 +35,12 @@ __device__ __forceinline__ double tree_sum(const Wide (&term)[N]) {
   return sum;
 }
 
+// A thread's sum as its warp adds it.
+template <class T>
+__device__ __forceinline__ WarpSum<T> in_warp(double sum) {
+  return WarpSum<T>{static_cast<std::conditional_t<std::is_same_v<WarpSum<T>, float>, float, double>>(sum)};
+}
+
 template <int N>
 __device__ __forceinline__ double tree_sum(const Brief (&term)[N]) {
   float value[N];
@@ -106,7 +112,7 @@ __global__ void __launch_bounds__(plan::kReduceThreads)
   if (blockIdx.x == gridDim.x - 1 && single < count) {
     sum += as_double(loss.value(Difference<T>::of(input.data[single], target.data[single])));
   }
-  finish<plan::kReduceThreads>(block_sum<plan::kReduceThreads>(P{sum}), fold);
+  finish<plan::kReduceThreads>(block_sum<plan::kReduceThreads, P>(in_warp<T>(sum)), fold);
 }
 
 }  // namespace cudaloss::cuda

@@ -34,7 +34,8 @@ __global__ void __launch_bounds__(plan::pass_threads(N), (kBlocksAProcessor<A, B
       sum += vector_loss<TV>(loss, operands, length);
     });
   }
-  finish<plan::pass_threads(N)>(block_sum<plan::pass_threads(N)>(P{sum}), fold);
+  constexpr int kThreads = plan::pass_threads(N);
+  finish<kThreads>(block_sum<kThreads, P>(in_warp<TV>(sum)), fold);
 }
 
 template <class F>
