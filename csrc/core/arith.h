@@ -188,10 +188,16 @@ CUDALOSS_INLINE double signed_by(double sign, double x) {
   return bit_cast<double>(bit_cast<uint64_t>(x) ^ (bit_cast<uint64_t>(sign) & 0x8000000000000000u));
 }
 
+CUDALOSS_INLINE double total(Constant<double> c) { return c.hi; }
+CUDALOSS_INLINE float total(Constant<float> c) {
+  const float sum = c.hi + c.lo;
+  return select(sum == sum, sum, c.hi);  // beside an infinite hi, lo is NaN
+}
+
 // c with the sign of x; at 0, and at NaN, their product.
 template <class F>
 CUDALOSS_INLINE F sign_times(F x, Constant<F> c) {
-  const F size = c.hi + c.lo;
+  const F size = total(c);
   return select(absolute(x) > F(0), signed_by(x, size), x * size);
 }
 CUDALOSS_INLINE float sign_times(Brief x, Constant<float> c) { return sign_times(x.value, c); }

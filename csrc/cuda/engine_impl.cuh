@@ -91,11 +91,13 @@ void launch_train(const Training& t, const Workspace& workspace, Stream stream) 
   using Kept = Partial<TV>;
   const Forward& r = t.forward;
   const int64_t blocks = plan::pass_blocks(r.count, P::N);
+  const bool aligned = vector_aligned({r.input.data, r.target.data, t.grad_input.data, t.grad_target.data});
+  const auto kernel = aligned ? train_kernel<true, TV, TG, Kept, A, B, P::N, Loss<TV>, Loss<TG>>
+                              : train_kernel<false, TV, TG, Kept, A, B, P::N, Loss<TV>, Loss<TG>>;
   folded<Kept>(blocks, r.divisor, r.output, workspace, stream, [&](const Fold<Kept>& fold) {
-    launch(train_kernel<TV, TG, Kept, A, B, P::N, Loss<TV>, Loss<TG>>, blocks, plan::pass_threads(P::N), stream,
-           Loss<TV>(r.parameter), Loss<TG>(r.parameter), ratio(1.0, r.divisor, Scalar<TG>()), Source<A>(r.input),
-           Source<B>(r.target), vector_aligned({r.input.data, r.target.data, t.grad_input.data, t.grad_target.data}),
-           r.count, Sink<A>(t.grad_input), Sink<B>(t.grad_target), fold);
+    launch(kernel, blocks, plan::pass_threads(P::N), stream, Loss<TV>(r.parameter), Loss<TG>(r.parameter),
+           ratio(1.0, r.divisor, Scalar<TG>()), Source<A>(r.input), Source<B>(r.target), r.count, Sink<A>(t.grad_input),
+           Sink<B>(t.grad_target), fold);
   });
 }
 

@@ -8,33 +8,43 @@
 
 namespace cudaloss::cuda {
 
-// A processor must hold several blocks for one's end to hide behind the others: 2,048 threads of 32 registers in fp32,
-// 1,536 of 42 in halves, of which one alone takes 48. Other pairs' loads are heavy enough for fewer.
+// A processor must hold several blocks for one's end to hide behind the others: 2,048 threads where 32 registers do,
+// 1,536 where it takes 42.
 template <class A, class B>
-constexpr int kBlocksAProcessor = sizeof(A) + sizeof(B) == 4         ? 3
-                                  : sizeof(A) == 4 && sizeof(B) == 4 ? 2
-                                                                     : 1;
+constexpr int kBlocksAProcessor = sizeof(A) == 4 && sizeof(B) == 4 ? 2
+                                  : sizeof(A) + sizeof(B) == 4     ? 4
+                                                                   : 3;
 
 // A tile a block, one vector a thread: also the quickest way to the loss alone of few elements, with neither gradient
 // wanted. TV is the arithmetic of the loss, which averages rounding errors out, TG that of the gradients, which are
-// seen singly.
-template <class TV, class TG, class P, class A, class B, int N, class LossV, class LossG>
+// seen singly. Misaligned operands have a kernel of their own, because their loads would cost the others registers.
+template <bool kAligned, class TV, class TG, class P, class A, class B, int N, class LossV, class LossG>
 __global__ void __launch_bounds__(plan::pass_threads(N), (kBlocksAProcessor<A, B>))
     train_kernel(LossV loss, LossG loss_of_gradients, Constant<Scalar<TG>> scale, Source<A> input, Source<B> target,
-                 bool aligned, int64_t count, Sink<A> grad_input, Sink<B> grad_target, Fold<P> fold) {
-  double sum = 0.0;
-  for (int64_t tile = blockIdx.x; tile * plan::pass_tile(N) < count; tile += gridDim.x) {
-    const int64_t begin = thread_begin<N>(tile);
-    with_vector<N>(aligned, begin, count, [&](auto whole, int length) {
-      const auto operands = load<N>(whole, input, target, begin, length);
-      if (grad_input.data || grad_target.data) {
-        const auto factor = [&](int) { return scale; };
-        store_gradients<TG>(whole, begin, length, loss_of_gradients, operands, factor, grad_input, grad_target);
-      }
-      sum += vector_loss<TV>(loss, operands, length);
-    });
-  }
+                 int64_t count, Sink<A> grad_input, Sink<B> grad_target, Fold<P> fold) {
+  using Kind = std::conditional_t<kAligned, Whole, InPieces>;
   constexpr int kThreads = plan::pass_threads(N);
+  const auto factor = [&](int) { return scale; };
+  const bool wants_gradients = grad_input.data || grad_target.data;
+  const int64_t vectors = count / N;
+  double sum = 0.0;
+  for (int64_t vector = int64_t{blockIdx.x} * kThreads + threadIdx.x; vector < vectors;
+       vector += int64_t{gridDim.x} * kThreads) {
+    const int64_t begin = vector * N;
+    const auto operands = load<N>(Kind(), input, target, begin, N);
+    if (wants_gradients) {
+      store_gradients<TG>(Kind(), begin, N, loss_of_gradients, operands, factor, grad_input, grad_target);
+    }
+    sum += vector_loss<TV>(loss, operands);
+  }
+  const int64_t single = vectors * N + threadIdx.x;  // what is left of a vector
+  if (blockIdx.x == gridDim.x - 1 && single < count) {
+    const auto operands = load<1>(InPieces(), input, target, single, 1);
+    if (wants_gradients) {
+      store_gradients<TG>(InPieces(), single, 1, loss_of_gradients, operands, factor, grad_input, grad_target);
+    }
+    sum += vector_loss<TV>(loss, operands);
+  }
   finish<kThreads>(block_sum<kThreads, P>(in_warp<TV>(sum)), fold);
 }
 
