@@ -40,10 +40,10 @@ py::dict launch_plan(int64_t count, int input_size, int target_size) {
   plan["vector"] = vector;
   plan["reduce_tile"] = cudaloss::plan::reduce_tile(vector);
   plan["reduce_blocks"] = cudaloss::plan::reduce_blocks(count, vector);
-  plan["pass_tile"] = cudaloss::plan::pass_tile(vector);
-  plan["pass_tiles"] = cudaloss::plan::pass_tiles(count, vector);
-  plan["pass_blocks"] = cudaloss::plan::pass_blocks(count, vector);
-  plan["fold_blocks"] = cudaloss::plan::fold_blocks(cudaloss::plan::pass_blocks(count, vector));
+  plan["elementwise_tiles"] = cudaloss::plan::elementwise_tiles(count, vector);
+  plan["train_tile"] = cudaloss::plan::train_tile(vector);
+  plan["train_blocks"] = cudaloss::plan::train_blocks(count, vector);
+  plan["fold_blocks"] = cudaloss::plan::fold_blocks(cudaloss::plan::train_blocks(count, vector));
   plan["counted_blocks"] = cudaloss::plan::kCountedBlocks;
   plan["cpu_chunks"] = cudaloss::plan::chunks(count);
   return plan;

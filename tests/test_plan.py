@@ -8,7 +8,7 @@ C = pytest.importorskip("cudaloss._C")
 
 COUNTS = [0, 1, 1023, 8192, 8193, 1 << 20, (1 << 28) + 1, 1 << 30, (1 << 31) + 5, 1 << 40]
 SIZES = [(4, 4), (2, 2), (8, 8), (2, 4), (8, 2)]
-KINDS = ("reduce", "pass")
+KINDS = ("reduce", "train")
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -22,7 +22,7 @@ def test_limits(count, sizes):
         assert (
             blocks * 8 < 1e6
         )  # of partials, each an fp64 number: a training step takes one gradient and less than 1 MB
-    assert plan["pass_tiles"] < 2**31 or count > 2**40  # the grid's x dimension
+    assert plan["elementwise_tiles"] < 2**31 or count > 2**40  # the grid's x dimension
     assert plan["fold_blocks"] <= plan["counted_blocks"]  # whose last block folds theirs
 
 
@@ -45,7 +45,7 @@ def test_small_counts_take_one_block(sizes):
 
 def test_counts_are_shared_out_evenly():
     """Up to 2^28 fp32 elements a block that writes has one tile; at 2^30 it has three."""
-    assert [C.launch_plan(1 << n, 4, 4)["pass_blocks"] for n in (12, 13, 28, 30)] == [1, 2, 1 << 16, 87382]
+    assert [C.launch_plan(1 << n, 4, 4)["train_blocks"] for n in (12, 13, 28, 30)] == [1, 2, 1 << 16, 87382]
     assert [C.launch_plan(1 << n, 4, 4)["reduce_blocks"] for n in (28, 30)] == [1 << 15, 1 << 16]
 
 

@@ -52,6 +52,8 @@ def test_opcheck_of_the_private_ops(spec, device):
         if reduction == "none":
             continue
         torch.library.opcheck(private("training_both"), arguments)
+        gradients = private("training_both")(*arguments)[1:]
+        torch.library.opcheck(private("rescale_both_"), (*gradients, torch.tensor(0.3, device=device), *arguments))
         for flag in (0, FOR_TARGET):
             arguments = (*tensors, mode | flag, 0.5)
             torch.library.opcheck(private("training"), arguments)

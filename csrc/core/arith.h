@@ -132,7 +132,7 @@ CUDALOSS_INLINE bool operator<(Brief x, Constant<float> c) { return x.value < c.
 CUDALOSS_INLINE Constant<double> times(Constant<double> a, Constant<double> b) { return {a.hi * b.hi, 0.0}; }
 CUDALOSS_INLINE Constant<float> times(Constant<float> a, Constant<float> b) {
   const Wide result = product(a.hi, a.lo, b.hi, b.lo);
-  return {result.hi, result.lo};
+  return {result.hi, select(absolute(result.hi) <= FLT_MAX, result.lo, 0.0f)};  // beside an infinite hi, lo is NaN
 }
 
 // x * c for an x that is finite, or whose product is not taken.
@@ -146,19 +146,19 @@ CUDALOSS_INLINE Wide finite_product(Wide x, Constant<float> c) { return x * c; }
 CUDALOSS_INLINE float rounded_product(float x, Constant<float> c) { return x * c.hi; }
 CUDALOSS_INLINE double rounded_product(double x, Constant<double> c) { return x * c.hi; }
 CUDALOSS_INLINE float rounded_product(Brief x, Constant<float> c) { return x.value * c.hi; }
-CUDALOSS_INLINE float rounded_product(Wide x, Constant<float> c) {
-  const float result = fmaf(x.hi, c.hi, fmaf(x.hi, c.lo, x.lo * c.hi));
-  return select(result == result, result, x.hi * c.hi);  // beside an infinite hi, lo is NaN
-}
 // The same for an x that is finite, or whose product is not taken.
 template <class T, class F>
 CUDALOSS_INLINE F rounded_finite_product(T x, Constant<F> c) {
   return rounded_product(x, c);
 }
 CUDALOSS_INLINE float rounded_finite_product(Wide x, Constant<float> c) {
-  return fmaf(x.hi, c.hi, fmaf(x.hi, c.lo, x.lo * c.hi));
+  const float finite = select(absolute(c.hi) <= FLT_MAX, c.hi, 0.0f);  // an infinite c decides by x.hi alone
+  return fmaf(x.hi, c.hi, fmaf(x.hi, c.lo, x.lo * finite));
 }
-
+CUDALOSS_INLINE float rounded_product(Wide x, Constant<float> c) {
+  const float result = rounded_finite_product(x, c);
+  return select(result == result, result, x.hi * c.hi);  // beside an infinite hi, lo is NaN
+}
 // A constant as a power of two and a fraction in [1, 2): the fraction times another constant keeps its digits where the
 // whole would leave the range of F.
 template <class F>
@@ -188,16 +188,10 @@ CUDALOSS_INLINE double signed_by(double sign, double x) {
   return bit_cast<double>(bit_cast<uint64_t>(x) ^ (bit_cast<uint64_t>(sign) & 0x8000000000000000u));
 }
 
-CUDALOSS_INLINE double total(Constant<double> c) { return c.hi; }
-CUDALOSS_INLINE float total(Constant<float> c) {
-  const float sum = c.hi + c.lo;
-  return select(sum == sum, sum, c.hi);  // beside an infinite hi, lo is NaN
-}
-
 // c with the sign of x; at 0, and at NaN, their product.
 template <class F>
 CUDALOSS_INLINE F sign_times(F x, Constant<F> c) {
-  const F size = total(c);
+  const F size = c.hi + c.lo;
   return select(absolute(x) > F(0), signed_by(x, size), x * size);
 }
 CUDALOSS_INLINE float sign_times(Brief x, Constant<float> c) { return sign_times(x.value, c); }

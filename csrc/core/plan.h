@@ -31,11 +31,15 @@ constexpr int vector_elements(int input_size, int target_size) { return 16 / std
 constexpr int kReduceThreads = 512;
 constexpr int kReduceUnroll = 4;
 
-// Reads and writes: a tile a block, one 16-byte vector a thread. At 2^30 elements 4.42 TB/s, where add moves 4.37;
-// 256 and 512 threads, or 2 and 4 vectors a thread, 4.37 to 4.39; streaming loads 4.06; bulk copies 4.18 at best.
-// Vectors of 8 halves and of 2 fp64 numbers take 40 registers a thread and more: of 1,024 threads one block would have
-// a processor to itself, and nothing would hide its end (fp64 3.5 TB/s, with 512 threads 4.3).
-constexpr int pass_threads(int vector) { return vector == 4 ? 1024 : 512; }
+// Reads and writes, elementwise: a tile a block, one 16-byte vector a thread. fp32 gradients of 2^28 elements from
+// 1,024 threads move 4.42 TB/s, from 512 4.38, where add moves 4.38; streaming loads 4.06.
+constexpr int elementwise_threads(int vector) { return vector == 4 ? 1024 : 512; }
+
+// The same with a sum: two vectors a thread, which share a block's end. At 2^28 elements of fp32, bf16, bf16 with fp32,
+// and fp64: 4.32, 4.25, 4.36, 4.38 TB/s, where add moves 4.37. One vector a thread: 4.31, 3.76, 4.31, 4.35; 256 threads
+// and four vectors: 4.30, 4.23, 4.14, 4.29; persistent blocks fed by bulk copies: 4.15 in fp32.
+constexpr int kTrainThreads = 512;
+constexpr int kTrainUnroll = 2;
 
 // A block beyond this many takes several tiles, so that their partials stay under 1 MB. Two tiles a block cost a
 // pass that writes 1 %, four 2 %, and one that only reads nothing.
@@ -67,10 +71,17 @@ constexpr int64_t reduce_blocks(int64_t count, int vector) {
   return tiles == 2 ? 1 : blocks_for(tiles);  // 2.8 us; two blocks, and which of them is the last, 3.2
 }
 
-constexpr int64_t pass_tile(int vector) { return int64_t{pass_threads(vector)} * vector; }
+constexpr int64_t elementwise_tile(int vector) { return int64_t{elementwise_threads(vector)} * vector; }
+constexpr int64_t elementwise_tiles(int64_t count, int vector) { return ceil_div(count, elementwise_tile(vector)); }
 
-constexpr int64_t pass_tiles(int64_t count, int vector) { return ceil_div(count, pass_tile(vector)); }
-constexpr int64_t pass_blocks(int64_t count, int vector) { return blocks_for(pass_tiles(count, vector)); }
+constexpr int64_t train_tile(int vector) { return int64_t{kTrainThreads} * kTrainUnroll * vector; }
+constexpr int64_t train_blocks(int64_t count, int vector) { return blocks_for(ceil_div(count, train_tile(vector))); }
+
+// One block has no more threads than it has vectors, in whole warps: 1,024 elements take 0.2 us less.
+constexpr int train_threads(int64_t count, int vector) {
+  const int64_t vectors = std::max<int64_t>(1, ceil_div(count, vector));
+  return static_cast<int>(std::min<int64_t>(kTrainThreads, ceil_div(vectors, 32) * 32));
+}
 
 constexpr int64_t fold_blocks(int64_t partials) { return ceil_div(partials, kFoldTile); }
 

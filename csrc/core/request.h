@@ -39,7 +39,7 @@ struct Backward {
   double parameter;
   double divisor;
   Result grad_input, grad_target;
-  bool holds_unit_gradient;  // the one gradient wanted holds Training's already, which is left alone where it can be
+  bool hold_unit_gradients;  // the gradients wanted hold Training's already, which are left alone where they can be
 };
 
 }  // namespace cudaloss

@@ -123,7 +123,7 @@ void backward_as(const Backward& request, ParallelFor parallel_for) {
   if (request.grad_output_is_scalar) {
     double value;
     const double grad_output = *read(request.grad_output, 0, 1, &value);
-    if (request.holds_unit_gradient && grad_output == 1.0) return;
+    if (request.hold_unit_gradients && grad_output == 1.0) return;
     scale *= grad_output;
   }
   const Gradients wanted = {request.grad_input, request.grad_target, scale};

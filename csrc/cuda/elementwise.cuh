@@ -8,11 +8,11 @@ namespace cudaloss::cuda {
 
 template <int N>
 __device__ __forceinline__ int64_t thread_begin(int64_t tile) {
-  return (tile * plan::pass_threads(N) + threadIdx.x) * N;
+  return (tile * plan::elementwise_threads(N) + threadIdx.x) * N;
 }
 
 template <class T, class A, class B, int N, class Loss>
-__global__ void __launch_bounds__(plan::pass_threads(N))
+__global__ void __launch_bounds__(plan::elementwise_threads(N))
     elementwise_kernel(Loss loss, Source<A> input, Source<B> target, bool aligned, int64_t count, Result output) {
   const int64_t begin = thread_begin<N>(blockIdx.x);
   with_vector<N>(aligned, begin, count, [&](auto whole, int length) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void store_gradients(Kind whole, int64_t begin, int l
 }
 
 template <class T, class A, class B, int N, class Loss>
-__global__ void __launch_bounds__(plan::pass_threads(N))
+__global__ void __launch_bounds__(plan::elementwise_threads(N))
     backward_kernel(Loss loss, GradOutput grad_output, Constant<Scalar<T>> scale, Source<A> input, Source<B> target,
                     bool aligned, int64_t count, Sink<A> grad_input, Sink<B> grad_target) {
   using F = Scalar<T>;

@@ -65,8 +65,8 @@ void launch_reduce(const Forward& r, const Workspace& workspace, Stream stream) 
 
 template <class T, class P, class Loss>
 void launch_elementwise(const Forward& r, Stream stream) {
-  launch(elementwise_kernel<T, typename P::A, typename P::B, P::N, Loss>, plan::pass_tiles(r.count, P::N),
-         plan::pass_threads(P::N), stream, Loss(r.parameter), Source<typename P::A>(r.input),
+  launch(elementwise_kernel<T, typename P::A, typename P::B, P::N, Loss>, plan::elementwise_tiles(r.count, P::N),
+         plan::elementwise_threads(P::N), stream, Loss(r.parameter), Source<typename P::A>(r.input),
          Source<typename P::B>(r.target), vector_aligned({r.input.data, r.target.data, r.output.data}), r.count,
          r.output);
 }
@@ -90,12 +90,12 @@ void launch_train(const Training& t, const Workspace& workspace, Stream stream) 
   using B = typename P::B;
   using Kept = Partial<TV>;
   const Forward& r = t.forward;
-  const int64_t blocks = plan::pass_blocks(r.count, P::N);
+  const int64_t blocks = plan::train_blocks(r.count, P::N);
   const bool aligned = vector_aligned({r.input.data, r.target.data, t.grad_input.data, t.grad_target.data});
   const auto kernel = aligned ? train_kernel<true, TV, TG, Kept, A, B, P::N, Loss<TV>, Loss<TG>>
                               : train_kernel<false, TV, TG, Kept, A, B, P::N, Loss<TV>, Loss<TG>>;
   folded<Kept>(blocks, r.divisor, r.output, workspace, stream, [&](const Fold<Kept>& fold) {
-    launch(kernel, blocks, plan::pass_threads(P::N), stream, Loss<TV>(r.parameter), Loss<TG>(r.parameter),
+    launch(kernel, blocks, plan::train_threads(r.count, P::N), stream, Loss<TV>(r.parameter), Loss<TG>(r.parameter),
            ratio(1.0, r.divisor, Scalar<TG>()), Source<A>(r.input), Source<B>(r.target), r.count, Sink<A>(t.grad_input),
            Sink<B>(t.grad_target), fold);
   });
@@ -112,7 +112,7 @@ void reduce(const Forward& r, const Workspace& workspace, Stream stream) {
       launch_reduce<double, P, Loss<double>>(r, workspace, stream);
     } else if (r.count <= plan::kExactCount) {
       launch_train<ExactT, OfGradients<P>, P, Loss>(no_gradients, workspace, stream);
-    } else if (r.count <= plan::pass_tile(P::N)) {
+    } else if (r.count <= plan::train_tile(P::N)) {
       launch_train<FastT, OfGradients<P>, P, Loss>(no_gradients, workspace, stream);
     } else {
       launch_reduce<FastT, P, Loss<FastT>>(r, workspace, stream);
@@ -146,14 +146,14 @@ void backward(const Backward& r, Stream stream) {
     dispatch_gradients(pair, r.grad_input, r.grad_target, [&](auto arithmetic) {
       using T = typename decltype(arithmetic)::type;
       const auto start = [&](auto kernel, int64_t blocks) {
-        launch(kernel, blocks, plan::pass_threads(P::N), stream, Loss<T>(r.parameter),
+        launch(kernel, blocks, plan::elementwise_threads(P::N), stream, Loss<T>(r.parameter),
                GradOutput{r.grad_output, r.grad_output_is_scalar}, ratio(1.0, r.divisor, Scalar<T>()),
                Source<A>(r.input), Source<B>(r.target),
                vector_aligned({r.input.data, r.target.data, r.grad_input.data, r.grad_target.data}), r.count,
                Sink<A>(r.grad_input), Sink<B>(r.grad_target));
       };
-      const int64_t tiles = plan::pass_tiles(r.count, P::N);
-      if (r.holds_unit_gradient) {
+      const int64_t tiles = plan::elementwise_tiles(r.count, P::N);
+      if (r.hold_unit_gradients) {
         start(rescale_kernel<T, A, B, P::N, Loss<T>>, std::min(tiles, plan::kPersistentBlocks));
       } else {
         start(backward_kernel<T, A, B, P::N, Loss<T>>, tiles);

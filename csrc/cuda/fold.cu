@@ -52,7 +52,7 @@ Need reduce_need(const Forward& request) {
 
 Need train_need(const Training& request) {
   const Forward& forward = request.forward;
-  return {plan::pass_blocks(forward.count, vector_elements(forward)), partial_bytes(forward)};
+  return {plan::train_blocks(forward.count, vector_elements(forward)), partial_bytes(forward)};
 }
 
 bool is_capturing(Stream stream) {
@@ -88,7 +88,7 @@ void fold(int64_t count, double divisor, const Result& output, const Workspace& 
   const int64_t blocks = plan::fold_blocks(count);
   const P* const partials = static_cast<const P*>(workspace.partials);
   P* const folded = static_cast<P*>(workspace.folded);
-  const Fold<P> last = {folded, workspace.ticket, divisor, output};
+  const Fold<P> last = {folded, workspace.ticket, Divisor(divisor), output};
   launch(fold_kernel<P>, blocks, plan::kFoldThreads, stream, partials, count, last);
   if (blocks > 1 && !workspace.ticket) {
     launch(fold_kernel<P>, 1, plan::kFoldThreads, stream, static_cast<const P*>(folded), blocks, last);

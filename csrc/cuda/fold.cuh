@@ -16,12 +16,18 @@ namespace cudaloss::cuda {
 template <class T>
 using Partial = std::conditional_t<std::is_same_v<T, double>, Sum, double>;
 
+struct Divisor {
+  double value, reciprocal;
+
+  explicit Divisor(double divisor) : value(divisor), reciprocal(1.0 / divisor) {}
+};
+
 // Where a reduction's blocks leave their sums, and what becomes of them.
 template <class P>
 struct Fold {
   P* partials;       // one a block
   unsigned* ticket;  // 0 before and after; null: a later launch folds
-  double divisor;
+  Divisor divisor;
   Result output;
 };
 
@@ -67,12 +73,12 @@ __device__ __forceinline__ P block_sum(const W& sum) {
   __shared__ typename InWarp::TempStorage in_warp[kWarps];
   __shared__ typename OverWarps::TempStorage over_warps;
   __shared__ P of_warp[kWarps];
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;  // the block may have fewer threads
   const W total = InWarp(in_warp[warp]).Reduce(sum, AddPartials());
   if (lane == 0) of_warp[warp] = P{total};
   __syncthreads();
   if (warp != 0) return P{};
-  return OverWarps(over_warps).Reduce(lane < kWarps ? of_warp[lane] : P{}, AddPartials());
+  return OverWarps(over_warps).Reduce(lane < blockDim.x / kWarp ? of_warp[lane] : P{}, AddPartials());
 }
 
 // The sum of partials[0, count), in thread 0: by the first kFoldThreads threads, whatever the block's size, so that it
@@ -86,8 +92,9 @@ __device__ __forceinline__ P sum_partials(const P* partials, int64_t count) {
   return block_sum<kThreads, P>(sum);
 }
 
-__device__ __forceinline__ double over(double sum, double divisor) { return sum / divisor; }
-__device__ __forceinline__ double over(const Sum& sum, double divisor) { return sum.over(divisor); }
+// By the reciprocal, whose rounding no narrower result shows: a division takes 0.1 us.
+__device__ __forceinline__ double over(double sum, const Divisor& divisor) { return sum * divisor.reciprocal; }
+__device__ __forceinline__ double over(const Sum& sum, const Divisor& divisor) { return sum.over(divisor.value); }
 
 // Hands in the block's sum (thread 0's `total`). The block that finds all others done folds; which one that is leaves
 // no trace in the result.
@@ -120,7 +127,7 @@ template <class P, class Pass>
 void folded(int64_t blocks, double divisor, const Result& output, const Workspace& workspace, Stream stream,
             const Pass& pass) {
   const bool counted = blocks <= plan::kCountedBlocks;
-  pass(Fold<P>{static_cast<P*>(workspace.partials), counted ? workspace.ticket : nullptr, divisor, output});
+  pass(Fold<P>{static_cast<P*>(workspace.partials), counted ? workspace.ticket : nullptr, Divisor(divisor), output});
   if (blocks > 1 && !(counted && workspace.ticket)) fold<P>(blocks, divisor, output, workspace, stream);
 }
 

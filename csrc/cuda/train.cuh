@@ -8,34 +8,42 @@
 
 namespace cudaloss::cuda {
 
-// A processor must hold several blocks for one's end to hide behind the others: 2,048 threads where 32 registers do,
-// 1,536 where it takes 42.
+// Blocks that a processor must hold, for one's end to hide behind the others: three of 42 registers a thread, but two
+// where the loads alone are heavier (bf16 with fp32: 4.36 TB/s, with three 4.08).
 template <class A, class B>
-constexpr int kBlocksAProcessor = sizeof(A) == 4 && sizeof(B) == 4 ? 2
-                                  : sizeof(A) + sizeof(B) == 4     ? 4
-                                                                   : 3;
+constexpr int kBlocksAProcessor = sizeof(A) == sizeof(B) && sizeof(A) < 8 ? 3 : 2;
 
 // A tile a block, one vector a thread: also the quickest way to the loss alone of few elements, with neither gradient
 // wanted. TV is the arithmetic of the loss, which averages rounding errors out, TG that of the gradients, which are
 // seen singly. Misaligned operands have a kernel of their own, because their loads would cost the others registers.
 template <bool kAligned, class TV, class TG, class P, class A, class B, int N, class LossV, class LossG>
-__global__ void __launch_bounds__(plan::pass_threads(N), (kBlocksAProcessor<A, B>))
+__global__ void __launch_bounds__(plan::kTrainThreads, (kBlocksAProcessor<A, B>))
     train_kernel(LossV loss, LossG loss_of_gradients, Constant<Scalar<TG>> scale, Source<A> input, Source<B> target,
                  int64_t count, Sink<A> grad_input, Sink<B> grad_target, Fold<P> fold) {
   using Kind = std::conditional_t<kAligned, Whole, InPieces>;
-  constexpr int kThreads = plan::pass_threads(N);
+  constexpr int kUnroll = plan::kTrainUnroll;
   const auto factor = [&](int) { return scale; };
   const bool wants_gradients = grad_input.data || grad_target.data;
   const int64_t vectors = count / N;
+  const int threads = blockDim.x;
   double sum = 0.0;
-  for (int64_t vector = int64_t{blockIdx.x} * kThreads + threadIdx.x; vector < vectors;
-       vector += int64_t{gridDim.x} * kThreads) {
-    const int64_t begin = vector * N;
-    const auto operands = load<N>(Kind(), input, target, begin, N);
-    if (wants_gradients) {
-      store_gradients<TG>(Kind(), begin, N, loss_of_gradients, operands, factor, grad_input, grad_target);
+  for (int64_t first = int64_t{blockIdx.x} * threads * kUnroll; first < vectors;
+       first += int64_t{gridDim.x} * threads * kUnroll) {
+    Vectors<A, B, N> operands[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t vector = first + u * threads + threadIdx.x;
+      operands[u] = load<N>(Kind(), input, target, (vector < vectors ? vector : first) * N, N);
     }
-    sum += vector_loss<TV>(loss, operands);
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t vector = first + u * threads + threadIdx.x;
+      if (vector >= vectors) break;
+      sum += vector_loss<TV>(loss, operands[u]);
+      if (wants_gradients) {
+        store_gradients<TG>(Kind(), vector * N, N, loss_of_gradients, operands[u], factor, grad_input, grad_target);
+      }
+    }
   }
   const int64_t single = vectors * N + threadIdx.x;  // what is left of a vector
   if (blockIdx.x == gridDim.x - 1 && single < count) {
@@ -45,6 +53,7 @@ __global__ void __launch_bounds__(plan::pass_threads(N), (kBlocksAProcessor<A, B
     }
     sum += vector_loss<TV>(loss, operands);
   }
+  constexpr int kThreads = plan::kTrainThreads;
   finish<kThreads>(block_sum<kThreads, P>(in_warp<TV>(sum)), fold);
 }
 
@@ -69,11 +78,11 @@ __device__ __forceinline__ bool multiply(Kind whole, const Sink<G>& gradient, in
   return exact;
 }
 
-// Turns the gradient for a grad_output of 1, in the one sink that is wanted, into that for `grad_output`. Where that is
+// Turns the gradients for a grad_output of 1, in the sinks that are wanted, into those for `grad_output`. Where that is
 // 1, the kernel is over at once. A power of two (loss / 2, a GradScaler's 65,536) is multiplied by. Any other number
 // would round a second time: those gradients are computed anew.
 template <class T, class A, class B, int N, class Loss>
-__global__ void __launch_bounds__(plan::pass_threads(N))
+__global__ void __launch_bounds__(plan::elementwise_threads(N))
     rescale_kernel(Loss loss, GradOutput grad_output, Constant<Scalar<T>> scale, Source<A> input, Source<B> target,
                    bool aligned, int64_t count, Sink<A> grad_input, Sink<B> grad_target) {
   using F = Scalar<T>;
@@ -81,13 +90,13 @@ __global__ void __launch_bounds__(plan::pass_threads(N))
   if (incoming.hi == F(1) && incoming.lo == F(0)) return;
   const bool multiplies = is_power_of_two(incoming);
   scale = times(scale, incoming);
-  for (int64_t tile = blockIdx.x; tile * plan::pass_tile(N) < count; tile += gridDim.x) {
+  for (int64_t tile = blockIdx.x; tile * plan::elementwise_tile(N) < count; tile += gridDim.x) {
     const int64_t begin = thread_begin<N>(tile);
     with_vector<N>(aligned, begin, count, [&](auto whole, int length) {
-      if (multiplies && (grad_input.data ? multiply<N>(whole, grad_input, begin, length, incoming.hi)
-                                         : multiply<N>(whole, grad_target, begin, length, incoming.hi))) {
-        return;
-      }
+      bool done = multiplies;
+      if (done && grad_input.data) done = multiply<N>(whole, grad_input, begin, length, incoming.hi);
+      if (done && grad_target.data) done = multiply<N>(whole, grad_target, begin, length, incoming.hi);
+      if (done) return;
       const auto operands = load<N>(whole, input, target, begin, length);
       const auto factor = [&](int) { return scale; };
       store_gradients<T>(whole, begin, length, loss, operands, factor, grad_input, grad_target);

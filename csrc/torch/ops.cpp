@@ -96,7 +96,7 @@ struct Incoming {
 
 // Fills the gradients that are wanted.
 template <class Engine, template <class> class Loss>
-void backward_into(const Incoming& a, const Result& grad_input, const Result& grad_target, bool holds_unit_gradient) {
+void backward_into(const Incoming& a, const Result& grad_input, const Result& grad_target, bool hold_unit_gradients) {
   require(same_device(a.input, a.target) && same_order(a.input, a.target), kOperandsServed);
   require(same_device(a.input, a.grad_output), "grad_output must be on the operands' device");
   const int64_t count = a.input.numel();
@@ -107,14 +107,14 @@ void backward_into(const Incoming& a, const Result& grad_input, const Result& gr
   const bool scalar = !elementwise || is_broadcast_scalar(a.grad_output);
   require(scalar || same_order(a.input, a.grad_output), "grad_output must be dense, of the operands' memory format");
   Engine::template backward<Loss>({operand(a.grad_output), scalar, operand(a.input), operand(a.target), count,
-                                   a.parameter, a.mode.divisor(count), grad_input, grad_target, holds_unit_gradient},
+                                   a.parameter, a.mode.divisor(count), grad_input, grad_target, hold_unit_gradients},
                                   a.input);
 }
 
 template <class Engine, template <class> class Loss>
-void backward_one(const Incoming& a, const Tensor& gradient, bool holds_unit_gradient) {
+void backward_one(const Incoming& a, const Tensor& gradient, bool hold_unit_gradients) {
   backward_into<Engine, Loss>(a, a.mode.for_target ? kNotWanted : result(gradient),
-                              a.mode.for_target ? result(gradient) : kNotWanted, holds_unit_gradient);
+                              a.mode.for_target ? result(gradient) : kNotWanted, hold_unit_gradients);
 }
 
 // The gradient of one operand. An op of its own: an unused second output would cost an allocation.
@@ -137,15 +137,29 @@ std::tuple<Tensor, Tensor> gradients(Tensor grad_output, Tensor input, Tensor ta
   return {grad_input, grad_target};
 }
 
+// That `gradient` may be one of `training`'s.
+void require_gradient(const Tensor& gradient, const Tensor& input, const Tensor& operand, const Mode& mode) {
+  require(mode.reduction != Reduction::None, "only a scalar loss has its gradients in the same pass");
+  require(same_device(input, gradient) && same_order(input, gradient), "gradient must be laid out as its operand");
+  require(gradient.scalar_type() == operand.scalar_type(), "gradient must be of its operand's dtype");
+}
+
 // Makes the gradient that `training` gave, which is that for a grad_output of 1, the gradient for `grad_output`.
 template <class Engine, template <class> class Loss>
 void rescale(Tensor gradient, Tensor grad_output, Tensor input, Tensor target, int64_t packed, double parameter) {
   const Mode mode(packed);
-  require(mode.reduction != Reduction::None, "only a scalar loss has its gradients in the same pass");
-  require(same_device(input, gradient) && same_order(input, gradient), "gradient must be laid out as its operand");
-  require(gradient.scalar_type() == (mode.for_target ? target : input).scalar_type(),
-          "gradient must be of its operand's dtype");
+  require_gradient(gradient, input, mode.for_target ? target : input, mode);
   backward_one<Engine, Loss>({grad_output, input, target, mode, parameter}, gradient, true);
+}
+
+template <class Engine, template <class> class Loss>
+void rescale_both(Tensor grad_input, Tensor grad_target, Tensor grad_output, Tensor input, Tensor target,
+                  int64_t packed, double parameter) {
+  const Mode mode(packed);
+  require_gradient(grad_input, input, input, mode);
+  require_gradient(grad_target, input, target, mode);
+  backward_into<Engine, Loss>({grad_output, input, target, mode, parameter}, result(grad_input), result(grad_target),
+                              true);
 }
 
 template <class Engine>
@@ -156,7 +170,8 @@ void register_ops(torch::stable::detail::StableLibrary& library) {
   library.impl("_" #name "_training_both", TORCH_BOX((&training_both<Engine, losses::name>))); \
   library.impl("_" #name "_gradient", TORCH_BOX((&gradient<Engine, losses::name>)));           \
   library.impl("_" #name "_gradients", TORCH_BOX((&gradients<Engine, losses::name>)));         \
-  library.impl("_" #name "_rescale_", TORCH_BOX((&rescale<Engine, losses::name>)));
+  library.impl("_" #name "_rescale_", TORCH_BOX((&rescale<Engine, losses::name>)));            \
+  library.impl("_" #name "_rescale_both_", TORCH_BOX((&rescale_both<Engine, losses::name>)));
 #include "losses.inc"
 #undef CUDALOSS_LOSS
 }

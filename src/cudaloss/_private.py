@@ -6,6 +6,7 @@ Of each loss there are:
 ``_smooth_l1_training``         the loss and one operand's gradient for a grad_output of 1, in one pass.
 ``_smooth_l1_training_both``    likewise, with the gradients of both.
 ``_smooth_l1_rescale_``         makes such a gradient that for another grad_output; nothing to do where it is 1.
+``_smooth_l1_rescale_both_``    likewise both.
 ``_smooth_l1_gradient``         one operand's gradient, from the operands.
 ``_smooth_l1_gradients``        the gradients of both.
 ``_smooth_l1_traced_training``, ``_smooth_l1_traced_training_both``, ``_smooth_l1_traced_gradient``
@@ -30,7 +31,7 @@ from ._specs import LossSpec
 LIBRARY = torch.library.Library("cudaloss", "DEF")
 TAGS = (torch.Tag.pt2_compliant_tag,)
 
-_OPERANDS = "Tensor input, Tensor target, int mode, float parameter"
+_OPERANDS = "Tensor input, Tensor target, int how, float parameter"  # "mode" is a name of PyTorch's own dispatch
 _SCHEMAS = {
     "loss": f"({_OPERANDS}) -> Tensor",
     "training": f"({_OPERANDS}) -> (Tensor, Tensor)",
@@ -38,6 +39,7 @@ _SCHEMAS = {
     "gradient": f"(Tensor grad_output, {_OPERANDS}) -> Tensor",
     "gradients": f"(Tensor grad_output, {_OPERANDS}) -> (Tensor, Tensor)",
     "rescale_": f"(Tensor(a!) gradient, Tensor grad_output, {_OPERANDS}) -> ()",
+    "rescale_both_": f"(Tensor(a!) grad_input, Tensor(b!) grad_target, Tensor grad_output, {_OPERANDS}) -> ()",
     "traced_training": f"({_OPERANDS}) -> (Tensor, Tensor)",
     "traced_training_both": f"({_OPERANDS}) -> (Tensor, Tensor, Tensor)",
     "traced_gradient": f"(Tensor gradient, Tensor grad_output, {_OPERANDS}) -> Tensor",
@@ -54,45 +56,46 @@ class PrivateOps:
     gradient: Callable[..., Any]
     gradients: Callable[..., Any]
     rescale_: Callable[..., Any]
+    rescale_both_: Callable[..., Any]
     traced_training: Callable[..., Any]
     traced_training_both: Callable[..., Any]
     traced_gradient: Callable[..., Any]
 
 
-def _fake_loss(input, target, mode, parameter):
-    if mode & MAY_DECLINE:
+def _fake_loss(input, target, how, parameter):
+    if how & MAY_DECLINE:
         return None
-    if reduction_of(mode) == "none":
-        return torch.empty_like(input, dtype=dtype_of(mode))
-    return input.new_empty((), dtype=dtype_of(mode))
+    if reduction_of(how) == "none":
+        return torch.empty_like(input, dtype=dtype_of(how))
+    return input.new_empty((), dtype=dtype_of(how))
 
 
-def _fake_training(input, target, mode, parameter):
-    if mode & MAY_DECLINE:
+def _fake_training(input, target, how, parameter):
+    if how & MAY_DECLINE:
         return None, None
-    gradient = torch.empty_like(target if mode & FOR_TARGET else input)
-    return input.new_empty((), dtype=dtype_of(mode)), gradient
+    gradient = torch.empty_like(target if how & FOR_TARGET else input)
+    return input.new_empty((), dtype=dtype_of(how)), gradient
 
 
-def _fake_training_both(input, target, mode, parameter):
-    if mode & MAY_DECLINE:
+def _fake_training_both(input, target, how, parameter):
+    if how & MAY_DECLINE:
         return None, None, None
-    return input.new_empty((), dtype=dtype_of(mode)), torch.empty_like(input), torch.empty_like(target)
+    return input.new_empty((), dtype=dtype_of(how)), torch.empty_like(input), torch.empty_like(target)
 
 
-def _fake_gradient(grad_output, input, target, mode, parameter):
-    return torch.empty_like(target if mode & FOR_TARGET else input)
+def _fake_gradient(grad_output, input, target, how, parameter):
+    return torch.empty_like(target if how & FOR_TARGET else input)
 
 
-def _fake_gradients(grad_output, input, target, mode, parameter):
+def _fake_gradients(grad_output, input, target, how, parameter):
     return torch.empty_like(input), torch.empty_like(target)
 
 
-def _fake_rescale(gradient, grad_output, input, target, mode, parameter):
+def _fake_rescale(*arguments):
     pass
 
 
-def _fake_traced_gradient(gradient, grad_output, input, target, mode, parameter):
+def _fake_traced_gradient(gradient, grad_output, input, target, how, parameter):
     return gradient.view_as(gradient)
 
 
@@ -103,6 +106,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "gradient": _fake_gradient,
     "gradients": _fake_gradients,
     "rescale_": _fake_rescale,
+    "rescale_both_": _fake_rescale,
     "traced_training": _fake_training,
     "traced_training_both": _fake_training_both,
     "traced_gradient": _fake_traced_gradient,
@@ -112,8 +116,8 @@ _FAKES: dict[str, Callable[..., Any]] = {
 def _declining(results: int) -> Callable[..., Any]:
     """The kernel of every backend that is not compiled: sparse tensors, other devices."""
 
-    def decline(input, target, mode, parameter):
-        if not mode & MAY_DECLINE:
+    def decline(input, target, how, parameter):
+        if not how & MAY_DECLINE:
             raise NotImplementedError(f"cudaloss has no compiled kernel for {input.device} tensors of {input.layout}")
         return None if results == 1 else (None,) * results
 
@@ -132,8 +136,8 @@ def _mark_unspent(gradient: Tensor) -> None:
 def _traced_training(training: Callable[..., Any]) -> Callable[..., Any]:
     """``training``, whose gradients :func:`_traced_gradient` may take over if they come to a backward graph."""
 
-    def traced_training(input, target, mode, parameter):
-        value, *gradients = training(input, target, mode, parameter)
+    def traced_training(input, target, how, parameter):
+        value, *gradients = training(input, target, how, parameter)
         for gradient in gradients:
             _mark_unspent(gradient)
         return value, *gradients
@@ -155,12 +159,12 @@ def _traced_gradient(rescale_: Callable[..., Any], gradient_of: Callable[..., An
       twice.
     """
 
-    def traced_gradient(gradient, grad_output, input, target, mode, parameter):
+    def traced_gradient(gradient, grad_output, input, target, how, parameter):
         unspent = getattr(gradient, "_cudaloss_unspent", False) and _in_backward()
         if not unspent or (gradient.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return gradient_of(grad_output, input, target, mode, parameter)
+            return gradient_of(grad_output, input, target, how, parameter)
         gradient._cudaloss_unspent = False
-        rescale_(gradient, grad_output, input, target, mode, parameter)
+        rescale_(gradient, grad_output, input, target, how, parameter)
         return gradient.data  # another tensor, with a version counter of its own: what becomes of it is not ours
 
     return traced_gradient

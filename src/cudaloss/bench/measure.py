@@ -12,6 +12,10 @@ import torch
 
 Work = Callable[[], object]
 
+LEAST_ROUNDS = 5
+# Spun away before a timed call, about 0.5 ms: longer than a host takes to launch a training step.
+SLEEP_CYCLES = 1_000_000
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -32,10 +36,36 @@ class Timing:
     def divided(self, calls: int) -> Timing:
         return Timing(self.median / calls, self.p20 / calls, self.p80 / calls)
 
+    def slower_than(self, other: Timing) -> str:
+        """``no``, or whether the slower median is ``within noise`` (the intervals p20 to p80 overlap) or ``beyond``."""
+        if self.median <= other.median:
+            return "no"
+        overlap = self.p20 <= other.p80 and other.p20 <= self.p80
+        return "within noise" if overlap else "beyond noise"
+
 
 def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def _synchronized_seconds(work: Work) -> float:
+    synchronize()
+    start = time.perf_counter()
+    work()
+    synchronize()
+    return time.perf_counter() - start
+
+
+def rounds_within(works: Mapping[str, Work], most: int, seconds: float) -> int:
+    """How many rounds of all works, called once before, fit into `seconds`: at least a few, at most `most`."""
+    one_round = sum(map(_synchronized_seconds, works.values()))
+    return min(most, max(LEAST_ROUNDS, int(seconds / one_round)))
+
+
+def calls_within(works: Mapping[str, Work], most: int, seconds: float) -> int:
+    """How many calls of the slowest work, called once before, fit into `seconds`: at least one, at most `most`."""
+    return min(most, max(1, int(seconds / max(map(_synchronized_seconds, works.values())))))
 
 
 def _in_turns(
@@ -67,14 +97,44 @@ def _gpu_events(work: Work) -> tuple[torch.cuda.Event, torch.cuda.Event]:
     return start, end
 
 
-def throughput(works: Mapping[str, Work], device: str, rounds: int, warm_up: int = 3) -> dict[str, Timing]:
-    """The time each work takes on its device. On a GPU by events, read only at the end: a GPU that waits for its next
-    launch would be timed with the wait. No cache is flushed: operands should be larger than it."""
+def hold_gpu() -> None:
+    """Keeps the GPU busy while the host queues what comes next, so that no wait for a launch is timed."""
+    torch.cuda._sleep(SLEEP_CYCLES)
+
+
+def before_call(device: str, moved: int) -> tuple[Work | None, bool]:
+    """What to run before each timed call that moves `moved` bytes, and whether that empties the GPU's L2 cache: it does
+    where the operands of one call could be left there for the next."""
     if device != "cuda":
-        return {name: Timing.of(found) for name, found in _in_turns(works, rounds, warm_up, _host_seconds).items()}
-    marks = _in_turns(works, rounds, warm_up, _gpu_events)
-    synchronize()
-    return {name: Timing.of([a.elapsed_time(b) / 1e3 for a, b in pairs]) for name, pairs in marks.items()}
+        return None, False
+    cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    if moved >= 2 * cache:
+        return hold_gpu, False
+    scratch = torch.empty(2 * cache, dtype=torch.uint8, device=device)
+
+    def flush() -> None:
+        scratch.zero_()
+        hold_gpu()
+
+    return flush, True
+
+
+def throughput(
+    works: Mapping[str, Work], device: str, rounds: int, warm_up: int = 3, before: Work | None = None
+) -> dict[str, Timing]:
+    """The time each work takes on its device, `before` run ahead of each call and not timed. On a GPU by events, read
+    only at the end: a GPU that waits for its next launch would be timed with the wait."""
+
+    def timed(work: Work) -> Any:
+        if before:
+            before()
+        return _gpu_events(work) if device == "cuda" else _host_seconds(work)
+
+    found = _in_turns(works, rounds, warm_up, timed)
+    if device == "cuda":
+        synchronize()
+        found = {name: [a.elapsed_time(b) / 1e3 for a, b in pairs] for name, pairs in found.items()}
+    return {name: Timing.of(samples) for name, samples in found.items()}
 
 
 def latency(works: Mapping[str, Work], rounds: int = 30, calls: int = 200) -> dict[str, Timing]:
@@ -105,4 +165,14 @@ def graph_replay(works: Mapping[str, Work], rounds: int = 30, calls: int = 50) -
             for _ in range(calls):
                 work()
         replays[name] = graph.replay
-    return {name: timing.divided(calls) for name, timing in throughput(replays, "cuda", rounds).items()}
+    timings = throughput(replays, "cuda", rounds, before=hold_gpu)
+    return {name: timing.divided(calls) for name, timing in timings.items()}
+
+
+def peak_bytes(work: Work) -> int:
+    """The most of the GPU's memory that is allocated at once during a call of `work`, called once before."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()

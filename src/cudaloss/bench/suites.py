@@ -1,109 +1,143 @@
-"""The measurements, each a generator of rows."""
+"""The measurements: each makes a row of a case."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+import gc
+import os
+from collections.abc import Callable
+from dataclasses import asdict
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from .. import functional
-from .._specs import SPECS, LossSpec
 from . import measure
+from .cases import RIVALS, Case, Row, leave_out_failing, works
+from .measure import Timing, Work
+from .plan import Options
 
-Row = dict[str, Any]
+Ceilings = dict[str, float]  # GB/s by name
 
+# What calls are limited to, where they are long.
+ROW_SECONDS = 1.0
+SAMPLE_SECONDS = 0.005
 
-@dataclass(frozen=True)
-class Case:
-    """One line of a table: a loss at a size."""
-
-    spec: LossSpec
-    size: int
-    dtype: torch.dtype
-    device: str
-    training: bool
-
-    def operands(self) -> tuple[Tensor, Tensor]:
-        input, target = (torch.rand(self.size, dtype=self.dtype, device=self.device) for _ in range(2))
-        return input.requires_grad_(self.training), target
-
-    def bytes(self) -> int:
-        """The least that must move: both operands once, and the gradient."""
-        return self.size * self.dtype.itemsize * (3 if self.training else 2)
-
-    def row(self, suite: str, timings: dict[str, measure.Timing]) -> Row:
-        ours = timings["cudaloss"].median
-        return {
-            "suite": suite,
-            "loss": self.spec.name,
-            "mode": "training" if self.training else "forward",
-            "size": self.size,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "seconds": {name: asdict(timing) for name, timing in timings.items()},
-            "speedup": {name: timing.median / ours for name, timing in timings.items() if name != "cudaloss"},
-        }
+MOVED = {"copy": 2, "sum": 1, "add": 3}  # tensors read and written
 
 
-def _step(loss: Callable[[Tensor, Tensor], Tensor], input: Tensor, target: Tensor) -> Callable[[], object]:
-    if not input.requires_grad:
-        return lambda: loss(input, target)
-
-    def step() -> None:
-        input.grad = None
-        loss(input, target).backward()
-
-    return step
-
-
-def _works(case: Case, compiled: bool) -> dict[str, Callable[[], object]]:
-    operands = case.operands()
-    theirs = getattr(F, case.spec.function)
-    losses = {"cudaloss": getattr(functional, case.spec.function), "eager": theirs}
-    if compiled:
-        torch._dynamo.reset()  # a graph of its own for each size, as static shapes give
-        losses["compile"] = torch.compile(theirs, dynamic=False)
-    return {name: _step(loss, *operands) for name, loss in losses.items()}
+def _free_bytes(device: str) -> int | None:
+    """The memory that is free; None where the system does not say."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # not on macOS
+        return None
 
 
-def _cases(sizes: list[int], dtype: torch.dtype, device: str, modes: tuple[bool, ...]) -> Iterator[Case]:
-    comparable = [spec for spec in SPECS if hasattr(F, spec.function)]
-    return (Case(spec, size, dtype, device, training) for training in modes for size in sizes for spec in comparable)
+def shortage(needed: int, device: str) -> str | None:
+    """Why `needed` bytes are too many, if they are."""
+    free = _free_bytes(device)
+    if free is not None and needed > free:
+        gc.collect()
+        free = _free_bytes(device)
+    if free is None or needed <= free:
+        return None
+    return f"needs about {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free"
 
 
-def throughput(sizes: list[int], dtype: torch.dtype, device: str, compiled: bool, rounds: int) -> Iterator[Row]:
-    """Forward, and forward + backward, at memory-bound sizes, with achieved GB/s."""
-    for case in _cases(sizes, dtype, device, (False, True)):
-        timings = measure.throughput(_works(case, compiled), device, rounds)
-        row = case.row("throughput", timings)
-        row["gigabytes_per_second"] = timings["cudaloss"].gigabytes_per_second(case.bytes())
-        yield row
+def _timed(timings: dict[str, Timing], notes: list[str]) -> Row:
+    ours = timings["cudaloss"]
+    row: Row = {
+        "seconds": {name: asdict(timing) for name, timing in timings.items()},
+        "speedup": {name: timings[name].median / ours.median for name in RIVALS if name in timings},
+    }
+    if "eager" in timings:
+        row["slower"] = ours.slower_than(timings["eager"])
+    return {**row, "notes": notes} if notes else row
 
 
-def latency(sizes: list[int], dtype: torch.dtype, device: str) -> Iterator[Row]:
-    """Host time of a call without grad, and of a training step."""
-    for case in _cases(sizes, dtype, device, (False, True)):
-        works = _works(case, compiled=False)
-        if not case.training:
-            operands, op = case.operands(), getattr(torch.ops.cudaloss, case.spec.name)
-            works["op"] = lambda operands=operands, op=op: op(*operands)
-        yield case.row("latency", measure.latency(works))
+def _in_turns(rivals: dict[str, Work], moved: int, options: Options) -> tuple[dict[str, Timing], Row]:
+    rounds = measure.rounds_within(rivals, options.rounds, ROW_SECONDS)
+    before, flushed = measure.before_call(options.device, moved)
+    timings = measure.throughput(rivals, options.device, rounds, before=before)
+    return timings, {"rounds": rounds, "l2_flushed": flushed}
 
 
-def graph(sizes: list[int], dtype: torch.dtype, device: str) -> Iterator[Row]:
-    """GPU time of a forward under graph replay."""
-    for case in _cases(sizes, dtype, device, (False,)):
-        yield case.row("graph", measure.graph_replay(_works(case, compiled=False)))
+def ceilings(size: int, options: Options) -> Row:
+    """What this memory gives PyTorch's simplest kernels: a copy, a sum (reads only), an addition (2 reads, a write)."""
+    row: Row = {"suite": "ceilings", "dtype": "float32", "size": size, "device": options.device}
+    reason = shortage(3 * 4 * size, options.device)
+    if reason:
+        return {**row, "skipped": reason}
+    a, b, c = (torch.rand(size, device=options.device) for _ in range(3))
+    calls: dict[str, Work] = {
+        "copy": lambda: c.copy_(a),
+        "sum": lambda: a.sum(),
+        "add": lambda: torch.add(a, b, out=c),
+    }
+    for call in calls.values():
+        call()
+    timings, conditions = _in_turns(calls, 4 * size, options)
+    rates = {name: timing.gigabytes_per_second(MOVED[name] * 4 * size) for name, timing in timings.items()}
+    seconds = {name: asdict(timing) for name, timing in timings.items()}
+    return {**row, **conditions, "seconds": seconds, "gigabytes_per_second": rates}
 
 
-def ceilings(size: int, device: str, rounds: int) -> Row:
-    """What this memory gives at best, in GB/s: a copy, a sum (reads only), an addition (two reads, a write)."""
-    a, b, c = (torch.rand(size, device=device) for _ in range(3))
-    works = {"copy": lambda: c.copy_(a), "sum": lambda: a.sum(), "add": lambda: torch.add(a, b, out=c)}
-    moved = {"copy": 8, "sum": 4, "add": 12}
-    timings = measure.throughput(works, device, rounds)
-    rates = {name: timing.gigabytes_per_second(moved[name] * size) for name, timing in timings.items()}
-    return {"suite": "ceilings", "size": size, "gigabytes_per_second": rates}
+def _throughput(case: Case, options: Options, limits: Ceilings) -> Row:
+    """The time on the device, with achieved GB/s: what must move at least, over the time."""
+    rivals = works(case, options.compile)
+    notes = leave_out_failing(rivals)
+    timings, conditions = _in_turns(rivals, case.bytes, options)
+    rates = {name: timing.gigabytes_per_second(case.bytes) for name, timing in timings.items()}
+    row = {**_timed(timings, notes), **conditions, "bytes": case.bytes, "gigabytes_per_second": rates}
+    ceiling = limits.get("add" if case.mode.training else "sum")
+    return {**row, "of_ceiling": rates["cudaloss"] / ceiling} if ceiling else row
+
+
+def _latency(case: Case, options: Options, _: Ceilings) -> Row:
+    """The host's time of a call."""
+    rivals = works(case, options.compile, with_op=not case.mode.training)
+    notes = leave_out_failing(rivals)
+    calls = measure.calls_within(rivals, 200, SAMPLE_SECONDS)
+    return {**_timed(measure.latency(rivals, options.rounds, calls), notes), "calls": calls}
+
+
+def _graph(case: Case, options: Options, _: Ceilings) -> Row:
+    """The GPU's time of a call under graph replay. Without torch.compile, whose share would be compile time."""
+    rivals = works(case, with_compile=False)
+    notes = leave_out_failing(rivals)
+    calls = measure.calls_within(rivals, 50, SAMPLE_SECONDS)
+    return {**_timed(measure.graph_replay(rivals, options.rounds, calls), notes), "calls": calls}
+
+
+def _memory(case: Case, options: Options, _: Ceilings) -> Row:
+    """The peak of a training step above its operands."""
+    rivals = works(case, options.compile)
+    operands = torch.cuda.memory_allocated()
+    notes = leave_out_failing(rivals)
+    row: Row = {"peak_bytes": {name: measure.peak_bytes(work) - operands for name, work in rivals.items()}}
+    return {**row, "notes": notes} if notes else row
+
+
+MEASURES: dict[str, Callable[[Case, Options, Ceilings], Row]] = {
+    "forward": _throughput,
+    "training": _throughput,
+    "kernelbench": _throughput,
+    "latency": _latency,
+    "graph": _graph,
+    "memory": _memory,
+}
+
+
+def measured(case: Case, options: Options, limits: Ceilings) -> Row:
+    """The row of a case; with the reason in ``skipped`` where this machine cannot measure it."""
+    row = case.row()
+    reason = shortage(case.bytes_needed, case.device)
+    if case.mode.compiled and not options.compile:
+        reason = "needs torch.compile"
+    if reason:
+        return {**row, "skipped": reason}
+    try:
+        return {**row, **MEASURES[case.suite](case, options, limits)}
+    except torch.OutOfMemoryError:
+        return {**row, "skipped": "out of memory"}

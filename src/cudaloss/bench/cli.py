@@ -1,0 +1,148 @@
+"""The command line of the benchmark."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from .._build import DEVICES
+from . import files, plan, suites, tables
+from .cases import COMPARABLE, TRAINING_MODES, Dtypes, Row
+from .environment import environment
+
+DESCRIPTION = """
+Times cudaloss beside eager PyTorch and torch.compile, in turns in one process, and says where it is slower than eager.
+
+suites:
+  ceilings     GB/s of a copy, a sum (reads only) and an addition (two reads, one write)
+  forward      a mean without grad, time on the device
+  training     forward and backward of a mean; --modes has its variants
+  latency      the host's time of a call: function, op, training step
+  graph        the GPU's time of a forward under CUDA graph replay
+  memory       peak memory of forward and backward above the operands (CUDA)
+  kernelbench  KernelBench's problems 94 (MSE) and 96 (smooth L1), 32768 x 32768 on a GPU
+
+modes of training:
+  step         the input needs a gradient
+  scaled       and the loss is multiplied by a number before its backward
+  misaligned   and the operands are slices of larger tensors
+  both         both operands need gradients
+  compiled     cudaloss inside torch.compile, beside torch.compile of PyTorch's
+"""
+EPILOG = """
+Dtypes and modes that are not asked for are measured one at a time, at the largest size; all that is asked for is
+crossed. CUDA_VISIBLE_DEVICES chooses among GPUs.
+"""
+PIPED_WIDTH = 180  # of tables that no terminal shows
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m cudaloss.bench",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add, losses, modes = parser.add_argument, list(COMPARABLE), [mode.name for mode in TRAINING_MODES]
+    add("--suites", nargs="+", choices=plan.SUITE_NAMES, default=plan.SUITE_NAMES, metavar="SUITE", help="default: all")
+    add("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--losses", nargs="+", choices=losses, default=losses, metavar="LOSS", help=f"of {', '.join(losses)}")
+    add("--modes", nargs="+", choices=modes, metavar="MODE", help="of training; misaligned is one of forward too")
+    dtypes = "each a dtype, or a pair input/target such as bfloat16/float32, which is called under autocast"
+    add("--dtypes", nargs="+", type=Dtypes.parse, metavar="DTYPE", help=dtypes)
+    add("--sizes", nargs="+", metavar="LOG2", help="of every suite, as powers of two or ranges of them: 6 10 20-24")
+    add("--ceiling-size", type=int, metavar="LOG2", help="default: the largest size, 28 at most (24 on the CPU)")
+    add("--rounds", type=int, default=30, help="timed calls of each, fewer where they take long (default: %(default)s)")
+    add("--threads", type=int, help="of the CPU kernels")
+    add("--no-compile", action="store_true", help="leave torch.compile out")
+    add("--json", type=Path, metavar="FILE", help="where to write all rows")
+    add("--csv", type=Path, metavar="FILE", help="where to write all rows, a line each")
+    add("--plot", type=Path, metavar="FOLDER", help="where to draw figures (needs matplotlib)")
+    add("--fail-if-slower", action="store_true", help="exit with 1 where cudaloss is slower than eager beyond noise")
+    return parser
+
+
+def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, plan.Options]:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        sizes = plan.parse_sizes(arguments.sizes) if arguments.sizes else None
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"--sizes: {error}")
+    if arguments.rounds < 2 or (arguments.ceiling_size or 0) < 0:
+        parser.error("--rounds must be at least 2, --ceiling-size at least 0")
+    if arguments.plot and find_spec("matplotlib") is None:
+        parser.error("--plot draws with matplotlib, which is missing: pip install matplotlib")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch finds no GPU")
+    if arguments.device not in DEVICES:
+        parser.error(f"cudaloss was built without kernels for {arguments.device}: it would be PyTorch against PyTorch")
+    options = plan.Options(
+        device=arguments.device,
+        suites=tuple(arguments.suites),
+        sizes=sizes,
+        dtypes=tuple(arguments.dtypes) if arguments.dtypes else None,
+        modes=tuple(arguments.modes) if arguments.modes else None,
+        losses=tuple(arguments.losses),
+        ceiling_size=arguments.ceiling_size,
+        rounds=arguments.rounds,
+        compile=not arguments.no_compile,
+    )
+    return arguments, options
+
+
+def measure(options: plan.Options) -> list[Row]:
+    """All rows, with a progress bar on standard error."""
+    cases, size = plan.cases(options), plan.ceiling_size(options)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    rows: list[Row] = []
+    limits: suites.Ceilings = {}
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task("ceilings", total=len(cases) + (size is not None))
+        if size is not None:
+            rows.append(suites.ceilings(size, options))
+            limits = rows[0].get("gigabytes_per_second", {})
+            progress.advance(task)
+        for case in cases:
+            progress.update(task, description=tables.label(case.row()))
+            rows.append(suites.measured(case, options, limits))
+            progress.advance(task)
+    return rows + plan.skipped_suites(options)
+
+
+def _show(rows: list[Row], console: Console) -> None:
+    for table in tables.tables(rows):
+        console.print(table)
+    for line in (*tables.remarks(rows), *tables.verdict(rows)):
+        console.print(line, markup=False, highlight=False)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments, options = _parse(argv)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPED_WIDTH)
+    for path in filter(None, (arguments.json, arguments.csv)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    rows = measure(options)
+    where = environment()
+    _show(rows, console)
+    if arguments.json:
+        files.write_json(arguments.json, where, rows)
+    if arguments.csv:
+        files.write_csv(arguments.csv, rows)
+    if arguments.plot:
+        from . import plots
+
+        for path in plots.draw(plots.figures(rows, where), arguments.plot):
+            console.print(path, highlight=False)
+    beyond = tables.slower(rows, "beyond noise")
+    return 1 if arguments.fail_if_slower and beyond else 0

@@ -1,0 +1,150 @@
+"""Figures of a report's rows. Needs matplotlib; imported only where figures are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from .cases import FORWARD, RIVALS, STEP, Row
+
+COLOURS = {"cudaloss": "tab:blue", "eager": "tab:gray", "compile": "tab:orange"}
+LABELS = {"cudaloss": "cudaloss", "eager": "eager", "compile": "torch.compile"}
+PLAIN = {"forward": FORWARD.name, "training": STEP.name}  # the mode whose course over sizes a suite's figures show
+CEILING_OF = {"forward": "sum", "training": "add"}
+
+
+def _where(environment: dict[str, Any]) -> str:
+    return f"{environment['gpu'] or environment['processor']}, torch {environment['torch']}"
+
+
+def _figure(title: str, axes: int) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    places = list(figure.subplots(1, axes, sharey=True, squeeze=False)[0])
+    for axis in places:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, places
+
+
+def _with_legend(figure: Figure, axes: list[Axes]) -> Figure:
+    found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=len(found), frameon=False)
+    return figure
+
+
+def _by_size(axis: Axes, points: dict[int, float], **style: Any) -> None:
+    sizes = sorted(points)
+    if sizes:
+        axis.plot(sizes, [points[size] for size in sizes], marker="o", markersize=3, **style)
+    axis.set_xscale("log", base=2)
+    axis.set_xlabel("elements")
+
+
+def _measured(rows: list[Row], suite: str) -> list[Row]:
+    found = [row for row in rows if row["suite"] == suite and "skipped" not in row]
+    return [row for row in found if row["mode"] == PLAIN[suite]] if suite in PLAIN else found
+
+
+def _plain(rows: list[Row], dtype: str) -> dict[str, list[Row]]:
+    """The rows in the plain mode by suite, where there are any."""
+    found = {suite: [row for row in _measured(rows, suite) if row["dtype"] == dtype] for suite in PLAIN}
+    return {suite: group for suite, group in found.items() if group}
+
+
+def _rates(rows: list[Row], loss: str, dtype: str, where: str) -> Figure:
+    """GB/s of every contestant over sizes, and the ceiling."""
+    suites = _plain(rows, dtype)
+    ceilings = [row["gigabytes_per_second"] for row in rows if row["suite"] == "ceilings" and "skipped" not in row]
+    figure, axes = _figure(f"{loss}, {dtype}, {where}", len(suites))
+    for axis, (suite, group) in zip(axes, suites.items(), strict=True):
+        axis.set(title=suite, ylabel="GB/s")
+        for name, colour in COLOURS.items():
+            found = {row["size"]: row["gigabytes_per_second"] for row in group if row["loss"] == loss}
+            points = {size: rates[name] for size, rates in found.items() if name in rates}
+            _by_size(axis, points, color=colour, label=LABELS[name])
+        if ceilings:
+            axis.axhline(ceilings[0][CEILING_OF[suite]], color="black", linestyle=":", label="ceiling (sum, add)")
+    return _with_legend(figure, axes)
+
+
+def _speedups(rows: list[Row], suite: str, dtype: str, where: str) -> Figure:
+    """Every loss's speed-up over eager and over torch.compile, over sizes."""
+    group = _plain(rows, dtype)[suite]
+    rivals = _rivals(group)
+    figure, axes = _figure(f"{suite}, {dtype}, {where}", len(rivals))
+    for axis, rival in zip(axes, rivals, strict=True):
+        axis.set(title=f"times as fast as {LABELS[rival]}")
+        axis.axhline(1, color="black", linestyle=":", linewidth=1)
+        for loss in _losses(group):
+            found = {row["size"]: row["speedup"] for row in group if row["loss"] == loss}
+            _by_size(axis, {size: by[rival] for size, by in found.items() if rival in by}, label=loss)
+    return _with_legend(figure, axes)
+
+
+def _rivals(rows: list[Row]) -> list[str]:
+    return [name for name in RIVALS if any(name in row["speedup"] for row in rows)]
+
+
+def _losses(rows: Iterable[Row]) -> list[str]:
+    return list(dict.fromkeys(row["loss"] for row in rows))
+
+
+def _kernelbench(rows: list[Row], where: str) -> Figure:
+    """KernelBench's problems at their largest size, as bars."""
+    found = _measured(rows, "kernelbench")
+    largest = max(row["size"] for row in found)
+    found = [row for row in found if row["size"] == largest]
+    problems = list(dict.fromkeys((row["problem"], row["loss"]) for row in found))
+    shape = " x ".join(str(length) for length in found[0]["shape"])
+    figure, axes = _figure(f"{shape} {found[0]['dtype']}, {where}", len(problems))
+    for axis, (problem, loss) in zip(axes, problems, strict=True):
+        modes = {row["mode"]: row["seconds"] for row in found if row["problem"] == problem}
+        for offset, name in zip((0.27, 0.0, -0.27), ("eager", "compile", "cudaloss"), strict=True):
+            points = {
+                offset - i: times[name]["median"] * 1e3 for i, times in enumerate(modes.values()) if name in times
+            }
+            if points:
+                bars = axis.barh(
+                    list(points), list(points.values()), height=0.25, color=COLOURS[name], label=LABELS[name]
+                )
+                axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
+        names = [{FORWARD.name: "forward", STEP.name: "forward + backward"}[mode] for mode in modes]
+        axis.set(title=f"problem {problem}, {loss}", xlabel="ms", yticks=[-i for i in range(len(modes))])
+        axis.set_yticklabels(names)
+        axis.margins(x=0.12)
+    return _with_legend(figure, axes)
+
+
+def _courses(rows: list[Row]) -> list[str]:
+    """The dtypes that were measured at more than one size."""
+    sizes: dict[str, set[int]] = {}
+    for row in (row for suite in PLAIN for row in _measured(rows, suite)):
+        sizes.setdefault(row["dtype"], set()).add(row["size"])
+    return [dtype for dtype, found in sizes.items() if len(found) > 1]
+
+
+def figures(rows: list[Row], environment: dict[str, Any]) -> dict[str, Callable[[], Figure]]:
+    """What draws each figure that `rows` have enough for, by file name."""
+    where, found = _where(environment), {}
+    for dtype in _courses(rows):
+        suites, name = _plain(rows, dtype), f"{dtype.replace('/', '-')}.png"
+        for loss in _losses(row for group in suites.values() for row in group):
+            found[f"throughput-{loss}-{name}"] = partial(_rates, rows, loss, dtype, where)
+        for suite in (suite for suite, group in suites.items() if _rivals(group)):
+            found[f"speedup-{suite}-{name}"] = partial(_speedups, rows, suite, dtype, where)
+    if _measured(rows, "kernelbench"):
+        found["kernelbench.png"] = partial(_kernelbench, rows, where)
+    return found
+
+
+def draw(drawn: dict[str, Callable[[], Figure]], folder: Path) -> list[Path]:
+    """Writes `figures` to `folder`; their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in drawn.items():
+        figure().savefig(folder / name, dpi=130)
+    return [folder / name for name in drawn]
