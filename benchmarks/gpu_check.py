@@ -91,7 +91,7 @@ STAGES = {
     "build": build,
     "tests": tests,
     "accuracy": lambda: script("accuracy", "benchmarks/accuracy.py"),
-    "bench": lambda: script("bench", "-m", "cudaloss.bench"),
+    "bench": lambda: script("bench", "-m", "cudaloss.bench", "--ceiling-size", "30", "--rounds", "20"),
     "kernelbench": lambda: script("kernelbench", "examples/kernelbench/run.py"),
     "memcheck": lambda: sanitize("memcheck"),
     "racecheck": lambda: sanitize("racecheck"),
