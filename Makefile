@@ -7,7 +7,7 @@ SOURCES := $(shell find csrc -type f) $(STUB_SOURCES) setup.py pyproject.toml
 # Without a GPU nothing runs the CUDA kernels: one architecture is enough to see them compile.
 export TORCH_CUDA_ARCH_LIST ?= $(if $(shell command -v nvidia-smi),,9.0)
 
-.PHONY: demo test lint format types gpu-check sdist clean
+.PHONY: demo test lint format types gpu-check readme-figures sdist clean
 
 demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
@@ -30,6 +30,11 @@ types: $(VENV)/.built
 
 gpu-check:
 	$(PYTHON) benchmarks/gpu_check.py
+
+# The README's tables and pictures from a committed report: make readme-figures REPORT=benchmarks/results/<report>.json
+readme-figures: $(VENV)/.packages
+	$(BIN)/python benchmarks/plot.py $(REPORT) docs
+	$(BIN)/python benchmarks/readme.py $(REPORT) README.md
 
 sdist: $(VENV)/.packages
 	$(BIN)/python -m build --sdist --no-isolation

@@ -20,7 +20,7 @@ from ._specs import LossSpec
 
 Loss = Callable[..., Tensor]
 
-_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def same_dense_order(a: Tensor, b: Tensor) -> bool:
