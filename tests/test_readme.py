@@ -1,0 +1,75 @@
+"""The README's tables, from a report of the GPU check."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from bench_rows import case, made_up
+
+
+def script(name: str) -> ModuleType:
+    path = Path(__file__).parent.parent / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def report() -> dict[str, Any]:
+    kernelbench = {"suite": "kernelbench", "problem": 94, "shape": [4, 16]}
+    rows = [
+        {"suite": "ceilings", "dtype": "float32", "size": 64, "gigabytes_per_second": {}},
+        {"suite": "graph", "skipped": "needs a CUDA device"},
+        made_up((1.0, 0.9, 1.1)),
+        made_up((0.5, 0.4, 0.6), mode="scaled"),
+        made_up((0.001, 0.0009, 0.0011), **kernelbench, mode="forward"),
+        made_up((1e-6, 1e-6, 1e-6), (3e-6, 3e-6, 3e-6), suite="latency", mode="forward", size=4096),
+        {**case(suite="memory").row(), "peak_bytes": {"cudaloss": 256, "eager": 512}},
+    ]
+    return {"environment": {"gpu": "a GPU", "torch": "2.13"}, "bench": {"report": {"rows": rows}}}
+
+
+def test_readme_has_the_reports_rows() -> None:
+    lines = script("readme").block(report()).splitlines()
+    assert lines[0].startswith("a GPU, torch 2.13: ")
+    assert "| KernelBench, 4 x 16 fp32 | forward | forward + backward |" in lines
+    assert "| problem 94, mse | 1.00 ms: 2000.00x eager |  |" in lines
+    assert "| training, 2^6: fp32 | 2.00x |" in lines
+    assert "| training, 2^6: fp32, loss scaled | 4.00x |" in lines
+    assert "| host, 4,096 elements: function | 1.0 us: 3.00x |" in lines
+    assert "| peak memory of a training step, fp32, bytes an element | 4.0 (eager 8.0) |" in lines
+    assert not any("misaligned" in line or "graph" in line for line in lines)
+
+
+def test_readme_needs_some_rows() -> None:
+    empty = report()
+    del empty["bench"]["report"]["rows"][2:]
+    with pytest.raises(ValueError, match="no rows"):
+        script("readme").block(empty)
+
+
+def test_readme_replaces_the_marked_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = script("readme")
+    before, after = "# a\n\n| old |\n", "\ntext <!-- other -->\n\n| old |\n"
+    paths = tmp_path / "report.json", tmp_path / "README.md"
+    paths[0].write_text(json.dumps(report()))
+    paths[1].write_text(f"{before}{readme.BEGIN}\n| old |\n{readme.END}{after}")
+    monkeypatch.setattr("sys.argv", ["readme.py", *map(str, paths)])
+    assert readme.main() == 0
+    once = paths[1].read_text()
+    assert once == f"{before}{readme.BEGIN}\n\n{readme.block(report())}\n\n{readme.END}{after}"
+    assert readme.main() == 0
+    assert paths[1].read_text() == once
+
+
+@pytest.mark.parametrize("text", ["", "{0}", "{1} {0}", "{0} {0} {1}", "{0} {1} {1}"])
+def test_readme_without_its_comments_is_refused(text: str) -> None:
+    readme = script("readme")
+    with pytest.raises(ValueError, match="once each"):
+        readme.replaced(text.format(readme.BEGIN, readme.END), "new")
