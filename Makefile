@@ -32,7 +32,7 @@ gpu-check:
 	$(PYTHON) benchmarks/gpu_check.py
 
 # The README's tables and pictures from a committed report: make readme-figures REPORT=benchmarks/results/<report>.json
-readme-figures: $(VENV)/.packages
+readme-figures: $(VENV)/.built
 	$(BIN)/python benchmarks/plot.py $(REPORT) docs
 	$(BIN)/python benchmarks/readme.py $(REPORT) README.md
 

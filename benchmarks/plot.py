@@ -19,12 +19,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--all", action="store_true", help="every figure that the report has rows for")
     arguments = parser.parse_args()
     report = json.loads(arguments.report.read_text())
     found = plots.figures(report["bench"]["report"]["rows"], report["environment"])
     missing = [name for name in README_FIGURES if name not in found]
-    chosen = found if arguments.all else {name: found[name] for name in README_FIGURES if name in found}
+    chosen = {name: found[name] for name in README_FIGURES if name in found}
     for path in plots.draw(chosen, arguments.folder):
         print(path)
     if missing:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cudaloss.bench.tables import size_text
+
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 HOST_SIZE = 4096
 
@@ -25,10 +27,6 @@ def select(rows: list[Row], **fields: Any) -> list[Row]:
 
 def largest(rows: list[Row], **fields: Any) -> Row | None:
     return max(select(rows, **fields), key=lambda row: row["size"], default=None)
-
-
-def size_text(size: int) -> str:
-    return f"2^{size.bit_length() - 1}" if size & (size - 1) == 0 else f"{size:,}"
 
 
 def ratios(row: Row) -> str:

@@ -167,6 +167,20 @@ def test_saved_tensor_hooks_that_always_answer_with_the_same_tensor(spec, device
         found.fill_(math.nan)
 
 
+def test_saved_tensor_hooks_that_change_one_layout(spec, device):
+    input, target = (x.to(memory_format=torch.channels_last) for x in torch.randn(2, 2, 3, 4, 5, device=device))
+    a, saved = leaf(input), []
+
+    def pack(tensor):
+        saved.append(tensor)
+        return tensor.contiguous() if len(saved) == 1 else tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        value = op(spec)(a, target)
+    (found,) = torch.autograd.grad(value, a, torch.tensor(0.5, device=device))
+    torch.testing.assert_close(found, exact(spec, input, target, 0.5)[0].float())
+
+
 def test_saving_on_the_cpu(spec, device):
     input, target = operands((1000,), (torch.float32,) * 2, device)
     a = leaf(input)

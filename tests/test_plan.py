@@ -19,9 +19,7 @@ def test_limits(count, sizes):
     for kind in KINDS:
         blocks = plan[f"{kind}_blocks"]
         assert blocks >= 1
-        assert (
-            blocks * 8 < 1e6
-        )  # of partials, each an fp64 number: a training step takes one gradient and less than 1 MB
+        assert blocks * 8 < 1e6  # bytes of partials; of fp64 operands, whose partials carry their rest, twice that
     assert plan["elementwise_tiles"] < 2**31 or count > 2**40  # the grid's x dimension
     assert plan["fold_blocks"] <= plan["counted_blocks"]  # whose last block folds theirs
 

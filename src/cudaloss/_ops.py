@@ -6,7 +6,7 @@ private ops of ``_private``) and the plain-PyTorch reference. torch.compile and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -55,22 +55,29 @@ def _is_autocast(device: str) -> bool:
     return False  # meta, say, of which PyTorch will not even answer
 
 
-def _takes_one_pass(reduction: str, dtype: torch.dtype, operands: list[Tensor], differentiated: list[Tensor]) -> bool:
-    """Whether the loss and its gradients come from one pass: not where a gradient of fp16, already divided by the
-    count, could underflow before a gradient scaler's factor comes."""
-    float64 = torch.float64
+class Differentiable(NamedTuple):
+    """The ways in which the compiled kernels serve autograd, called as ``f(input, target, mode, parameter)``."""
+
+    one_pass: _autograd.Loss
+    one_pass_both: _autograd.Loss
+    two_passes: _autograd.Loss
+    traced: _autograd.Loss
+
+
+def _takes_one_pass(
+    reduction: str, dtype: torch.dtype, operands: Iterable[torch.dtype], differentiated: Iterable[torch.dtype]
+) -> bool:
+    """Whether the loss, of `dtype`, and its gradients come from one pass: not where a gradient of fp16, already divided
+    by the count, could underflow before a gradient scaler's factor comes."""
     return (
         reduction != "none"
-        and all(operand.dtype != torch.float16 for operand in differentiated)
-        and (dtype != float64 or any(operand.dtype == float64 for operand in operands))
+        and torch.float16 not in differentiated
+        and (dtype != torch.float64 or torch.float64 in operands)
     )
 
 
-def _thorough(spec: LossSpec, ops: _private.PrivateOps) -> Callable[..., Tensor]:
-    one_pass, one_pass_both, two_passes, traced = (
-        make(spec, ops)
-        for make in (_autograd.one_pass, _autograd.one_pass_both, _autograd.two_passes, _autograd.traced)
-    )
+def _thorough(spec: LossSpec, ops: _private.PrivateOps, differentiable: Differentiable) -> Callable[..., Tensor]:
+    one_pass, one_pass_both, two_passes, traced = differentiable
 
     def thorough(input: Any, target: Any, reduction: Any, parameter: Any, dtype: Any) -> Tensor:
         parameter = check(spec, input, target, reduction, parameter, dtype)
@@ -78,13 +85,12 @@ def _thorough(spec: LossSpec, ops: _private.PrivateOps) -> Callable[..., Tensor]
         if not (_is_fused(input, target) and dtype in DTYPES):
             return reference.loss(spec, input, target, reduction, parameter, dtype)
         mode = pack(reduction, dtype)
-        operands = [input, target]
-        differentiated = [operand for operand in operands if operand.requires_grad]
+        differentiated = [operand.dtype for operand in (input, target) if operand.requires_grad]
         if not differentiated or not torch.is_grad_enabled():
             return ops.loss(input, target, mode, parameter)
         if not input.requires_grad:
             mode |= FOR_TARGET
-        if not _takes_one_pass(reduction, dtype, operands, differentiated):
+        if not _takes_one_pass(reduction, dtype, (input.dtype, target.dtype), differentiated):
             return two_passes(input, target, mode, parameter)
         if type(input) not in PLAIN_TENSORS or type(target) not in PLAIN_TENSORS:
             return traced(input, target, mode, parameter)  # fake tensors and their like
@@ -93,18 +99,16 @@ def _thorough(spec: LossSpec, ops: _private.PrivateOps) -> Callable[..., Tensor]
     return thorough
 
 
-def _quick(spec: LossSpec, ops: _private.PrivateOps) -> Callable[..., Tensor | None]:
+def _quick(ops: _private.PrivateOps, differentiable: Differentiable) -> Callable[..., Tensor | None]:
     """The commonest calls: plain tensors of one dtype, dense and alike, which the private ops look at themselves.
 
     Every line is on the hot path of every call: no more than a few flags, 0.05 us each.
     """
-    one_pass, one_pass_both, two_passes = (
-        make(spec, ops) for make in (_autograd.one_pass, _autograd.one_pass_both, _autograd.two_passes)
-    )
+    one_pass, one_pass_both, two_passes, _ = differentiable
     kinds = {(reduction, dtype): pack(reduction, dtype) | MAY_DECLINE for reduction in REDUCTIONS for dtype in DTYPES}
     trainings = {
         (reduction, dtype): (mode, one_pass, one_pass_both)
-        if reduction != "none" and dtype != torch.float16  # as _takes_one_pass has it
+        if _takes_one_pass(reduction, dtype, [dtype], [dtype])
         else (mode, two_passes, two_passes)
         for (reduction, dtype), mode in kinds.items()
     }
@@ -151,7 +155,13 @@ def _define(spec: LossSpec) -> Kernel:
         tags=_private.TAGS,
     )
     ops = _private.define(spec)
-    quick, thorough = _quick(spec, ops), _thorough(spec, ops)
+    differentiable = Differentiable(
+        one_pass=_autograd.one_pass(spec, ops),
+        one_pass_both=_autograd.one_pass_both(spec, ops),
+        two_passes=_autograd.two_passes(spec, ops),
+        traced=_autograd.traced(spec, ops),
+    )
+    quick, thorough = _quick(ops, differentiable), _thorough(spec, ops, differentiable)
 
     def with_parameter(input, target, reduction="mean", parameter=spec.default, *, dtype=None):
         result = quick(input, target, reduction, parameter, dtype)

@@ -23,27 +23,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ._modes import FOR_TARGET, MAY_DECLINE, dtype_of, reduction_of
 from ._specs import LossSpec
 
 LIBRARY = torch.library.Library("cudaloss", "DEF")
 TAGS = (torch.Tag.pt2_compliant_tag,)
-
-_OPERANDS = "Tensor input, Tensor target, int how, float parameter"  # "mode" is a name of PyTorch's own dispatch
-_SCHEMAS = {
-    "loss": f"({_OPERANDS}) -> Tensor",
-    "training": f"({_OPERANDS}) -> (Tensor, Tensor)",
-    "training_both": f"({_OPERANDS}) -> (Tensor, Tensor, Tensor)",
-    "gradient": f"(Tensor grad_output, {_OPERANDS}) -> Tensor",
-    "gradients": f"(Tensor grad_output, {_OPERANDS}) -> (Tensor, Tensor)",
-    "rescale_": f"(Tensor(a!) gradient, Tensor grad_output, {_OPERANDS}) -> ()",
-    "rescale_both_": f"(Tensor(a!) grad_input, Tensor(b!) grad_target, Tensor grad_output, {_OPERANDS}) -> ()",
-    "traced_training": f"({_OPERANDS}) -> (Tensor, Tensor)",
-    "traced_training_both": f"({_OPERANDS}) -> (Tensor, Tensor, Tensor)",
-    "traced_gradient": f"(Tensor gradient, Tensor grad_output, {_OPERANDS}) -> Tensor",
-}
 
 
 @dataclass(frozen=True)
@@ -96,20 +81,27 @@ def _fake_rescale(*arguments):
 
 
 def _fake_traced_gradient(gradient, grad_output, input, target, how, parameter):
+    # An alias, so that the compiler does not take `gradient` for a buffer it may reuse: with such buffers PyTorch
+    # refuses retain_graph.
     return gradient.view_as(gradient)
 
 
-_FAKES: dict[str, Callable[..., Any]] = {
-    "loss": _fake_loss,
-    "training": _fake_training,
-    "training_both": _fake_training_both,
-    "gradient": _fake_gradient,
-    "gradients": _fake_gradients,
-    "rescale_": _fake_rescale,
-    "rescale_both_": _fake_rescale,
-    "traced_training": _fake_training,
-    "traced_training_both": _fake_training_both,
-    "traced_gradient": _fake_traced_gradient,
+_OPERANDS = "Tensor input, Tensor target, int how, float parameter"  # "mode" is a name of PyTorch's own dispatch
+# The schema and the fake kernel of each.
+_OPS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "loss": (f"({_OPERANDS}) -> Tensor", _fake_loss),
+    "training": (f"({_OPERANDS}) -> (Tensor, Tensor)", _fake_training),
+    "training_both": (f"({_OPERANDS}) -> (Tensor, Tensor, Tensor)", _fake_training_both),
+    "gradient": (f"(Tensor grad_output, {_OPERANDS}) -> Tensor", _fake_gradient),
+    "gradients": (f"(Tensor grad_output, {_OPERANDS}) -> (Tensor, Tensor)", _fake_gradients),
+    "rescale_": (f"(Tensor(a!) gradient, Tensor grad_output, {_OPERANDS}) -> ()", _fake_rescale),
+    "rescale_both_": (
+        f"(Tensor(a!) grad_input, Tensor(b!) grad_target, Tensor grad_output, {_OPERANDS}) -> ()",
+        _fake_rescale,
+    ),
+    "traced_training": (f"({_OPERANDS}) -> (Tensor, Tensor)", _fake_training),
+    "traced_training_both": (f"({_OPERANDS}) -> (Tensor, Tensor, Tensor)", _fake_training_both),
+    "traced_gradient": (f"(Tensor gradient, Tensor grad_output, {_OPERANDS}) -> Tensor", _fake_traced_gradient),
 }
 
 
@@ -128,18 +120,13 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _mark_unspent(gradient: Tensor) -> None:
-    if not _in_backward():
-        gradient._cudaloss_unspent = True  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def _traced_training(training: Callable[..., Any]) -> Callable[..., Any]:
     """``training``, whose gradients :func:`_traced_gradient` may take over if they come to a backward graph."""
 
     def traced_training(input, target, how, parameter):
         value, *gradients = training(input, target, how, parameter)
         for gradient in gradients:
-            _mark_unspent(gradient)
+            gradient._cudaloss_unspent = not _in_backward()
         return value, *gradients
 
     return traced_training
@@ -173,11 +160,11 @@ def _traced_gradient(rescale_: Callable[..., Any], gradient_of: Callable[..., An
 def define(spec: LossSpec) -> PrivateOps:
     """Defines the private ops of `spec`; the compiled kernels come from ``csrc/torch/ops.cpp``."""
     found = {}
-    for kind, schema in _SCHEMAS.items():
+    for kind, (schema, fake) in _OPS.items():
         name = f"_{spec.name}_{kind}"
         LIBRARY.define(name + schema, tags=TAGS)
         LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
-        torch.library.register_fake(f"cudaloss::{name}", _FAKES[kind], lib=LIBRARY)
+        torch.library.register_fake(f"cudaloss::{name}", fake, lib=LIBRARY)
         op = getattr(torch.ops.cudaloss, name).default
         found[kind] = getattr(op, "_op", op)  # what OpOverload.__call__ calls, 0.2 us later
     ops = PrivateOps(**found)
