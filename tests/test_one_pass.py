@@ -87,7 +87,10 @@ def test_scaled_fp16_gradients_do_not_underflow(spec, device, size):
     scale = 65536.0
     input = leaf(torch.randn(size, device=device, dtype=torch.float16))
     target = torch.randn(size, device=device, dtype=torch.float16)
-    found, theirs = (torch.autograd.grad(f(spec)(input, target).float() * scale, input)[0] for f in (op, torch_op))
+    # A float32 loss, as under autocast: fp16 has no 65,536.
+    (found,) = torch.autograd.grad(op(spec)(input, target, dtype=torch.float32) * scale, input)
+    (theirs,) = torch.autograd.grad(torch_op(spec)(input.float(), target.float()) * scale, input)
+    assert theirs.isfinite().all()
     part = slice(0, 1 << 16)
     d = (input.detach()[part].double() - target[part].double()).requires_grad_()
     loss = torch_op(spec)(d, torch.zeros_like(d), "sum")
@@ -104,6 +107,14 @@ def test_one_reading_of_the_operands(spec, device):
     rescale = [] if device == "cpu" else [f"{spec.name}_rescale_"]  # on the CPU a 1 is seen to be one
     assert private_calls(one) == [f"{spec.name}_training", *rescale]
     assert private_calls(both) == [f"{spec.name}_training_both", f"{spec.name}_rescale_both_"]
+
+
+@pytest.mark.parametrize(("dtype", "reduction"), [(torch.float16, "mean"), (torch.float32, "none")])
+def test_two_readings_where_one_does_not_do(spec, device, dtype, reduction):
+    input, target = operands((64,), (dtype,) * 2, device)
+    for result in (None, torch.float32):  # the quick way to the ops, and the thorough one
+        step = lambda: op(spec)(leaf(input), target, reduction, dtype=result).sum().backward()  # noqa: B023, E731
+        assert private_calls(step) == [f"{spec.name}_loss", f"{spec.name}_gradient"]
 
 
 def test_retained_graphs_hand_out_gradients_of_their_own(spec, device):
