@@ -42,6 +42,10 @@ BAD_TENSORS = {
 @pytest.mark.parametrize("bad", BAD_TENSORS)
 def test_tensors(spec, bad, which):
     tensor, kind, message = BAD_TENSORS[bad]
+    if which == "target" and bad in ("integers", "bools"):
+        pytest.skip("targets may be")
+    if which == "target" and bad == "complex":
+        message = "real tensor, got torch.complex64"
     arguments = {"input": X, "target": X, which: tensor}
     for call in (op(spec), getattr(cudaloss, spec.function), getattr(cudaloss, spec.module)()):
         with pytest.raises(kind, match=f"{which} must be a {message}"):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ._modes import REDUCTIONS
+from ._options import NONE, Options
 from ._specs import LossSpec
 
 
@@ -43,21 +44,29 @@ def check_dtype(dtype: Any) -> None:
         raise RuntimeError(f"dtype must be a floating torch.dtype or None, got {dtype}")
 
 
-def check_tensor(name: str, value: Any) -> None:
+def check_dense(name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
     if value.is_quantized:
         raise RuntimeError(f"{name} must be a floating-point tensor, got a quantized one; call {name}.dequantize()")
     if value.layout not in (torch.strided, torch.jagged):
         raise RuntimeError(f"{name} must be a dense tensor, got layout {value.layout}; call {name}.to_dense()")
+
+
+def check_floating(name: str, value: Tensor) -> None:
     if not value.dtype.is_floating_point:
         hint = "losses of complex numbers are not defined" if value.dtype.is_complex else f"call {name}.float()"
         raise RuntimeError(f"{name} must be a floating-point tensor, got {value.dtype}; {hint}")
 
 
 def check_operands(input: Any, target: Any) -> None:
-    check_tensor("input", input)
-    check_tensor("target", target)
+    check_dense("input", input)
+    check_dense("target", target)
+    check_floating("input", input)
+    if target.dtype.is_complex:
+        raise RuntimeError(
+            f"target must be a real tensor, got {target.dtype}; losses of complex numbers are not defined"
+        )
     if input.device != target.device:
         raise RuntimeError(f"input and target must be on one device, got {input.device} and {target.device}")
     if input.is_nested or target.is_nested:
@@ -71,10 +80,98 @@ def check_operands(input: Any, target: Any) -> None:
         ) from None
 
 
-def check(spec: LossSpec, input: Any, target: Any, reduction: Any, parameter: Any, dtype: Any) -> Any:
+def _broadcasts_to(tensor: Tensor, shape: torch.Size) -> bool:
+    if tensor.dim() > len(shape):
+        return False
+    return all(size in (1, wanted) for size, wanted in zip(reversed(tensor.shape), reversed(shape), strict=False))
+
+
+def check_beside(name: str, value: Any, input: Tensor, shape: torch.Size) -> None:
+    """That the weight or the mask `value` lies on the data's device and broadcasts to the loss's `shape`."""
+    check_dense(name, value)
+    if value.device != input.device:
+        raise RuntimeError(f"{name} must be on the data's device, {input.device}, got {value.device}")
+    if not _broadcasts_to(value, shape):
+        raise RuntimeError(f"{name} must have a shape that broadcasts to {tuple(shape)}, got {tuple(value.shape)}")
+
+
+def check_only_with_mean(reduction: Any) -> None:
+    check_reduction(reduction)
+    if reduction != "mean":
+        raise ValueError(f"normalizer must be None where reduction is {reduction!r}: it is what 'mean' divides by")
+
+
+def check_number_normalizer(value: Any, reduction: Any) -> None:
+    """Of a function, which takes a Python number too."""
+    check_only_with_mean(reduction)
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeError(f"normalizer must be a 0-d tensor or a number, got {type(value).__name__}")
+    if value == 0:
+        raise ValueError("normalizer must be a 0-d tensor or a number other than 0, got 0")
+
+
+def check_normalizer(value: Any, input: Tensor, reduction: str) -> None:
+    check_only_with_mean(reduction)
+    check_dense("normalizer", value)
+    if value.dtype.is_complex or value.dtype == torch.bool:
+        raise RuntimeError(f"normalizer must be a real number, got {value.dtype}")
+    if value.dim() != 0:
+        raise RuntimeError(f"normalizer must be a 0-d tensor, got shape {tuple(value.shape)}")
+    if value.device != input.device:
+        raise RuntimeError(f"normalizer must be on the data's device, {input.device}, got {value.device}")
+
+
+def check_scale(value: Any) -> None:
+    symbolic = isinstance(value, (torch.SymFloat, torch.SymInt))
+    if not symbolic and (isinstance(value, (bool, Tensor)) or not hasattr(value, "__float__")):
+        raise TypeError(f"scale must be a number, got {type(value).__name__}; a tensor's factor multiplies the loss")
+
+
+def check_batch_dims(value: Any, shape: torch.Size) -> None:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or isinstance(value, Tensor):
+        raise TypeError(f"batch_dims must be an int, got {type(value).__name__}")
+    if not 0 <= value <= len(shape):
+        raise ValueError(f"batch_dims must be at least 0 and at most {len(shape)}, the rank of the loss, got {value}")
+
+
+def check_options(options: Options, input: Tensor, target: Tensor, reduction: str) -> None:
+    if input.is_nested or target.is_nested:
+        raise RuntimeError(
+            "weight, mask, normalizer, scale, batch_dims and ignore_nan must keep their defaults where "
+            "input is a nested tensor"
+        )
+    shape = torch.broadcast_shapes(input.shape, target.shape)
+    if options.weight is not None:
+        check_beside("weight", options.weight, input, shape)
+        if options.weight.dtype == torch.bool:
+            raise RuntimeError("weight must be a floating-point tensor, got torch.bool; give it as mask=")
+        check_floating("weight", options.weight)
+    if options.mask is not None:
+        check_beside("mask", options.mask, input, shape)
+        if options.mask.dtype != torch.bool:
+            raise RuntimeError(f"mask must be a bool tensor, got {options.mask.dtype}; call mask.bool()")
+    if options.normalizer is not None:
+        check_normalizer(options.normalizer, input, reduction)
+    check_scale(options.scale)
+    check_batch_dims(options.batch_dims, shape)
+    if not isinstance(options.ignore_nan, bool):
+        raise TypeError(f"ignore_nan must be a bool, got {type(options.ignore_nan).__name__}")
+
+
+def check(
+    spec: LossSpec,
+    input: Any,
+    target: Any,
+    reduction: Any,
+    parameter: Any,
+    dtype: Any,
+    options: Options = NONE,
+) -> Any:
     """Raises what is wrong with a call of `spec`'s loss, if anything; returns its own parameter as a number."""
     check_operands(input, target)
     check_reduction(reduction)
     number = check_parameter(spec, parameter)
     check_dtype(dtype)
+    if options is not NONE:
+        check_options(options, input, target, reduction)
     return number

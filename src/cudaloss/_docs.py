@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from textwrap import indent
 
+from ._options import ROWS, Row
 from ._specs import LossSpec
 
 _FUNCTION = """{formula}, with ``d = input - target``, in one pass over memory.
@@ -13,20 +15,22 @@ Replaces :func:`torch.nn.functional.{function}`. Source of the formula: {source}
 Args:
     input (Tensor): predictions, of any shape and strides; float32, float64, float16 or bfloat16 for the fused kernels
         (other floating dtypes, and devices other than CPU and CUDA, are served by plain PyTorch).
-    target (Tensor): ground truth, of a shape that broadcasts with ``input``'s (unequal shapes warn) and any floating
-        dtype, read as it is.
+    target (Tensor): ground truth, of a shape that broadcasts with ``input``'s (unequal shapes warn) and any real
+        dtype, integers and bools included, read as it is.
 {options}
 
 Returns:
-    Tensor: in the unit of the formula; 0-d for ``"mean"`` and ``"sum"``, of the broadcast shape for ``"none"``. A mean
-    of nothing is NaN, a sum of nothing 0. Differentiable in input and target, any number of times. A NaN difference
-    gives a NaN loss and a NaN gradient.
+    Tensor: in the unit of the formula; for ``"mean"`` and ``"sum"`` of the shape of the first ``batch_dims``
+    dimensions (0-d for 0), for ``"none"`` of the broadcast shape. A mean of nothing is NaN, a sum of nothing 0, the
+    gradients of both 0. Differentiable in input, target, weight and normalizer, any number of times. A NaN difference
+    that is not selected out gives a NaN loss and a NaN gradient.
 
 Raises:
     TypeError: an argument has the wrong type, a list for a tensor, say.
-    ValueError: ``reduction`` is unknown.
-    RuntimeError: the shapes do not broadcast; the devices differ; a tensor is not of a floating dtype, or is sparse or
-        quantized; {parameter_error}``dtype`` is not a floating one.
+    ValueError: ``reduction`` is unknown; ``normalizer`` comes with another reduction than ``"mean"``; ``batch_dims`` is
+        negative or beyond the rank.
+    RuntimeError: the shapes do not broadcast; the devices differ; a tensor has a dtype that is not taken, or is sparse
+        or quantized; {parameter_error}``dtype`` is not a floating one.
 
 Example:
     >>> import torch, cudaloss
@@ -44,9 +48,13 @@ Replaces :class:`torch.nn.{module}`. Source of the formula: {source}.
 Args:
 {options}
 
+A call takes input and target, and as keywords:
+
+{of_call}
+
 Shape:
-    input, target: any shapes that broadcast together, any floating dtypes. Output: 0-d, or the broadcast shape for
-    ``reduction="none"``.
+    input, target: any shapes that broadcast together. Output: that of the first ``batch_dims`` dimensions, 0-d for 0;
+    the broadcast shape for ``reduction="none"``.
 
 Raises:
     TypeError, ValueError, RuntimeError: as the function does, when the module is called.
@@ -60,34 +68,36 @@ Example:
 
 _LEGACY = "size_average, reduce (bool, optional): deprecated, as in PyTorch; where given, they set ``reduction``."
 _REDUCTION = 'reduction (str): ``"mean"`` over all elements, ``"sum"``, or ``"none"`` for one loss an element.'
-_DTYPE = """dtype (torch.dtype, optional): of the result. Default: the dtype that input and target promote to; under
-    autocast at least float32."""
 
 
-def _options(spec: LossSpec) -> str:
+def _options(spec: LossSpec, rows: Iterable[Row]) -> str:
     lines = [_LEGACY] if spec.legacy_arguments else []
     lines.append(_REDUCTION)
     if spec.parameter:
         lines.append(f"{spec.parameter.name} (float): {spec.parameter.meaning}; {spec.parameter.accepts}.")
-    lines.append(_DTYPE)
-    return indent("\n".join(lines), "    ")
+    return indent("\n".join([*lines, *_lines(rows)]), "    ")
 
 
-def _fill(template: str, spec: LossSpec) -> str:
+def _lines(rows: Iterable[Row]) -> list[str]:
+    return [f"{row.name} {row.meaning}" for row in rows]
+
+
+def _fill(template: str, spec: LossSpec, rows: Iterable[Row]) -> str:
     parameter_error = f"``{spec.parameter.name}`` is not {spec.parameter.accepts}; " if spec.parameter else ""
     return template.format(
         formula=spec.formula,
         source=spec.source,
         function=spec.function,
         module=spec.module,
-        options=_options(spec),
+        options=_options(spec, rows),
+        of_call=indent("\n".join(_lines(row for row in ROWS if not row.of_module)), "    "),
         parameter_error=parameter_error,
     )
 
 
 def function_doc(spec: LossSpec) -> str:
-    return _fill(_FUNCTION, spec)
+    return _fill(_FUNCTION, spec, ROWS)
 
 
 def module_doc(spec: LossSpec) -> str:
-    return _fill(_MODULE, spec)
+    return _fill(_MODULE, spec, (row for row in ROWS if row.of_module))

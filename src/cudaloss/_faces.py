@@ -7,12 +7,15 @@ and because the stubs must say what the code says.
 from __future__ import annotations
 
 import linecache
+from collections.abc import Iterable
 from textwrap import indent
 from typing import Any
 
+import torch
 from torch.nn._reduction import legacy_get_string
 
 from ._docs import function_doc, module_doc
+from ._options import ROWS, Row
 from ._specs import SPECS, LossSpec
 
 _FUNCTION = """\
@@ -21,13 +24,15 @@ def {function}(
     target: Tensor,
     {options},
     *,
-    dtype: torch.dtype | None = None,
+    {keywords},
 ) -> Tensor:
 {doc}
 """
 
 _FUNCTION_BODY = """\
-    {legacy}return _{function}(input, target, reduction, {parameter}, dtype)
+    {legacy}return _{function}(
+        input, target, reduction, {parameter}, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
+    )
 """
 
 _MODULE = """\
@@ -38,26 +43,48 @@ class {module}(torch.nn.Module):
         self,
         {options},
         *,
-        dtype: torch.dtype | None = None,
+        {module_keywords},
     ) -> None:"""
 
 _MODULE_BODY = """
         super().__init__()
         {legacy}self.reduction = reduction
-        {store}self.dtype = dtype
+        {store}
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return functional.{function}(input, target, reduction=self.reduction, {forward}dtype=self.dtype)
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        {call_keywords},
+    ) -> Tensor:
+        return functional.{function}(
+            input,
+            target,
+            {forward},
+        )
 
     def extra_repr(self) -> str:
-        return f"reduction={{self.reduction!r}}{representation}"
+        return f"reduction={{self.reduction!r}}{representation}{{changed_options(self)}}"
 """
 
 _MODULE_STUB = """
         self.reduction: str
-        {store_stub}self.dtype: torch.dtype | None
-    def forward(self, input: Tensor, target: Tensor) -> Tensor: ...
-    def __call__(self, input: Tensor, target: Tensor) -> Tensor: ...
+        {store_stub}
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        {call_keywords},
+    ) -> Tensor: ...
+    def __call__(
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        {call_keywords},
+    ) -> Tensor: ...
 """
 
 _STUB_HEAD = """\
@@ -65,6 +92,12 @@ _STUB_HEAD = """\
 import torch
 from torch import Tensor
 """
+
+
+def changed_options(module: torch.nn.Module) -> str:
+    """A module's options that are not at their defaults, as its repr has them."""
+    kept = [(row, getattr(module, row.name)) for row in ROWS if row.of_module]
+    return "".join(f", {row.name}={value!r}" for row, value in kept if value != row.default)
 
 
 def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
@@ -78,19 +111,31 @@ def _fields(spec: LossSpec) -> dict[str, str]:
     arguments = ["size_average: bool | None = None", "reduce: bool | None = None"] if spec.legacy_arguments else []
     own_name = spec.parameter.name if spec.parameter else ""
     arguments += ['reduction: str = "mean"', *([f"{own_name}: float = {spec.default}"] if own_name else [])]
+    kept = [(own_name, "float")] if own_name else []
+    kept += [(row.name, row.annotation) for row in ROWS if row.of_module]
+    shown = [own_name] if own_name else []
+    per_call = [row.name for row in ROWS if not row.of_module]
+    forwarded = [f"{name}=self.{name}" for name in ["reduction", *(name for name, _ in kept)]]
     return {
         "function": spec.function,
         "module": spec.module,
         "options": ",\n{indent}".join(arguments),
+        "keywords": _keywords(ROWS),
+        "module_keywords": _keywords(row for row in ROWS if row.of_module),
+        "call_keywords": _keywords(row for row in ROWS if not row.of_module),
         "legacy": "reduction = legacy_reduction(size_average, reduce, reduction)\n{indent}"
         if spec.legacy_arguments
         else "",
         "parameter": own_name or repr(spec.default),
-        "store": f"self.{own_name} = {own_name}\n        " if own_name else "",
-        "store_stub": f"self.{own_name}: float\n        " if own_name else "",
-        "forward": f"{own_name}=self.{own_name}, " if own_name else "",
-        "representation": f", {own_name}={{self.{own_name}}}" if own_name else "",
+        "store": "\n        ".join(f"self.{name} = {name}" for name, _ in kept),
+        "store_stub": "\n        ".join(f"self.{name}: {annotation}" for name, annotation in kept),
+        "forward": ",\n            ".join([*forwarded, *(f"{name}={name}" for name in per_call)]),
+        "representation": "".join(f", {name}={{self.{name}}}" for name in shown),
     }
+
+
+def _keywords(rows: Iterable[Row]) -> str:
+    return ",\n{indent}".join(f"{row.name}: {row.annotation} = {row.default}" for row in rows)
 
 
 def _fill(template: str, spec: LossSpec, margin: str, doc: str = "") -> str:

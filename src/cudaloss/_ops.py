@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from . import _autograd, _private, reference
+from . import _autograd, _options, _private, reference
 from ._autograd import same_dense_order, transformed
 from ._build import DEVICES
 from ._checks import check
 from ._modes import DTYPES, FOR_TARGET, MAY_DECLINE, REDUCTIONS, pack
+from ._options import NONE, Options
 from ._specs import SPECS, LossSpec
 
 PLAIN_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
@@ -28,8 +29,8 @@ _DEVICES = DEVICES | {"meta"}  # the private ops' fake kernels serve meta tensor
 class Kernel(NamedTuple):
     """A public op in two parts, called as ``f(input, target, reduction, parameter, dtype)``."""
 
-    quick: Callable[..., Tensor | None]  # the commonest calls; None for all others
-    thorough: Callable[..., Tensor]  # every call, with its arguments checked
+    quick: Callable[..., Tensor | None]  # the commonest calls, without options; None for all others
+    thorough: Callable[..., Tensor]  # every call, with its arguments checked; options come last
 
 
 def _is_fused(input: Tensor, target: Tensor) -> bool:
@@ -79,11 +80,13 @@ def _takes_one_pass(
 def _thorough(spec: LossSpec, ops: _private.PrivateOps, differentiable: Differentiable) -> Callable[..., Tensor]:
     one_pass, one_pass_both, two_passes, traced = differentiable
 
-    def thorough(input: Any, target: Any, reduction: Any, parameter: Any, dtype: Any) -> Tensor:
-        parameter = check(spec, input, target, reduction, parameter, dtype)
+    def thorough(
+        input: Any, target: Any, reduction: Any, parameter: Any, dtype: Any, options: Options = NONE
+    ) -> Tensor:
+        parameter = check(spec, input, target, reduction, parameter, dtype, options)
         dtype = reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
-        if not (_is_fused(input, target) and dtype in DTYPES):
-            return reference.loss(spec, input, target, reduction, parameter, dtype)
+        if options is not NONE or not (_is_fused(input, target) and dtype in DTYPES):
+            return reference.loss(spec, input, target, reduction, parameter, dtype, options)
         mode = pack(reduction, dtype)
         differentiated = [operand.dtype for operand in (input, target) if operand.requires_grad]
         if not differentiated or not torch.is_grad_enabled():
@@ -150,8 +153,9 @@ def _quick(ops: _private.PrivateOps, differentiable: Differentiable) -> Callable
 def _define(spec: LossSpec) -> Kernel:
     """Defines the public op of `spec`."""
     own = f", float {spec.parameter.name}={spec.parameter.default}" if spec.parameter else ""
+    options = ", ".join(f"{row.schema} {row.name}={row.default}" for row in _options.ROWS)
     _private.LIBRARY.define(
-        f'{spec.name}(Tensor input, Tensor target, str reduction="mean"{own}, *, ScalarType? dtype=None) -> Tensor',
+        f'{spec.name}(Tensor input, Tensor target, str reduction="mean"{own}, *, {options}) -> Tensor',
         tags=_private.TAGS,
     )
     ops = _private.define(spec)
@@ -163,13 +167,15 @@ def _define(spec: LossSpec) -> Kernel:
     )
     quick, thorough = _quick(ops, differentiable), _thorough(spec, ops, differentiable)
 
-    def with_parameter(input, target, reduction="mean", parameter=spec.default, *, dtype=None):
-        result = quick(input, target, reduction, parameter, dtype)
-        return thorough(input, target, reduction, parameter, dtype) if result is None else result
+    def with_parameter(input, target, reduction="mean", parameter=spec.default, *, dtype=None, **options):
+        if not options:  # the dispatcher passes on only what differs from its default
+            result = quick(input, target, reduction, parameter, dtype)
+            if result is not None:
+                return result
+        return thorough(input, target, reduction, parameter, dtype, Options(**options) if options else NONE)
 
-    def without_parameter(input, target, reduction="mean", *, dtype=None):
-        result = quick(input, target, reduction, spec.default, dtype)
-        return thorough(input, target, reduction, spec.default, dtype) if result is None else result
+    def without_parameter(input, target, reduction="mean", **options):
+        return with_parameter(input, target, reduction, **options)
 
     for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
         _private.LIBRARY.impl(spec.name, with_parameter if spec.parameter else without_parameter, key)

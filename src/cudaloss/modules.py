@@ -6,7 +6,7 @@ import torch  # noqa: F401  (the generated code uses it, Tensor, functional and 
 from torch import Tensor  # noqa: F401
 
 from . import functional  # noqa: F401
-from ._faces import define_module, legacy_reduction  # noqa: F401
+from ._faces import changed_options, define_module, legacy_reduction  # noqa: F401
 from ._specs import SPECS
 
 __all__ = [spec.module for spec in SPECS]  # pyright: ignore[reportUnsupportedDunderAll]
