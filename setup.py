@@ -134,6 +134,7 @@ def generate_sources(backends):
                 f"template void elementwise<{functor}>(const Forward&, {arguments['map']});\n"
                 f"template void train<{functor}>(const Training&, {arguments['reduce']});\n"
                 f"template void backward<{functor}>(const Backward&, {arguments['map']});\n"
+                f"template void pass<{functor}>(const Pass&, {arguments['reduce']});\n"
                 f"}}  // namespace cudaloss::{backend}\n"
             )
             sources.append(write_if_changed(GENERATED / f"{loss}_{backend}{suffix}", text))
@@ -147,7 +148,8 @@ CUDA_ENGINE = ("cuda/engine_impl.cuh", {"reduce": "const Workspace&, Stream", "m
 def extension():
     toolkit = choose_toolkit()
     include_dirs = [pybind11.get_include(), str(ROOT / "csrc"), str(GENERATED)]
-    sources = ["csrc/binding.cpp", "csrc/torch/ops.cpp", "csrc/cpu/convert.cpp"]
+    sources = ["csrc/binding.cpp", "csrc/torch/ops.cpp"]
+    sources += [f"csrc/cpu/{name}.cpp" for name in ("blocks", "convert", "count", "gather")]
     target = f"0x{TORCH_TARGET[0]:02x}{TORCH_TARGET[1]:02x}000000000000"
     macros = [
         ("TORCH_TARGET_VERSION", target),
@@ -171,7 +173,11 @@ def extension():
         root, version = toolkit
         os.environ["TORCH_CUDA_ARCH_LIST"] = architectures(version)
         cpp_extension.CUDA_HOME = str(root)  # a CPU-only torch leaves it None, whatever the environment says
-        sources += ["csrc/cuda/fold.cu", *generate_sources({"cpu": CPU_ENGINE, "cuda": CUDA_ENGINE})]
+        sources += [
+            "csrc/cuda/fold.cu",
+            "csrc/cuda/count.cu",
+            *generate_sources({"cpu": CPU_ENGINE, "cuda": CUDA_ENGINE}),
+        ]
         macros += [
             ("CUDALOSS_WITH_CUDA", "1"),
             ("CUDALOSS_CUDA_VERSION", f'"{version}"'),

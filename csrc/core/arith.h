@@ -137,7 +137,7 @@ CUDALOSS_INLINE Constant<float> times(Constant<float> a, Constant<float> b) {
 
 // x * c for an x that is finite, or whose product is not taken.
 CUDALOSS_INLINE float finite_product(float x, Constant<float> c) { return fused(x, c.hi, x * c.lo); }
-CUDALOSS_INLINE double finite_product(double x, Constant<double> c) { return x * c; }
+CUDALOSS_INLINE double finite_product(double x, Constant<double> c) { return fused(x, c.hi, x * c.lo); }
 CUDALOSS_INLINE Brief finite_product(Brief x, Constant<float> c) { return x * c; }
 CUDALOSS_INLINE Wide finite_product(Wide x, Constant<float> c) { return x * c; }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "core/platform.h"
 
@@ -13,7 +14,8 @@
 
 namespace cudaloss {
 
-enum class DType : int32_t { Float32, Float64, Float16, BFloat16 };
+// What every operand may be, and below what a target may be besides.
+enum class DType : int32_t { Float32, Float64, Float16, BFloat16, Bool, UInt8, Int8, Int16, Int32, Int64 };
 
 struct Half {
   uint16_t bits;
@@ -21,13 +23,25 @@ struct Half {
 struct BFloat16 {
   uint16_t bits;
 };
+struct Bool {
+  uint8_t bits;
+};
 
 template <class T>
 struct Type {
   using type = T;
 };
 
-// Calls body with the Type that `dtype` names.
+template <class T>
+constexpr DType kDTypeOf = DType::Float32;
+template <>
+constexpr inline DType kDTypeOf<double> = DType::Float64;
+template <>
+constexpr inline DType kDTypeOf<Half> = DType::Float16;
+template <>
+constexpr inline DType kDTypeOf<BFloat16> = DType::BFloat16;
+
+// Calls body with the Type that `dtype`, a floating one, names.
 template <class Body>
 CUDALOSS_INLINE void dispatch(DType dtype, const Body& body) {
   switch (dtype) {
@@ -39,9 +53,35 @@ CUDALOSS_INLINE void dispatch(DType dtype, const Body& body) {
       return body(Type<Half>());
     case DType::BFloat16:
       return body(Type<BFloat16>());
+    default:
+      return;
   }
 }
 
+// The same for any dtype.
+template <class Body>
+CUDALOSS_INLINE void dispatch_any(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::Bool:
+      return body(Type<Bool>());
+    case DType::UInt8:
+      return body(Type<uint8_t>());
+    case DType::Int8:
+      return body(Type<int8_t>());
+    case DType::Int16:
+      return body(Type<int16_t>());
+    case DType::Int32:
+      return body(Type<int32_t>());
+    case DType::Int64:
+      return body(Type<int64_t>());
+    default:
+      return dispatch(dtype, body);
+  }
+}
+
+constexpr bool is_floating(DType dtype) { return dtype <= DType::BFloat16; }
+
+// Of a floating dtype.
 constexpr int size_of(DType dtype) { return dtype == DType::Float32 ? 4 : dtype == DType::Float64 ? 8 : 2; }
 
 template <class To, class From>
@@ -74,6 +114,16 @@ CUDALOSS_INLINE F widen(float x) {
 template <class F>
 CUDALOSS_INLINE F widen(double x) {
   return static_cast<F>(x);
+}
+
+template <class F, class Integer>
+CUDALOSS_INLINE std::enable_if_t<std::is_integral_v<Integer>, F> widen(Integer x) {
+  return static_cast<F>(x);
+}
+
+template <class F>
+CUDALOSS_INLINE F widen(Bool x) {
+  return static_cast<F>(x.bits != 0);
 }
 
 template <class F>

@@ -8,16 +8,18 @@
 
 namespace cudaloss {
 
-struct Sum {
-  double value, rest;
+// V is double, or a vector of them: as many sums.
+template <class V>
+struct SumOf {
+  V value, rest;
 
-  CUDALOSS_INLINE void add(double term) {
-    const double sum = value + term;
-    const double added = sum - value;
+  CUDALOSS_INLINE void add(const V& term) {
+    const V sum = value + term;
+    const V added = sum - value;
     rest += (value - (sum - added)) + (term - added);
     value = sum;
   }
-  CUDALOSS_INLINE void add(const Sum& other) {
+  CUDALOSS_INLINE void add(const SumOf& other) {
     add(other.value);
     rest += other.rest;
   }
@@ -29,6 +31,7 @@ struct Sum {
     return correction == correction ? quotient + correction : quotient;
   }
 };
+using Sum = SumOf<double>;
 
 struct AddSums {
   CUDALOSS_INLINE Sum operator()(Sum a, const Sum& b) const {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/pass.h"
 #include "core/request.h"
 
 namespace cudaloss::cpu {
@@ -22,5 +23,10 @@ void train(const Training& request, ParallelFor parallel_for);
 
 template <template <class> class Loss>
 void backward(const Backward& request, ParallelFor parallel_for);
+
+template <template <class> class Loss>
+void pass(const Pass& request, ParallelFor parallel_for);
+
+void count(const Count& request, ParallelFor parallel_for);
 
 }  // namespace cudaloss::cpu

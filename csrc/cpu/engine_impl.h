@@ -206,3 +206,5 @@ void backward(const Backward& r, ParallelFor parallel_for) {
 }
 
 }  // namespace cudaloss::cpu
+
+#include "cpu/pass_impl.h"

@@ -1,0 +1,97 @@
+// What the tensor layer asks of an engine where operands are not just dense and alike: any strides, masks, weights, a
+// reduction for each index of the leading dimensions.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/request.h"
+
+namespace cudaloss {
+
+// Result dimensions that a pass takes; operands of more are not ours.
+constexpr int kMaxDims = 6;
+
+// Who has strides of his own.
+enum Place { kInput, kTarget, kWeight, kMask, kGradOutput, kFirst, kSecond, kPlaces };
+
+// Dimensions, the fastest first, with the strides in elements of everyone; 0 where one is broadcast.
+struct Dims {
+  int rank;
+  int64_t size[kMaxDims];
+  int64_t stride[kMaxDims][kPlaces];
+
+  CUDALOSS_INLINE int64_t count() const {
+    int64_t product = 1;
+    for (int d = 0; d < rank; ++d) product *= size[d];
+    return product;
+  }
+};
+
+// Element i of an operand of any dtype.
+template <class F>
+CUDALOSS_INLINE F number_at(const Operand& operand, int64_t i) {
+  F number = F();
+  dispatch_any(operand.dtype, [&](auto type) {
+    number = widen<F>(static_cast<const typename decltype(type)::type*>(operand.data)[i]);
+  });
+  return number;
+}
+
+// What a sum is divided by.
+struct Divisor {
+  double value, reciprocal;
+};
+CUDALOSS_INLINE Divisor divisor_of(double value) { return {value, 1.0 / value}; }
+
+struct Denominator {
+  double constant;         // the number of elements, or 1
+  Operand normalizer;      // 0-d, read where it lies; without data: none
+  const Divisor* counted;  // what a Count found; null: none
+  bool counted_each;       // one for each segment, or one for all
+
+  CUDALOSS_INLINE Divisor at(int64_t segment) const {
+    if (counted) return counted[counted_each ? segment : 0];
+    return divisor_of(normalizer.data ? number_at<double>(normalizer, 0) : constant);
+  }
+};
+
+// Which elements count, and how much. An operand without data is not there.
+struct Selection {
+  Operand mask;     // bool
+  Operand weight;   // floating
+  bool ignore_nan;  // elements whose target, a floating one, is NaN do not count
+};
+
+// The sum of the weights in play, or the number of elements selected, for each segment. Dimensions along which neither
+// weight nor mask (nor target, if NaN there matters) varies are no part of `inner`, but of `multiplicity`.
+struct Count {
+  Selection selection;
+  Operand target;
+  Dims segments, inner;
+  double multiplicity;
+  // Where nothing is in play, the reciprocal is 0, so that gradients are 0 and not NaN.
+  Divisor* output;
+};
+
+// For each segment, and each element of `inner` in it: its loss times its weight times `scale` over the denominator.
+// Whatever has no data is not wanted: the reduction, the single losses, the gradients.
+struct Pass {
+  Operand input, target;
+  Selection selection;
+  Dims segments, inner;
+  double parameter;
+  double scale;
+  Denominator denominator;
+
+  Operand grad_output;       // a factor of the gradients; without data: 1
+  bool hold_unit_gradients;  // the gradients wanted hold those for a grad_output of 1 already
+
+  Result reduction;     // one a segment: the sum of the losses
+  int summed_gradient;  // 1, -1: the sum of the gradients of the input, the target instead; 0: of the losses
+  Result losses;        // at kFirst; not together with gradients
+  Result grad_input;    // at kFirst
+  Result grad_target;   // at kSecond
+};
+
+}  // namespace cudaloss

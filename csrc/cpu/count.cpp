@@ -1,0 +1,91 @@
+// The CPU engine of a Count.
+#include <algorithm>
+#include <type_traits>
+
+#include "cpu/blocks.h"
+#include "cpu/engine.h"
+#include "cpu/gather.h"
+#include "cpu/strips.h"
+
+namespace cudaloss::cpu {
+namespace {
+
+template <class F, class Term>
+struct CountScratch {
+  F target[kBlock], weights[kBlock];
+  Term terms[kBlock];
+  uint8_t mask[kBlock];
+  Keep<F> keep[kBlock];
+};
+
+// F holds the weights, and the targets where NaN among them matters; Term what is summed up: a weight, or 1.
+template <class F, class Term>
+class CountRun {
+ public:
+  CountRun(const Count& request, const Strips& strips)
+      : request_(request), selection_(request.selection), strips_(strips) {}
+
+  void operator()(const Strip& strip, Sums& sums, CountScratch<F, Term>& scratch) const {
+    const bool only_mask = selection_.mask.data && !selection_.weight.data && !selection_.ignore_nan;
+    strips_.for_each_block(strip, [&](const Block& block) {
+      const Position at = strips_.walk().after(block.before);
+      const uint8_t* mask = nullptr;
+      if (selection_.mask.data) mask = read_mask(selection_.mask, strips_.walk(), at, block.count(), scratch.mask);
+      if (only_mask && block.segments == 1) {
+        return sums.add(block.segment, {static_cast<double>(count_nonzero(mask, block.count())), 0.0});
+      }
+      read_terms(at, block.count(), mask, scratch);
+      strips_.add_terms(block, scratch.terms, std::is_same_v<Term, double>, sums);
+    });
+  }
+
+  void finish_segments(int64_t segment, int64_t count, const Sums& sums) const {
+    const Divisor one = divisor_of(1.0);
+    double values[kBlock];
+    finish(sums, count, {request_.multiplicity, &one, false, false, true}, values);
+    for (int64_t s = 0; s < count; ++s) {
+      request_.output[segment + s] = {values[s], values[s] == 0.0 ? 0.0 : 1.0 / values[s]};
+    }
+  }
+
+ private:
+  void read_terms(const Position& at, int64_t count, const uint8_t* mask, CountScratch<F, Term>& scratch) const {
+    const Walk& walk = strips_.walk();
+    if (selection_.weight.data) {
+      convert(read(selection_.weight, walk, at, kWeight, count, scratch.weights), count, scratch.terms);
+    } else {
+      std::fill(scratch.terms, scratch.terms + count, Term(1));
+    }
+    if (!mask && !selection_.ignore_nan) return;
+    const F* target = nullptr;
+    if (selection_.ignore_nan) target = read(request_.target, walk, at, kTarget, count, scratch.target);
+    make_keep(mask, target, count, scratch.keep);
+    select_out<F>(scratch.keep, count, scratch.terms);
+  }
+
+  const Count& request_;
+  const Selection& selection_;
+  const Strips& strips_;
+};
+
+template <class F, class Term>
+void count_as(const Count& request, ParallelFor parallel_for) {
+  const Strips strips(request.segments, request.inner, kWeight, kTarget, {kWeight, kTarget, kMask});
+  const CountRun<F, Term> run(request, strips);
+  sum_strips<CountScratch<F, Term>>(strips, parallel_for, run, [&](int64_t segment, int64_t count, const Sums& sums) {
+    run.finish_segments(segment, count, sums);
+  });
+}
+
+}  // namespace
+
+void count(const Count& request, ParallelFor parallel_for) {
+  const Selection& selection = request.selection;
+  const bool float64 = (selection.weight.data && selection.weight.dtype == DType::Float64) ||
+                       (selection.ignore_nan && request.target.dtype == DType::Float64);
+  if (float64) return count_as<double, double>(request, parallel_for);
+  if (selection.weight.data) return count_as<float, double>(request, parallel_for);
+  count_as<float, float>(request, parallel_for);
+}
+
+}  // namespace cudaloss::cpu

@@ -1,0 +1,26 @@
+// Blocks of elements of any strides and dtypes, to and from the two types that the CPU kernels compute on. What lies
+// in memory as the kernels want it is read and written in place, all else passes through a buffer of one block.
+#pragma once
+
+#include <cstdint>
+
+#include "core/request.h"
+#include "cpu/walk.h"
+
+namespace cudaloss::cpu {
+
+// The elements that `walk` visits next, as F.
+template <class F>
+const F* read(const Operand& operand, const Walk& walk, const Position& at, Place place, int64_t count, F* buffer);
+
+// A mask's bytes.
+const uint8_t* read_mask(const Operand& mask, const Walk& walk, const Position& at, int64_t count, uint8_t* buffer);
+
+// Where a kernel writes them, in place or in `buffer`, which `write` then takes to its place.
+template <class F>
+F* writable(const Result& result, const Walk& walk, const Position& at, Place place, int64_t count, F* buffer);
+
+template <class F>
+void write(const Result& result, const Walk& walk, const Position& at, Place place, int64_t count, const F* values);
+
+}  // namespace cudaloss::cpu
