@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/pass.h"
 #include "core/request.h"
 
 namespace cudaloss::cuda {
@@ -35,6 +36,14 @@ void train(const Training& request, const Workspace& workspace, Stream stream);
 
 template <template <class> class Loss>
 void backward(const Backward& request, Stream stream);
+
+Need pass_need(const Pass& request);
+Need count_need(const Count& request);
+
+template <template <class> class Loss>
+void pass(const Pass& request, const Workspace& workspace, Stream stream);
+
+void count(const Count& request, const Workspace& workspace, Stream stream);
 
 bool is_capturing(Stream stream);
 unsigned long long stream_id(Stream stream);  // unique among the streams of a device

@@ -7,6 +7,7 @@
 #include "cuda/engine.h"
 #include "cuda/fold.cuh"
 #include "cuda/launch.h"
+#include "cuda/pass_impl.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/train.cuh"
 
@@ -56,7 +57,7 @@ template <class T, class P, class Loss>
 void launch_reduce(const Forward& r, const Workspace& workspace, Stream stream) {
   using Kept = Partial<T>;
   const int64_t blocks = plan::reduce_blocks(r.count, P::N);
-  folded<Kept>(blocks, r.divisor, r.output, workspace, stream, [&](const Fold<Kept>& fold) {
+  folded<Kept>(blocks, Quotient{divisor_of(r.divisor), r.output}, workspace, stream, [&](const auto& fold) {
     launch(reduce_kernel<T, Kept, typename P::A, typename P::B, P::N, Loss>, blocks, plan::kReduceThreads, stream,
            Loss(r.parameter), Source<typename P::A>(r.input), Source<typename P::B>(r.target),
            vector_aligned({r.input.data, r.target.data}), r.count, fold);
@@ -94,7 +95,7 @@ void launch_train(const Training& t, const Workspace& workspace, Stream stream) 
   const bool aligned = vector_aligned({r.input.data, r.target.data, t.grad_input.data, t.grad_target.data});
   const auto kernel = aligned ? train_kernel<true, TV, TG, Kept, A, B, P::N, Loss<TV>, Loss<TG>>
                               : train_kernel<false, TV, TG, Kept, A, B, P::N, Loss<TV>, Loss<TG>>;
-  folded<Kept>(blocks, r.divisor, r.output, workspace, stream, [&](const Fold<Kept>& fold) {
+  folded<Kept>(blocks, Quotient{divisor_of(r.divisor), r.output}, workspace, stream, [&](const auto& fold) {
     launch(kernel, blocks, plan::train_threads(r.count, P::N), stream, Loss<TV>(r.parameter), Loss<TG>(r.parameter),
            ratio(1.0, r.divisor, Scalar<TG>()), Source<A>(r.input), Source<B>(r.target), r.count, Sink<A>(t.grad_input),
            Sink<B>(t.grad_target), fold);

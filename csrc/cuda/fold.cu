@@ -27,11 +27,23 @@ char* address(const Symbol& symbol) {
   return nullptr;
 }
 
-template <class P>
-__global__ void __launch_bounds__(plan::kFoldThreads) fold_kernel(const P* partials, int64_t count, Fold<P> fold) {
+template <class P, class Store>
+__global__ void __launch_bounds__(plan::kFoldThreads)
+    fold_kernel(const P* partials, int64_t count, Fold<P, Store> fold) {
   const int64_t begin = blockIdx.x * plan::kFoldTile;
   const int64_t length = min(count - begin, plan::kFoldTile);
   finish<plan::kFoldThreads>(sum_partials<plan::kFoldThreads>(partials + begin, length), fold);
+}
+
+template <class P, class Store>
+__global__ void __launch_bounds__(plan::kSegmentFoldThreads)
+    fold_segments_kernel(const P* partials, int64_t segments, int64_t parts, Store store) {
+  P sum = {};
+  for (int64_t part = threadIdx.x; part < parts; part += plan::kSegmentFoldThreads) {
+    sum = AddPartials()(sum, partials[part * segments + blockIdx.x]);
+  }
+  const P total = block_sum<plan::kSegmentFoldThreads, P>(sum);
+  if (threadIdx.x == 0) store(total, blockIdx.x);
 }
 
 int64_t partial_bytes(const Forward& request) {
@@ -83,19 +95,31 @@ unsigned* capture_ticket(int64_t index) {
   return all ? reinterpret_cast<unsigned*>(all) + index : nullptr;
 }
 
-template <class P>
-void fold(int64_t count, double divisor, const Result& output, const Workspace& workspace, Stream stream) {
+template <class P, class Store>
+void fold(int64_t count, const Store& store, const Workspace& workspace, Stream stream) {
   const int64_t blocks = plan::fold_blocks(count);
   const P* const partials = static_cast<const P*>(workspace.partials);
   P* const folded = static_cast<P*>(workspace.folded);
-  const Fold<P> last = {folded, workspace.ticket, Divisor(divisor), output};
-  launch(fold_kernel<P>, blocks, plan::kFoldThreads, stream, partials, count, last);
+  const Fold<P, Store> last = {folded, workspace.ticket, store};
+  launch(fold_kernel<P, Store>, blocks, plan::kFoldThreads, stream, partials, count, last);
   if (blocks > 1 && !workspace.ticket) {
-    launch(fold_kernel<P>, 1, plan::kFoldThreads, stream, static_cast<const P*>(folded), blocks, last);
+    launch(fold_kernel<P, Store>, 1, plan::kFoldThreads, stream, static_cast<const P*>(folded), blocks, last);
   }
 }
 
-template void fold<double>(int64_t, double, const Result&, const Workspace&, Stream);
-template void fold<Sum>(int64_t, double, const Result&, const Workspace&, Stream);
+template <class P, class Store>
+void fold_segments(int64_t segments, int64_t parts, const Store& store, const Workspace& workspace, Stream stream) {
+  launch(fold_segments_kernel<P, Store>, segments, plan::kSegmentFoldThreads, stream,
+         static_cast<const P*>(workspace.partials), segments, parts, store);
+}
+
+template void fold<double>(int64_t, const Quotient&, const Workspace&, Stream);
+template void fold<Sum>(int64_t, const Quotient&, const Workspace&, Stream);
+template void fold<double>(int64_t, const SegmentLoss&, const Workspace&, Stream);
+template void fold<Sum>(int64_t, const SegmentLoss&, const Workspace&, Stream);
+template void fold<Sum>(int64_t, const SegmentDivisor&, const Workspace&, Stream);
+template void fold_segments<double>(int64_t, int64_t, const SegmentLoss&, const Workspace&, Stream);
+template void fold_segments<Sum>(int64_t, int64_t, const SegmentLoss&, const Workspace&, Stream);
+template void fold_segments<Sum>(int64_t, int64_t, const SegmentDivisor&, const Workspace&, Stream);
 
 }  // namespace cudaloss::cuda

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "core/arith.h"
+#include "core/pass.h"
 #include "core/plan.h"
 #include "core/sum.h"
 #include "cuda/engine.h"
@@ -16,36 +17,19 @@ namespace cudaloss::cuda {
 template <class T>
 using Partial = std::conditional_t<std::is_same_v<T, double>, Sum, double>;
 
-struct Divisor {
-  double value, reciprocal;
-
-  explicit Divisor(double divisor) : value(divisor), reciprocal(1.0 / divisor) {}
-};
-
-// Where a reduction's blocks leave their sums, and what becomes of them.
-template <class P>
+// Where a reduction's blocks leave their sums, and what becomes of them: `store(sum, segment)`.
+template <class P, class Store>
 struct Fold {
   P* partials;       // one a block
   unsigned* ticket;  // 0 before and after; null: a later launch folds
-  Divisor divisor;
-  Result output;
+  Store store;
 };
 
-__device__ __forceinline__ void store_scalar(const Result& output, double value) {
-  switch (output.dtype) {
-    case DType::Float32:
-      *static_cast<float*>(output.data) = static_cast<float>(value);
-      break;
-    case DType::Float64:
-      *static_cast<double*>(output.data) = value;
-      break;
-    case DType::Float16:
-      *static_cast<Half*>(output.data) = narrow<Half>(value);
-      break;
-    case DType::BFloat16:
-      *static_cast<BFloat16*>(output.data) = narrow<BFloat16>(value);
-      break;
-  }
+__device__ __forceinline__ void store_scalar(const Result& output, int64_t i, double value) {
+  dispatch(output.dtype, [&](auto type) {
+    using Element = typename decltype(type)::type;
+    static_cast<Element*>(output.data)[i] = narrow<Element>(value);
+  });
 }
 
 struct AddPartials {
@@ -96,12 +80,49 @@ __device__ __forceinline__ P sum_partials(const P* partials, int64_t count) {
 __device__ __forceinline__ double over(double sum, const Divisor& divisor) { return sum * divisor.reciprocal; }
 __device__ __forceinline__ double over(const Sum& sum, const Divisor& divisor) { return sum.over(divisor.value); }
 
+// The one result of a plain reduction.
+struct Quotient {
+  Divisor divisor;
+  Result output;
+
+  template <class P>
+  __device__ __forceinline__ void operator()(const P& sum, int64_t) const {
+    store_scalar(output, 0, over(sum, divisor));
+  }
+};
+
+// A pass's result for one segment.
+struct SegmentLoss {
+  Denominator denominator;
+  double scale;
+  bool divides;  // a sum of gradients has its denominator in each of them
+  Result output;
+
+  __device__ __forceinline__ void operator()(double sum, int64_t segment) const {
+    store_scalar(output, segment, divides ? sum / denominator.at(segment).value * scale : sum);
+  }
+  __device__ __forceinline__ void operator()(const Sum& sum, int64_t segment) const {
+    store_scalar(output, segment, sum.over(divides ? denominator.at(segment).value : 1.0) * (divides ? scale : 1.0));
+  }
+};
+
+// A denominator, of one segment.
+struct SegmentDivisor {
+  double multiplicity;
+  Divisor* output;
+
+  __device__ __forceinline__ void operator()(const Sum& sum, int64_t segment) const {
+    const double value = sum.over(1.0) * multiplicity;
+    output[segment] = {value, value == 0.0 ? 0.0 : 1.0 / value};
+  }
+};
+
 // Hands in the block's sum (thread 0's `total`). The block that finds all others done folds; which one that is leaves
 // no trace in the result.
-template <int kThreads, class P>
-__device__ __forceinline__ void finish(const P& total, const Fold<P>& fold) {
+template <int kThreads, class P, class Store>
+__device__ __forceinline__ void finish(const P& total, const Fold<P, Store>& fold) {
   if (gridDim.x == 1) {
-    if (threadIdx.x == 0) store_scalar(fold.output, over(total, fold.divisor));
+    if (threadIdx.x == 0) fold.store(total, 0);
     return;
   }
   if (threadIdx.x == 0) fold.partials[blockIdx.x] = total;
@@ -115,20 +136,23 @@ __device__ __forceinline__ void finish(const P& total, const Fold<P>& fold) {
   __syncthreads();
   if (!is_last) return;
   const P sum = sum_partials<kThreads>(fold.partials, gridDim.x);
-  if (threadIdx.x == 0) store_scalar(fold.output, over(sum, fold.divisor));
+  if (threadIdx.x == 0) fold.store(sum, 0);
 }
 
 // The second launch, where the blocks did not count themselves.
-template <class P>
-void fold(int64_t count, double divisor, const Result& output, const Workspace& workspace, Stream stream);
+template <class P, class Store>
+void fold(int64_t count, const Store& store, const Workspace& workspace, Stream stream);
+
+// The second launch of many segments: partials[part * segments + segment], all parts of one to one result.
+template <class P, class Store>
+void fold_segments(int64_t segments, int64_t parts, const Store& store, const Workspace& workspace, Stream stream);
 
 // Runs `pass(fold)` over `blocks` blocks, and what follows it.
-template <class P, class Pass>
-void folded(int64_t blocks, double divisor, const Result& output, const Workspace& workspace, Stream stream,
-            const Pass& pass) {
+template <class P, class Store, class Pass>
+void folded(int64_t blocks, const Store& store, const Workspace& workspace, Stream stream, const Pass& pass) {
   const bool counted = blocks <= plan::kCountedBlocks;
-  pass(Fold<P>{static_cast<P*>(workspace.partials), counted ? workspace.ticket : nullptr, Divisor(divisor), output});
-  if (blocks > 1 && !(counted && workspace.ticket)) fold<P>(blocks, divisor, output, workspace, stream);
+  pass(Fold<P, Store>{static_cast<P*>(workspace.partials), counted ? workspace.ticket : nullptr, store});
+  if (blocks > 1 && !(counted && workspace.ticket)) fold<P>(blocks, store, workspace, stream);
 }
 
 }  // namespace cudaloss::cuda

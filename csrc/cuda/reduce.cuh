@@ -94,7 +94,7 @@ __device__ __forceinline__ double tile_loss(const Loss& loss, Source<A> input, S
 
 template <class T, class P, class A, class B, int N, class Loss>
 __global__ void __launch_bounds__(plan::kReduceThreads)
-    reduce_kernel(Loss loss, Source<A> input, Source<B> target, bool aligned, int64_t count, Fold<P> fold) {
+    reduce_kernel(Loss loss, Source<A> input, Source<B> target, bool aligned, int64_t count, Fold<P, Quotient> fold) {
   constexpr int64_t kTileVectors = plan::reduce_tile(N) / N;
   const int64_t vectors = count / N;
   double sum = 0.0;

@@ -19,7 +19,7 @@ constexpr int kBlocksAProcessor = sizeof(A) == sizeof(B) && sizeof(A) < 8 ? 3 : 
 template <bool kAligned, class TV, class TG, class P, class A, class B, int N, class LossV, class LossG>
 __global__ void __launch_bounds__(plan::kTrainThreads, (kBlocksAProcessor<A, B>))
     train_kernel(LossV loss, LossG loss_of_gradients, Constant<Scalar<TG>> scale, Source<A> input, Source<B> target,
-                 int64_t count, Sink<A> grad_input, Sink<B> grad_target, Fold<P> fold) {
+                 int64_t count, Sink<A> grad_input, Sink<B> grad_target, Fold<P, Quotient> fold) {
   using Kind = std::conditional_t<kAligned, Whole, InPieces>;
   constexpr int kUnroll = plan::kTrainUnroll;
   const auto factor = [&](int) { return scale; };

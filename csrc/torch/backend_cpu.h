@@ -27,6 +27,11 @@ struct Cpu {
   static void backward(const Backward& request, const Tensor&) {
     cpu::backward<Loss>(request, parallel_for);
   }
+  template <template <class> class Loss>
+  static void pass(const Pass& request, const Tensor&) {
+    cpu::pass<Loss>(request, parallel_for);
+  }
+  static void count(const Count& request, const Tensor&) { cpu::count(request, parallel_for); }
 };
 
 }  // namespace cudaloss::tensors

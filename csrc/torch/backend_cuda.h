@@ -48,6 +48,17 @@ struct Cuda {
   static void backward(const Backward& request, const Tensor& input) {
     cuda::backward<Loss>(request, Context(input).stream);
   }
+  template <template <class> class Loss>
+  static void pass(const Pass& request, const Tensor& input) {
+    const Context context(input);
+    const Scratch scratch(cuda::pass_need(request), input, context.stream);
+    cuda::pass<Loss>(request, scratch.workspace, context.stream);
+  }
+  static void count(const Count& request, const Tensor& input) {
+    const Context context(input);
+    const Scratch scratch(cuda::count_need(request), input, context.stream);
+    cuda::count(request, scratch.workspace, context.stream);
+  }
 };
 
 }  // namespace cudaloss::tensors

@@ -23,7 +23,7 @@ inline void require(bool condition, const char* message) {
   if (!condition) throw std::runtime_error(std::string("cudaloss: ") + message);
 }
 
-inline DType dtype_of(ScalarType type) {
+inline DType any_dtype_of(ScalarType type) {
   switch (type) {
     case ScalarType::Float:
       return DType::Float32;
@@ -33,12 +33,33 @@ inline DType dtype_of(ScalarType type) {
       return DType::Float16;
     case ScalarType::BFloat16:
       return DType::BFloat16;
+    case ScalarType::Bool:
+      return DType::Bool;
+    case ScalarType::Byte:
+      return DType::UInt8;
+    case ScalarType::Char:
+      return DType::Int8;
+    case ScalarType::Short:
+      return DType::Int16;
+    case ScalarType::Int:
+      return DType::Int32;
+    case ScalarType::Long:
+      return DType::Int64;
     default:
-      throw std::runtime_error("cudaloss: expected float32, float64, float16 or bfloat16");
+      throw std::runtime_error("cudaloss: expected a dtype that the kernels read");
   }
+}
+inline DType dtype_of(ScalarType type) {
+  const DType dtype = any_dtype_of(type);
+  require(is_floating(dtype), "expected float32, float64, float16 or bfloat16");
+  return dtype;
 }
 
 inline Operand operand(const Tensor& tensor) { return {tensor.const_data_ptr(), dtype_of(tensor.scalar_type())}; }
+inline Operand any_operand(const Tensor& tensor) {
+  return {tensor.const_data_ptr(), any_dtype_of(tensor.scalar_type())};
+}
+constexpr Operand kNoOperand = {nullptr, DType::Float32};
 inline Result result(const Tensor& tensor) { return {tensor.mutable_data_ptr(), dtype_of(tensor.scalar_type())}; }
 constexpr Result kNotWanted = {nullptr, DType::Float32};
 

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "torch/backend_cpu.h"
+#include "torch/general.h"
 #include "torch/mode.h"
 #include "torch/operands.h"
 
@@ -164,16 +165,22 @@ void rescale_both(Tensor grad_input, Tensor grad_target, Tensor grad_output, Ten
 
 template <class Engine>
 void register_ops(torch::stable::detail::StableLibrary& library) {
-#define CUDALOSS_LOSS(name)                                                                    \
-  library.impl("_" #name "_loss", TORCH_BOX((&loss<Engine, losses::name>)));                   \
-  library.impl("_" #name "_training", TORCH_BOX((&training<Engine, losses::name>)));           \
-  library.impl("_" #name "_training_both", TORCH_BOX((&training_both<Engine, losses::name>))); \
-  library.impl("_" #name "_gradient", TORCH_BOX((&gradient<Engine, losses::name>)));           \
-  library.impl("_" #name "_gradients", TORCH_BOX((&gradients<Engine, losses::name>)));         \
-  library.impl("_" #name "_rescale_", TORCH_BOX((&rescale<Engine, losses::name>)));            \
-  library.impl("_" #name "_rescale_both_", TORCH_BOX((&rescale_both<Engine, losses::name>)));
+#define CUDALOSS_OP(name, kind, kernel) library.impl("_" #name "_" kind, TORCH_BOX((&kernel<Engine, losses::name>)));
+#define CUDALOSS_LOSS(name)                                 \
+  CUDALOSS_OP(name, "loss", loss)                           \
+  CUDALOSS_OP(name, "training", training)                   \
+  CUDALOSS_OP(name, "training_both", training_both)         \
+  CUDALOSS_OP(name, "gradient", gradient)                   \
+  CUDALOSS_OP(name, "gradients", gradients)                 \
+  CUDALOSS_OP(name, "rescale_", rescale)                    \
+  CUDALOSS_OP(name, "rescale_both_", rescale_both)          \
+  CUDALOSS_OP(name, "general", general)                     \
+  CUDALOSS_OP(name, "general_training", general_training)   \
+  CUDALOSS_OP(name, "general_gradients", general_gradients) \
+  CUDALOSS_OP(name, "general_rescale_", general_rescale)
 #include "losses.inc"
 #undef CUDALOSS_LOSS
+#undef CUDALOSS_OP
 }
 
 }  // namespace

@@ -1,0 +1,199 @@
+// How the work of a general pass is shared out: which threads take which vectors of which segment. Host code.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+
+#include "core/pass.h"
+#include "core/plan.h"
+#include "cuda/steps.cuh"
+
+namespace cudaloss::cuda {
+
+// Threads come in groups of `lanes`, a power of two up to a warp, or a whole block. A group takes one part of one
+// segment; its lanes take turns with the vectors.
+struct Grid {
+  int lanes, lanes_shift;  // its logarithm
+  bool across;             // of one lane each, so that neighbouring threads are at neighbouring segments
+  uint32_t segments, parts;
+  uint32_t groups;   // segments * parts
+  uint32_t vectors;  // of a segment
+  uint32_t part_vectors;
+  Divided by_parts, by_segments;
+
+  int64_t blocks(int threads) const { return plan::ceil_div(int64_t{groups}, threads / lanes); }
+};
+
+// Whether the next vector of a segment is further away than the next segment.
+inline bool lies_across(const Dims& segments, const Dims& inner) {
+  if (segments.rank == 0 || inner.rank == 0) return segments.rank > 0;
+  const auto pace = [](const Dims& dims) {
+    const int64_t* stride = dims.stride[0];
+    return std::max({stride[kInput], stride[kTarget], stride[kWeight], stride[kMask]});
+  };
+  return pace(segments) < pace(inner);
+}
+
+inline int64_t vectors_of(const Dims& inner, int vector) {
+  return inner.rank == 0
+             ? 1
+             : plan::ceil_div(inner.size[0], vector) * (inner.count() / std::max<int64_t>(inner.size[0], 1));
+}
+
+inline Grid grid_of(const Dims& segments_dims, const Dims& inner, int vector, int64_t most_turns, int64_t most_blocks) {
+  constexpr int threads = plan::kPassThreads;
+  const int64_t segments = segments_dims.count(), vectors = vectors_of(inner, vector);
+  const int64_t turns = plan::ceil_div(vectors, plan::pass_turns(segments * vectors, most_turns));
+  Grid grid = {};
+  grid.across = lies_across(segments_dims, inner);
+  int64_t parts = 1;
+  if (grid.across) {
+    grid.lanes = 1;
+    // Parts where segments alone would leave processors idle, each of some turns.
+    const int64_t wanted = plan::ceil_div(plan::kPersistentBlocks * threads, std::max<int64_t>(segments, 1));
+    parts = std::max<int64_t>(1, std::min(wanted, turns / 4));
+  } else if (segments > 1 && turns <= plan::kWarpTurns * 32) {
+    grid.lanes = 1;
+    while (grid.lanes < 32 && grid.lanes < turns) grid.lanes *= 2;
+  } else {
+    grid.lanes = threads;
+    const int64_t most_parts = std::max<int64_t>(1, most_blocks / std::max<int64_t>(segments, 1));
+    const int64_t tiles = std::max<int64_t>(1, plan::ceil_div(turns, threads));
+    parts = plan::ceil_div(tiles, plan::ceil_div(tiles, most_parts));
+  }
+  // In whole rounds of all lanes.
+  const int64_t part_vectors =
+      std::max<int64_t>(1, plan::ceil_div(plan::ceil_div(vectors, parts), grid.lanes)) * grid.lanes;
+  parts = std::max<int64_t>(1, plan::ceil_div(vectors, part_vectors));
+  if (std::max(segments * parts, vectors + part_vectors) >= int64_t{1} << 31) {
+    throw std::runtime_error(
+        "cudaloss: too many elements for a pass with options, or over operands that are not dense");
+  }
+  while (1 << grid.lanes_shift < grid.lanes) ++grid.lanes_shift;
+  grid.segments = static_cast<uint32_t>(segments);
+  grid.parts = static_cast<uint32_t>(parts);
+  grid.groups = static_cast<uint32_t>(segments * parts);
+  grid.vectors = static_cast<uint32_t>(vectors);
+  grid.part_vectors = static_cast<uint32_t>(part_vectors);
+  grid.by_parts = Divided::by(parts);
+  grid.by_segments = Divided::by(std::max<int64_t>(segments, 1));
+  return grid;
+}
+
+// The dimension along which a warp's threads should lie, where the target's neighbours are not the input's: theirs.
+inline int lanes_dim(const Dims& inner) {
+  if (inner.rank < 2 || inner.stride[0][kTarget] <= 1) return 0;
+  for (int dim = 1; dim < inner.rank; ++dim) {
+    if (inner.stride[dim][kTarget] == 1 && inner.size[dim] >= 32) return dim;
+  }
+  return 0;
+}
+
+inline void push(Steps& steps, int64_t size, const int64_t* stride, int64_t factor) {
+  steps.size[steps.rank] = Divided::by(std::max<int64_t>(size, 1));
+  for (int place = 0; place < kPlaces; ++place) steps.step[steps.rank][place] = stride[place] * factor;
+  ++steps.rank;
+}
+
+// Steps without a dimension: every one that is not pushed has a single index.
+inline Steps no_steps() {
+  Steps steps = {};
+  for (Divided& size : steps.size) size = Divided::by(1);
+  return steps;
+}
+
+inline void finish(Steps& steps) {
+  int64_t reach[kPlaces] = {};
+  for (int d = 0; d < steps.rank; ++d) {
+    for (int place = 0; place < kPlaces; ++place) reach[place] += steps.size[d].divisor * steps.step[d][place];
+  }
+  steps.narrow = *std::max_element(reach, reach + kPlaces) < int64_t{1} << 31;
+}
+
+// The steps of single indices.
+inline Steps steps_of(const Dims& dims) {
+  Steps steps = no_steps();
+  for (int d = 0; d < dims.rank; ++d) push(steps, dims.size[d], dims.stride[d], 1);
+  steps.vector_dim = -1;
+  finish(steps);
+  return steps;
+}
+
+// The steps of vectors of N elements along the first dimension. Where the target lies otherwise than the input, 32
+// threads side by side are neighbours in the target, and their vectors in the input; the next warps take the rest of
+// what the cache then holds.
+inline Steps vector_steps(const Dims& inner, int vector) {
+  if (inner.rank == 0) {
+    Steps steps = steps_of(inner);
+    steps.vector_dim = 0;
+    steps.vector_size = 1;
+    return steps;
+  }
+  constexpr int64_t kWarp = 32;
+  Steps steps = no_steps();
+  const int64_t vectors = plan::ceil_div(inner.size[0], vector);
+  const int lanes = lanes_dim(inner);
+  const bool splits = lanes > 0 && inner.size[lanes] % kWarp == 0;
+  if (lanes > 0) push(steps, splits ? kWarp : inner.size[lanes], inner.stride[lanes], 1);
+  steps.vector_dim = steps.rank;
+  push(steps, vectors, inner.stride[0], vector);
+  if (splits && inner.size[lanes] > kWarp) push(steps, inner.size[lanes] / kWarp, inner.stride[lanes], kWarp);
+  for (int d = 1; d < inner.rank; ++d) {
+    if (d != lanes) push(steps, inner.size[d], inner.stride[d], 1);
+  }
+  steps.vector_size = static_cast<uint32_t>(inner.size[0]);
+  steps.whole_end = inner.rank == 1 ? steps.vector_size / vector : ~0u;
+  std::copy(inner.stride[0], inner.stride[0] + kPlaces, steps.stride);
+  finish(steps);
+  return steps;
+}
+
+// How consecutive elements of a vector lie.
+struct Spacing {
+  int64_t stride;
+  bool whole;  // side by side, and every vector is one aligned access, or several
+};
+
+inline bool is_whole(const Dims& segments, const Dims& inner, Place place, const void* data, int element_size, int n) {
+  if (inner.rank == 0 || inner.stride[0][place] != 1) return false;
+  const int64_t bytes = std::min<int64_t>(16, int64_t{element_size} * n);
+  const auto keeps = [&](int64_t stride) { return stride * element_size % bytes == 0; };
+  for (int d = 1; d < inner.rank; ++d) {
+    if (!keeps(inner.stride[d][place])) return false;
+  }
+  for (int d = 0; d < segments.rank; ++d) {
+    if (!keeps(segments.stride[d][place])) return false;
+  }
+  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
+}
+
+inline Spacing spacing(const Dims& segments, const Dims& inner, Place place, const Operand& operand, int n) {
+  int bytes = 1;
+  dispatch_any(operand.dtype, [&](auto type) { bytes = sizeof(typename decltype(type)::type); });
+  const int64_t stride = inner.rank == 0 ? 0 : inner.stride[0][place];
+  return {stride, operand.data && is_whole(segments, inner, place, operand.data, bytes, n)};
+}
+
+// Whether position i in memory is element i in the pass's own order.
+inline bool is_linear(const Dims& segments, const Dims& inner, Place place) {
+  int64_t expected = 1;
+  for (const Dims* dims : {&inner, &segments}) {
+    for (int d = 0; d < dims->rank; ++d) {
+      if (dims->stride[d][place] != expected) return false;
+      expected *= dims->size[d];
+    }
+  }
+  return true;
+}
+
+inline bool same_strides(const Dims& segments, const Dims& inner, Place a, Place b) {
+  for (const Dims* dims : {&inner, &segments}) {
+    for (int d = 0; d < dims->rank; ++d) {
+      if (dims->stride[d][a] != dims->stride[d][b]) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace cudaloss::cuda

@@ -1,0 +1,154 @@
+// From tensors that broadcast together to the dimensions of a pass: sorted by memory order, merged where strides allow.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "core/pass.h"
+#include "torch/operands.h"
+
+namespace cudaloss::tensors {
+
+// The sizes of two tensors broadcast together, and everyone's strides in that shape.
+class Layout {
+ public:
+  Layout(const Tensor& input, const Tensor& target) {
+    rank_ = static_cast<int>(std::max(input.dim(), target.dim()));
+    require(rank_ <= kMaxDims, "at most 6 dimensions");
+    std::fill(sizes_, sizes_ + rank_, int64_t{1});
+    widen_by(input);
+    widen_by(target);
+    add(kInput, input);
+    add(kTarget, target);
+  }
+
+  int rank() const { return rank_; }
+  torch::headeronly::IntHeaderOnlyArrayRef sizes() const { return {sizes_, static_cast<size_t>(rank_)}; }
+  torch::headeronly::IntHeaderOnlyArrayRef leading_sizes(int64_t dims) const {
+    return {sizes_, static_cast<size_t>(dims)};
+  }
+
+  // Gives `place` the strides of a tensor that broadcasts to the shape, aligned at the last dimension; or at the first
+  // (`leading`), for a tensor with one element for each index of the leading dimensions.
+  void add(Place place, const Tensor& tensor, bool leading = false) {
+    const int missing = leading ? 0 : rank_ - static_cast<int>(tensor.dim());
+    require(missing >= 0 && tensor.dim() <= rank_, "a shape that does not broadcast to the result's");
+    for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+      const int64_t size = tensor.sizes()[dim];
+      require(size == 1 || size == sizes_[missing + dim], "a shape that does not broadcast to the result's");
+      strides_[missing + dim][place] = size == 1 ? 0 : tensor.strides()[dim];
+    }
+  }
+
+  bool is_full(const Tensor& tensor) const {
+    return tensor.dim() == rank_ && std::equal(sizes_, sizes_ + rank_, tensor.sizes().begin());
+  }
+
+  // The dimensions that are `chosen`, in their order: the last one is the fastest.
+  template <class Chosen>
+  Dims in_order(const Chosen& chosen) const {
+    Dims dims = {};
+    for (int dim = rank_ - 1; dim >= 0; --dim) {
+      if (chosen(dim)) push(dims, dim);
+    }
+    return merged(dims);
+  }
+
+  // The dimensions that are `chosen`, as the input lies in memory; where it is broadcast, as the others do.
+  template <class Chosen>
+  Dims by_memory(const Chosen& chosen) const {
+    int order[kMaxDims], count = 0;
+    for (int dim = rank_ - 1; dim >= 0; --dim) {
+      if (!chosen(dim) || sizes_[dim] == 1) continue;
+      // An insertion sort that goes past what is incomparable: std::sort wants an order of all.
+      int at = count++;
+      order[at] = dim;
+      for (int before = at - 1; before >= 0; --before) {
+        const int compared = compare(order[before], order[at]);
+        if (compared < 0) break;
+        if (compared > 0) {
+          std::swap(order[before], order[at]);
+          at = before;
+        }
+      }
+    }
+    Dims dims = {};
+    for (int i = 0; i < count; ++i) push(dims, order[i]);
+    return merged(dims);
+  }
+
+ private:
+  void widen_by(const Tensor& tensor) {
+    const int missing = rank_ - static_cast<int>(tensor.dim());
+    for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+      int64_t& size = sizes_[missing + dim];
+      const int64_t other = tensor.sizes()[dim];
+      require(size == 1 || other == 1 || size == other, "input and target must broadcast together");
+      if (other != 1) size = other;
+    }
+  }
+
+  // Which of two dimensions is the faster: negative: a, positive: b, 0: nobody's strides tell.
+  int compare(int a, int b) const {
+    for (const Place place : {kInput, kTarget, kWeight, kMask}) {
+      const int64_t of_a = strides_[a][place], of_b = strides_[b][place];
+      if (of_a != 0 && of_b != 0 && of_a != of_b) return of_a < of_b ? -1 : 1;
+    }
+    return 0;
+  }
+
+  void push(Dims& dims, int dim) const {
+    if (sizes_[dim] == 1) return;
+    dims.size[dims.rank] = sizes_[dim];
+    std::copy(strides_[dim], strides_[dim] + kPlaces, dims.stride[dims.rank]);
+    ++dims.rank;
+  }
+
+  // Two neighbours along which everyone goes on at the same pace are one dimension.
+  static Dims merged(const Dims& dims) {
+    Dims found = {};
+    for (int dim = 0; dim < dims.rank; ++dim) {
+      const int last = found.rank - 1;
+      bool goes_on = last >= 0;
+      for (int place = 0; goes_on && place < kPlaces; ++place) {
+        goes_on = dims.stride[dim][place] == found.stride[last][place] * found.size[last];
+      }
+      if (goes_on) {
+        found.size[last] *= dims.size[dim];
+      } else {
+        found.size[found.rank] = dims.size[dim];
+        std::copy(dims.stride[dim], dims.stride[dim] + kPlaces, found.stride[found.rank]);
+        ++found.rank;
+      }
+    }
+    return found;
+  }
+
+  int rank_;
+  int64_t sizes_[kMaxDims];
+  int64_t strides_[kMaxDims][kPlaces] = {};
+};
+
+// Fresh memory for something of the shape of `like`: in its layout where that is dense, else in its order of
+// dimensions, or contiguous where it is expanded. src/cudaloss/_private.py predicts the same.
+inline Tensor empty_as(const Tensor& like, ScalarType dtype) {
+  if (is_dense(like)) return empty_dense(like, dtype);
+  const auto sizes = like.sizes(), strides = like.strides();
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  bool expanded = false;
+  for (size_t dim = 0; dim < sizes.size(); ++dim) expanded |= sizes[dim] > 1 && strides[dim] == 0;
+  if (!expanded) {
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] > strides[b]; });
+  }
+  std::vector<int64_t> dense(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    dense[order[i]] = stride;
+    stride *= std::max<int64_t>(sizes[order[i]], 1);
+  }
+  return empty(sizes, {dense.data(), dense.size()}, dtype, like);
+}
+
+}  // namespace cudaloss::tensors
