@@ -20,7 +20,7 @@ from ._specs import LossSpec
 
 Loss = Callable[..., Tensor]
 
-_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def same_dense_order(a: Tensor, b: Tensor) -> bool:
@@ -35,15 +35,20 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def is_differentiated() -> bool:
+    """Whether a backward must be differentiable itself: grad mode is on under ``create_graph``."""
+    return torch.is_grad_enabled() or transformed()
+
+
 def _is_one_value(tensor: Tensor) -> bool:
     """Whether all elements are one in memory: an expanded scalar, as the backward of sum() sends it."""
     return all(stride == 0 or size == 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _needs_reference(input: Tensor, *others: Tensor) -> bool:
-    """Whether a backward must be differentiable itself (grad mode is on under ``create_graph``), or hooks on saved
-    tensors have given them layouts that the kernels do not take."""
-    return torch.is_grad_enabled() or not all(same_dense_order(input, other) for other in others) or transformed()
+    """Whether a backward must be differentiable itself, or hooks on saved tensors have given them layouts that the
+    kernels do not take."""
+    return is_differentiated() or not all(same_dense_order(input, other) for other in others)
 
 
 def _by_reference(spec: LossSpec, ctx, grad_output: Tensor, input: Tensor, target: Tensor):
@@ -54,7 +59,7 @@ def _by_reference(spec: LossSpec, ctx, grad_output: Tensor, input: Tensor, targe
     return *reference.gradients(spec, grad_output, *arguments), None, None
 
 
-def _apply(name: str, forward: Callable, backward: Callable) -> Loss:
+def apply_of(name: str, forward: Callable, backward: Callable) -> Loss:
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": __name__}
     function: Any = type(name, (torch.autograd.Function,), methods)
     node = function._backward_cls  # of which every ctx is one
@@ -72,7 +77,7 @@ def one_pass(spec: LossSpec, ops: PrivateOps) -> Loss:
 
     Written out on one level: for a GPU a backward runs in a thread of its own, where each call costs twice as much.
     """
-    training, rescale_, keeps_graph = ops.training, ops.rescale_, _keeps_graph
+    training, rescale_ = ops.training, ops.rescale_
     is_grad_enabled, any_functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
 
     def forward(ctx, input, target, mode, parameter):
@@ -106,7 +111,7 @@ def one_pass(spec: LossSpec, ops: PrivateOps) -> Loss:
             gradient = gradient.data
         return (None, gradient, None, None) if mode & FOR_TARGET else (gradient, None, None, None)
 
-    return _apply(f"{spec.module}OnePass", forward, backward)
+    return apply_of(f"{spec.module}OnePass", forward, backward)
 
 
 def one_pass_both(spec: LossSpec, ops: PrivateOps) -> Loss:
@@ -128,11 +133,11 @@ def one_pass_both(spec: LossSpec, ops: PrivateOps) -> Loss:
             return *ops.gradients(grad_output, input, target, mode, parameter), None, None
         ctx.spent = True
         ops.rescale_both_(grad_input, grad_target, grad_output, input, target, mode, parameter)
-        if _keeps_graph():
+        if keeps_graph():
             grad_input, grad_target = grad_input.data, grad_target.data
         return grad_input, grad_target, None, None
 
-    return _apply(f"{spec.module}OnePassBoth", forward, backward)
+    return apply_of(f"{spec.module}OnePassBoth", forward, backward)
 
 
 def traced(spec: LossSpec, ops: PrivateOps) -> Loss:
@@ -160,7 +165,7 @@ def traced(spec: LossSpec, ops: PrivateOps) -> Loss:
         gradient = ops.traced_gradient(gradients[0], *operands, mode, parameter)
         return (None, gradient, None, None) if for_target else (gradient, None, None, None)
 
-    return _apply(f"{spec.module}Traced", forward, backward)
+    return apply_of(f"{spec.module}Traced", forward, backward)
 
 
 def two_passes(spec: LossSpec, ops: PrivateOps) -> Loss:
@@ -186,4 +191,4 @@ def two_passes(spec: LossSpec, ops: PrivateOps) -> Loss:
         gradient = ops.gradient(grad_output, input, target, mode, parameter)
         return (None, gradient, None, None) if for_target else (gradient, None, None, None)
 
-    return _apply(f"{spec.module}TwoPasses", forward, backward)
+    return apply_of(f"{spec.module}TwoPasses", forward, backward)

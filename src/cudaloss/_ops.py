@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from . import _autograd, _options, _private, reference
+from . import _autograd, _general, _options, _private, reference
 from ._autograd import same_dense_order, transformed
 from ._build import DEVICES
 from ._checks import check
-from ._modes import DTYPES, FOR_TARGET, MAY_DECLINE, REDUCTIONS, pack
+from ._modes import DTYPES, FOR_INPUT, FOR_TARGET, IGNORE_NAN, INTEGERS, MAX_DIMS, MAY_DECLINE, REDUCTIONS, pack
 from ._options import NONE, Options
 from ._specs import SPECS, LossSpec
 
@@ -33,19 +33,34 @@ class Kernel(NamedTuple):
     thorough: Callable[..., Tensor]  # every call, with its arguments checked; options come last
 
 
-def _is_fused(input: Tensor, target: Tensor) -> bool:
-    """Whether the compiled kernels serve these operands; the reference serves all others."""
+def _is_readable(tensor: Tensor, device: torch.device) -> bool:
+    """Whether the compiled kernels can read the tensor at all, given a dtype that they take."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.device == device
+        and device.type in _DEVICES
+        and not is_traceable_wrapper_subclass(tensor)  # a DTensor, say, which knows PyTorch's ops, not ours
+    )
+
+
+def _is_plain(input: Tensor, target: Tensor) -> bool:
+    """Whether the plain kernels serve these operands, which :func:`_is_general` holds of."""
+    return target.dtype in DTYPES and input.shape == target.shape and same_dense_order(input, target)
+
+
+def _is_general(input: Tensor, target: Tensor, dtype: torch.dtype, options: Options) -> bool:
+    """Whether the compiled kernels serve this call; the reference serves all others."""
+    weight, mask, normalizer = options.weight, options.mask, options.normalizer
+    beside = [tensor for tensor in (weight, mask, normalizer) if tensor is not None]
     return (
         input.dtype in DTYPES
-        and target.dtype in DTYPES
-        and input.layout is torch.strided
-        and target.layout is torch.strided
-        and input.device == target.device
-        and input.device.type in _DEVICES
-        and input.shape == target.shape
-        and same_dense_order(input, target)
-        and not is_traceable_wrapper_subclass(input)  # a DTensor, say, which knows PyTorch's ops, not ours
-        and not is_traceable_wrapper_subclass(target)
+        and (target.dtype in DTYPES or target.dtype in INTEGERS)
+        and dtype in DTYPES
+        and (weight is None or weight.dtype in DTYPES)
+        and (normalizer is None or normalizer.dtype in DTYPES or normalizer.dtype in INTEGERS)
+        and all(_is_readable(tensor, input.device) for tensor in (input, target, *beside))
+        and max(input.dim(), target.dim()) <= MAX_DIMS
+        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in beside))
         and not transformed()
     )
 
@@ -57,12 +72,16 @@ def _is_autocast(device: str) -> bool:
 
 
 class Differentiable(NamedTuple):
-    """The ways in which the compiled kernels serve autograd, called as ``f(input, target, mode, parameter)``."""
+    """The ways in which the compiled kernels serve autograd: of plain calls as ``f(input, target, mode, parameter)``,
+    of general ones as ``f(input, target, weight, mask, normalizer, mode, parameter, scale, batch_dims)``."""
 
     one_pass: _autograd.Loss
     one_pass_both: _autograd.Loss
     two_passes: _autograd.Loss
     traced: _autograd.Loss
+    general_one_pass: _autograd.Loss
+    general_two_passes: _autograd.Loss
+    general_traced: _autograd.Loss
 
 
 def _takes_one_pass(
@@ -78,28 +97,74 @@ def _takes_one_pass(
 
 
 def _thorough(spec: LossSpec, ops: _private.PrivateOps, differentiable: Differentiable) -> Callable[..., Tensor]:
-    one_pass, one_pass_both, two_passes, traced = differentiable
+    plain, general = _plain(ops, differentiable), _general_call(ops, differentiable)
 
     def thorough(
         input: Any, target: Any, reduction: Any, parameter: Any, dtype: Any, options: Options = NONE
     ) -> Tensor:
         parameter = check(spec, input, target, reduction, parameter, dtype, options)
         dtype = reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
-        if options is not NONE or not (_is_fused(input, target) and dtype in DTYPES):
+        if not _is_general(input, target, dtype, options):
             return reference.loss(spec, input, target, reduction, parameter, dtype, options)
-        mode = pack(reduction, dtype)
-        differentiated = [operand.dtype for operand in (input, target) if operand.requires_grad]
-        if not differentiated or not torch.is_grad_enabled():
-            return ops.loss(input, target, mode, parameter)
-        if not input.requires_grad:
-            mode |= FOR_TARGET
-        if not _takes_one_pass(reduction, dtype, (input.dtype, target.dtype), differentiated):
-            return two_passes(input, target, mode, parameter)
-        if type(input) not in PLAIN_TENSORS or type(target) not in PLAIN_TENSORS:
-            return traced(input, target, mode, parameter)  # fake tensors and their like
-        return (one_pass_both if len(differentiated) == 2 else one_pass)(input, target, mode, parameter)
+        differentiated = torch.is_grad_enabled() and (input.requires_grad or target.requires_grad)
+        if options is NONE and _is_plain(input, target):
+            return plain(input, target, reduction, parameter, dtype, differentiated)
+        return general(input, target, reduction, parameter, dtype, options, differentiated)
 
     return thorough
+
+
+def _plain(ops: _private.PrivateOps, differentiable: Differentiable) -> Callable[..., Tensor]:
+    """Dense operands that lie alike, and no options."""
+
+    def plain(
+        input: Tensor, target: Tensor, reduction: str, parameter: float, dtype: torch.dtype, differentiated: bool
+    ) -> Tensor:
+        mode = pack(reduction, dtype)
+        if not differentiated:
+            return ops.loss(input, target, mode, parameter)
+        wanting = [operand.dtype for operand in (input, target) if operand.requires_grad]
+        if not input.requires_grad:
+            mode |= FOR_TARGET
+        if not _takes_one_pass(reduction, dtype, (input.dtype, target.dtype), wanting):
+            return differentiable.two_passes(input, target, mode, parameter)
+        if type(input) not in PLAIN_TENSORS or type(target) not in PLAIN_TENSORS:
+            return differentiable.traced(input, target, mode, parameter)  # fake tensors and their like
+        one_pass = differentiable.one_pass_both if len(wanting) == 2 else differentiable.one_pass
+        return one_pass(input, target, mode, parameter)
+
+    return plain
+
+
+def _general_call(ops: _private.PrivateOps, differentiable: Differentiable) -> Callable[..., Tensor]:
+    """Any operands that the compiled kernels can read, with any options."""
+
+    def general(
+        input: Tensor,
+        target: Tensor,
+        reduction: str,
+        parameter: float,
+        dtype: torch.dtype,
+        options: Options,
+        differentiated: bool,
+    ) -> Tensor:
+        weight, mask, normalizer, scale, batch_dims, ignore_nan = options
+        mode = pack(reduction, dtype) | (IGNORE_NAN if ignore_nan else 0)
+        numbers = parameter, float(scale), batch_dims
+        if not differentiated:
+            return ops.general(input, target, weight, mask, normalizer, mode, *numbers)[0]
+        mode |= (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
+        shape = torch.broadcast_shapes(input.shape, target.shape)
+        wanting = [operand for operand in (input, target) if operand.requires_grad]
+        if reduction == "none" or any(x.dtype == torch.float16 or x.shape != shape for x in wanting):
+            way = differentiable.general_two_passes
+        elif type(input) not in PLAIN_TENSORS or type(target) not in PLAIN_TENSORS:
+            way = differentiable.general_traced
+        else:
+            way = differentiable.general_one_pass
+        return way(input, target, weight, mask, normalizer, mode, *numbers)
+
+    return general
 
 
 def _quick(ops: _private.PrivateOps, differentiable: Differentiable) -> Callable[..., Tensor | None]:
@@ -107,7 +172,7 @@ def _quick(ops: _private.PrivateOps, differentiable: Differentiable) -> Callable
 
     Every line is on the hot path of every call: no more than a few flags, 0.05 us each.
     """
-    one_pass, one_pass_both, two_passes, _ = differentiable
+    one_pass, one_pass_both, two_passes = differentiable[:3]
     kinds = {(reduction, dtype): pack(reduction, dtype) | MAY_DECLINE for reduction in REDUCTIONS for dtype in DTYPES}
     trainings = {
         (reduction, dtype): (mode, one_pass, one_pass_both)
@@ -164,6 +229,9 @@ def _define(spec: LossSpec) -> Kernel:
         one_pass_both=_autograd.one_pass_both(spec, ops),
         two_passes=_autograd.two_passes(spec, ops),
         traced=_autograd.traced(spec, ops),
+        general_one_pass=_general.one_pass(spec, ops),
+        general_two_passes=_general.two_passes(spec, ops),
+        general_traced=_general.traced(spec, ops),
     )
     quick, thorough = _quick(ops, differentiable), _thorough(spec, ops, differentiable)
 

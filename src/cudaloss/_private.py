@@ -10,7 +10,18 @@ Of each loss there are:
 ``_smooth_l1_gradient``         one operand's gradient, from the operands.
 ``_smooth_l1_gradients``        the gradients of both.
 ``_smooth_l1_traced_training``, ``_smooth_l1_traced_training_both``, ``_smooth_l1_traced_gradient``
-                                ``training`` and ``rescale_`` as a compiler may see them: see :func:`_traced_gradient`.
+                                ``training`` and ``rescale_`` as a compiler may see them: see :func:`_claimed`.
+
+These take dense operands that lie alike. For all others (any strides, broadcast operands, integer targets, masks,
+weights, normalizers, leading dimensions that stay) there are:
+
+``_smooth_l1_general``          the loss, and the denominators that had to be counted for it.
+``_smooth_l1_general_training`` the loss, the gradients wanted for a grad_output of 1, and the denominators.
+``_smooth_l1_general_rescale_`` makes such gradients those for another grad_output.
+``_smooth_l1_general_gradients``
+                                the gradients wanted, from the operands and the denominators.
+``_smooth_l1_traced_general_training``, ``_smooth_l1_traced_general_gradients``
+                                the two before the last as a compiler may see them.
 
 A private op whose schema or meaning changes needs a new name: PyTorch keeps compiled graphs on disk over an upgrade of
 this package, and they call the ops by name.
@@ -18,13 +29,14 @@ this package, and they call the ops by name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ._modes import FOR_TARGET, MAY_DECLINE, dtype_of, reduction_of
+from ._modes import FOR_INPUT, FOR_TARGET, IGNORE_NAN, MAY_DECLINE, dtype_of, reduction_of
 from ._specs import LossSpec
 
 LIBRARY = torch.library.Library("cudaloss", "DEF")
@@ -45,6 +57,12 @@ class PrivateOps:
     traced_training: Callable[..., Any]
     traced_training_both: Callable[..., Any]
     traced_gradient: Callable[..., Any]
+    general: Callable[..., Any]
+    general_training: Callable[..., Any]
+    general_gradients: Callable[..., Any]
+    general_rescale_: Callable[..., Any]
+    traced_general_training: Callable[..., Any]
+    traced_general_gradients: Callable[..., Any]
 
 
 def _fake_loss(input, target, how, parameter):
@@ -86,7 +104,66 @@ def _fake_traced_gradient(gradient, grad_output, input, target, how, parameter):
     return gradient.view_as(gradient)
 
 
+def _empty_as(like, dtype):
+    """What ``empty_as`` of ``csrc/torch/layout.h`` gives: in the layout of `like` where that is dense, else in its
+    order of dimensions, or contiguous where it is expanded."""
+    order = list(range(like.dim()))
+    if not any(stride == 0 and size > 1 for size, stride in zip(like.shape, like.stride(), strict=True)):
+        order.sort(key=lambda dim: -like.stride(dim))
+    strides, stride = [0] * like.dim(), 1
+    for dim in reversed(order):
+        strides[dim] = stride
+        stride = stride * max(like.shape[dim], 1)
+    dense = all(size == 1 or a == b for size, a, b in zip(like.shape, strides, like.stride(), strict=True))
+    return like.new_empty_strided(like.shape, like.stride() if dense else strides, dtype=dtype)
+
+
+def _fake_general(input, target, weight, mask, normalizer, how, parameter, scale, batch_dims):
+    shape = torch.broadcast_shapes(input.shape, target.shape)
+    counts = (
+        reduction_of(how) == "mean"
+        and normalizer is None
+        and (weight is not None or mask is not None or (how & IGNORE_NAN and target.is_floating_point()))
+    )
+    divisors = input.new_empty((math.prod(shape[:batch_dims]) if counts else 0, 2), dtype=torch.float64)
+    if reduction_of(how) != "none":
+        return input.new_empty(shape[:batch_dims], dtype=dtype_of(how)), divisors
+    for like in (input, target):
+        if like.shape == shape:
+            return _empty_as(like, dtype_of(how)), divisors
+    return input.new_empty(shape, dtype=dtype_of(how)), divisors
+
+
+def _fake_general_training(input, target, *call):
+    how = call[3]
+    value, divisors = _fake_general(input, target, *call)
+    gradients = (
+        _empty_as(operand, operand.dtype) if how & wanted else input.new_empty(0, dtype=torch.float32)
+        for operand, wanted in ((input, FOR_INPUT), (target, FOR_TARGET))
+    )
+    return value, *gradients, divisors
+
+
+def _fake_general_gradients(grad_output, divisors, input, target, *call):
+    how, shape = call[3], torch.broadcast_shapes(input.shape, target.shape)
+
+    def gradient(operand, wanted):
+        if not how & wanted:
+            return input.new_empty(0, dtype=torch.float32)
+        return _empty_as(operand, operand.dtype) if operand.shape == shape else operand.new_empty(operand.shape)
+
+    return gradient(input, FOR_INPUT), gradient(target, FOR_TARGET)
+
+
+def _fake_traced_general_gradients(grad_input, grad_target, *call):
+    return grad_input.view_as(grad_input), grad_target.view_as(grad_target)
+
+
 _OPERANDS = "Tensor input, Tensor target, int how, float parameter"  # "mode" is a name of PyTorch's own dispatch
+_CALL = (
+    "Tensor input, Tensor target, Tensor? weight, Tensor? mask, Tensor? normalizer, int how, float parameter, "
+    "float scale, int batch_dims"
+)
 # The schema and the fake kernel of each.
 _OPS: dict[str, tuple[str, Callable[..., Any]]] = {
     "loss": (f"({_OPERANDS}) -> Tensor", _fake_loss),
@@ -102,6 +179,21 @@ _OPS: dict[str, tuple[str, Callable[..., Any]]] = {
     "traced_training": (f"({_OPERANDS}) -> (Tensor, Tensor)", _fake_training),
     "traced_training_both": (f"({_OPERANDS}) -> (Tensor, Tensor, Tensor)", _fake_training_both),
     "traced_gradient": (f"(Tensor gradient, Tensor grad_output, {_OPERANDS}) -> Tensor", _fake_traced_gradient),
+    "general": (f"({_CALL}) -> (Tensor, Tensor)", _fake_general),
+    "general_training": (f"({_CALL}) -> (Tensor, Tensor, Tensor, Tensor)", _fake_general_training),
+    "general_gradients": (
+        f"(Tensor grad_output, Tensor divisors, {_CALL}) -> (Tensor, Tensor)",
+        _fake_general_gradients,
+    ),
+    "general_rescale_": (
+        f"(Tensor(a!) grad_input, Tensor(b!) grad_target, Tensor grad_output, Tensor divisors, {_CALL}) -> ()",
+        _fake_rescale,
+    ),
+    "traced_general_training": (f"({_CALL}) -> (Tensor, Tensor, Tensor, Tensor)", _fake_general_training),
+    "traced_general_gradients": (
+        f"(Tensor grad_input, Tensor grad_target, Tensor grad_output, Tensor divisors, {_CALL}) -> (Tensor, Tensor)",
+        _fake_traced_general_gradients,
+    ),
 }
 
 
@@ -121,10 +213,10 @@ def _in_backward() -> bool:
 
 
 def _traced_training(training: Callable[..., Any]) -> Callable[..., Any]:
-    """``training``, whose gradients :func:`_traced_gradient` may take over if they come to a backward graph."""
+    """A training op whose gradients :func:`_claimed` may take over if they come to a backward graph."""
 
-    def traced_training(input, target, how, parameter):
-        value, *gradients = training(input, target, how, parameter)
+    def traced_training(*call):
+        value, *gradients = training(*call)
         for gradient in gradients:
             gradient._cudaloss_unspent = not _in_backward()
         return value, *gradients
@@ -132,29 +224,49 @@ def _traced_training(training: Callable[..., Any]) -> Callable[..., Any]:
     return traced_training
 
 
-def _traced_gradient(rescale_: Callable[..., Any], gradient_of: Callable[..., Any]) -> Callable[..., Any]:
-    """A gradient for `grad_output`, in the memory of ``training``'s where that is safe.
+def _claimed(*gradients) -> bool:
+    """Whether a backward graph may make ``training``'s gradients its own, which it then has done.
 
-    To a compiler this is a function of its arguments. It cannot be told the truth, that `gradient` is changed in
-    place and handed on: it would copy it first (8 bytes an element of the 20 that there are then, and the pass that
-    was saved is spent). So memory is handed on only where no compiler can notice:
+    To a compiler a traced gradient is a function of its arguments. It cannot be told the truth, that they are changed
+    in place and handed on: it would copy them first (8 bytes an element of the 20 that there are then, and the pass
+    that was saved is spent). So memory is handed on only where no compiler can notice:
 
-    - `gradient` comes from a graph that ran outside of any backward, and this one runs inside one. They are two
+    - The gradients come from a graph that ran outside of any backward, and this one runs inside one. They are two
       graphs then, and this op is the one reader of what passed between them, so its memory can hold nothing else.
-    - Only once: a second backward (``retain_graph``) computes its gradient anew.
-    - Not while a CUDA graph is captured, whose replays would not pass here and could rescale one forward's gradient
+    - Only once: a second backward (``retain_graph``) computes its gradients anew.
+    - Not while a CUDA graph is captured, whose replays would not pass here and could rescale one forward's gradients
       twice.
     """
-
-    def traced_gradient(gradient, grad_output, input, target, how, parameter):
-        unspent = getattr(gradient, "_cudaloss_unspent", False) and _in_backward()
-        if not unspent or (gradient.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return gradient_of(grad_output, input, target, how, parameter)
+    unspent = all(getattr(gradient, "_cudaloss_unspent", False) for gradient in gradients) and _in_backward()
+    if not unspent or (gradients[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    for gradient in gradients:
         gradient._cudaloss_unspent = False
-        rescale_(gradient, grad_output, input, target, how, parameter)
+    return True
+
+
+def _traced_gradient(rescale_: Callable[..., Any], gradient_of: Callable[..., Any]) -> Callable[..., Any]:
+    """A gradient for `grad_output`, in the memory of ``training``'s where that is safe."""
+
+    def traced_gradient(gradient, grad_output, *call):
+        if not _claimed(gradient):
+            return gradient_of(grad_output, *call)
+        rescale_(gradient, grad_output, *call)
         return gradient.data  # another tensor, with a version counter of its own: what becomes of it is not ours
 
     return traced_gradient
+
+
+def _traced_general_gradients(rescale_: Callable[..., Any], gradients_of: Callable[..., Any]) -> Callable[..., Any]:
+    """The same of the general ops' two gradients."""
+
+    def traced_general_gradients(grad_input, grad_target, grad_output, *call):
+        if not _claimed(grad_input, grad_target):
+            return gradients_of(grad_output, *call)
+        rescale_(grad_input, grad_target, grad_output, *call)
+        return grad_input.data, grad_target.data
+
+    return traced_general_gradients
 
 
 def define(spec: LossSpec) -> PrivateOps:
@@ -175,6 +287,8 @@ def define(spec: LossSpec) -> PrivateOps:
         "traced_training": _traced_training(ops.training),
         "traced_training_both": _traced_training(ops.training_both),
         "traced_gradient": _traced_gradient(ops.rescale_, ops.gradient),
+        "traced_general_training": _traced_training(ops.general_training),
+        "traced_general_gradients": _traced_general_gradients(ops.general_rescale_, ops.general_gradients),
     }
     for kind, kernel in python_kernels.items():
         LIBRARY.impl(f"_{spec.name}_{kind}", kernel, "CompositeExplicitAutograd")
