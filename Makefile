@@ -2,12 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STUB_SOURCES := $(addprefix src/cudaloss/,_specs.py _faces.py _docs.py)
+STUB_SOURCES := $(addprefix src/cudaloss/,_specs.py _options.py _faces.py _docs.py)
 SOURCES := $(shell find csrc -type f) $(STUB_SOURCES) setup.py pyproject.toml
 # Without a GPU nothing runs the CUDA kernels: one architecture is enough to see them compile.
 export TORCH_CUDA_ARCH_LIST ?= $(if $(shell command -v nvidia-smi),,9.0)
 
-.PHONY: demo test lint format types gpu-check readme-figures sdist clean
+.PHONY: demo test lint format types docs gpu-check readme-figures sdist clean
 
 demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
@@ -27,6 +27,10 @@ format: $(VENV)/.packages
 
 types: $(VENV)/.built
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# Every warning, unresolved references included, is an error. Afresh: Sphinx does not see a docstring's rows change.
+docs: $(VENV)/.built
+	$(BIN)/sphinx-build -W --keep-going -n -E -b html docs build/docs
 
 gpu-check:
 	$(PYTHON) benchmarks/gpu_check.py

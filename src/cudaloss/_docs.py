@@ -8,7 +8,7 @@ from textwrap import indent
 from ._options import ROWS, Row
 from ._specs import LossSpec
 
-_FUNCTION = """{formula}, with ``d = input - target``, in one pass over memory.
+_FUNCTION = """``{formula}``, with ``d = input - target``, in one pass over memory.
 
 Replaces :func:`torch.nn.functional.{function}`. Source of the formula: {source}.
 
@@ -27,8 +27,8 @@ Returns:
 
 Raises:
     TypeError: an argument has the wrong type, a list for a tensor, say.
-    ValueError: ``reduction`` is unknown; ``normalizer`` comes with another reduction than ``"mean"``; ``batch_dims`` is
-        negative or beyond the rank.
+    ValueError: ``reduction`` is unknown; ``normalizer`` is the number 0, or comes with another reduction than
+        ``"mean"``; ``batch_dims`` is negative or beyond the rank.
     RuntimeError: the shapes do not broadcast; the devices differ; a tensor has a dtype that is not taken, or is sparse
         or quantized; {parameter_error}``dtype`` is not a floating one.
 
@@ -41,23 +41,24 @@ Example:
     torch.Size([3])
 """
 
-_MODULE = """{formula}, with ``d = input - target``: the module of :func:`cudaloss.{function}`.
+_MODULE = """``{formula}``, with ``d = input - target``: the module of :func:`cudaloss.{function}`.
 
 Replaces :class:`torch.nn.{module}`. Source of the formula: {source}.
 
 Args:
 {options}
 
-A call takes input and target, and as keywords:
-
+Keywords of a call:
 {of_call}
 
 Shape:
-    input, target: any shapes that broadcast together. Output: that of the first ``batch_dims`` dimensions, 0-d for 0;
-    the broadcast shape for ``reduction="none"``.
+    input and target have any shapes that broadcast together. The result has that of the first ``batch_dims``
+    dimensions, 0-d for 0; for ``reduction="none"`` the broadcast shape.
 
 Raises:
-    TypeError, ValueError, RuntimeError: as the function does, when the module is called.
+    TypeError: when the module is called, as the function does.
+    ValueError: likewise.
+    RuntimeError: likewise.
 
 Example:
     >>> import torch, cudaloss

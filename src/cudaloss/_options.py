@@ -42,8 +42,9 @@ ROWS: tuple[Row, ...] = (
         "Tensor | None",
         None,
         False,
-        """(Tensor, optional): multiplies each element's loss; of a floating dtype and a shape that broadcasts to the
-    result's, read without expansion. ``"mean"`` divides by the sum of the weights in play. Differentiable.""",
+        """(Tensor, optional): multiplies each element's loss; of a floating dtype and a shape that broadcasts to input
+    and target's common one, read without expansion. ``"mean"`` divides by the sum of the weights in play.
+    Differentiable.""",
     ),
     Row(
         "mask",
@@ -51,8 +52,8 @@ ROWS: tuple[Row, ...] = (
         "Tensor | None",
         None,
         False,
-        """(Tensor, optional): bool, of a shape that broadcasts to the result's. ``False`` selects an element out: it
-    adds nothing to the loss, to a gradient or to the count, even where the data is NaN or Inf.""",
+        """(Tensor, optional): bool, of a shape that broadcasts to input and target's common one. ``False`` selects an
+    element out: it adds nothing to the loss, to a gradient or to the count, even where the data is NaN or Inf.""",
     ),
     Row(
         "normalizer",

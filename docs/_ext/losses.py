@@ -1,0 +1,48 @@
+"""Directives whose content comes from the package's rows: a loss that is added there is on the page.
+
+``loss-functions`` and ``loss-modules`` document every public function and module, ``loss-ops`` shows the schema of
+every public op as torch has it registered.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+import torch
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from cudaloss._specs import SPECS
+
+WIDTH = 88  # characters of a literal block that a page shows without scrolling
+
+
+class Functions(SphinxDirective):
+    def run(self) -> list[nodes.Node]:
+        return self.parse_text_to_nodes("\n".join(f".. autofunction:: cudaloss.{spec.function}" for spec in SPECS))
+
+
+class Modules(SphinxDirective):
+    def run(self) -> list[nodes.Node]:
+        return self.parse_text_to_nodes("\n".join(f".. autoclass:: cudaloss.{spec.module}" for spec in SPECS))
+
+
+def schema(name: str) -> str:
+    op = getattr(torch.ops.cudaloss, name)
+    (overload,) = op.overloads()
+    text = str(getattr(op, overload)._schema)
+    return textwrap.fill(text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+class Ops(SphinxDirective):
+    def run(self) -> list[nodes.Node]:
+        text = "\n\n".join(schema(spec.name) for spec in SPECS)
+        return [nodes.literal_block(text, text, language="text")]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("loss-functions", Functions)
+    app.add_directive("loss-modules", Modules)
+    app.add_directive("loss-ops", Ops)
+    return {"parallel_read_safe": True}
