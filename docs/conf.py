@@ -11,6 +11,7 @@ import cudaloss
 
 project = "cudaloss"
 author = "the cudaloss authors"
+copyright = f"2026, {author}"
 version = release = cudaloss.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "losses"]
