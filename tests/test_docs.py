@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NOT_PYTHON = {"sh", "text", "cpp"}
+NOT_PYTHON = {"sh", "bash", "shell", "console", "text", "cpp"}
 
 
 def blocks(markdown: str, before: int = 0) -> Iterator[tuple[str, str, int]]:
