@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cudaloss.bench.modes import FEATURES
 from cudaloss.bench.tables import size_text
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
@@ -59,7 +60,7 @@ def replay(rows: list[Row]) -> str:
 
 
 def peak(rows: list[Row]) -> str:
-    row = largest(rows, suite="memory", dtype="float32")
+    row = largest(rows, suite="memory", mode="step", dtype="float32")
     if not row:
         return ""
     peaks = {name: f"{peak / row['size']:.1f}" for name, peak in row["peak_bytes"].items()}
@@ -119,6 +120,22 @@ def losses_table(rows: list[Row]) -> str | None:
     return markdown(["times as fast as eager, as compile", *by_loss], body) if body else None
 
 
+def features_table(rows: list[Row]) -> str | None:
+    """Of one loss at the largest size."""
+    first = largest(rows, suite="features")
+    if not first:
+        return None
+    found = select(rows, suite="features", loss=first["loss"], size=first["size"])
+    meanings = {mode.name: mode.meaning for mode in FEATURES}
+    body = []
+    for row in found:
+        ratios = (f"{row['speedup'][rival]:.2f}x" if rival in row["speedup"] else "" for rival in ("eager", "compile"))
+        title = f"{row['mode']}: {meanings.get(row['mode'], row['dtype'])}"
+        body.append([title, f"{row['seconds']['cudaloss']['median'] * 1e3:.2f}", *ratios])
+    shape = " x ".join(map(str, first["shape"]))
+    return markdown([f"{first['loss']}, forward + backward, {shape}", "ms", "x eager", "x compile"], body)
+
+
 def caption(environment: dict[str, Any]) -> str:
     parts = [
         environment.get("gpu") or environment.get("processor"),
@@ -134,7 +151,7 @@ def caption(environment: dict[str, Any]) -> str:
 def block(report: dict[str, Any]) -> str:
     """What stands between the comments. Tables and lines for which the report has no rows are left out."""
     rows = [row for row in report["bench"]["report"]["rows"] if "skipped" not in row]
-    tables = [table for table in (kernelbench_table(rows), losses_table(rows)) if table]
+    tables = [table for table in (kernelbench_table(rows), losses_table(rows), features_table(rows)) if table]
     if not tables:
         raise ValueError("the report has no rows of the suites that the README shows")
     return "\n\n".join([caption(report["environment"]), *tables])

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from cudaloss.bench import cases, suites
-from cudaloss.bench.cases import COMPARABLE, STEP, Case, Dtypes
+from cudaloss.bench.cases import COMPARABLE, Case
 from cudaloss.bench.measure import Timing
+from cudaloss.bench.modes import STEP, Dtypes, Mode
 
 
-def case(mode: cases.Mode = STEP, dtypes: str = "float32", size: int = 64, suite: str = "training") -> Case:
+def case(mode: Mode = STEP, dtypes: str = "float32", size: int = 64, suite: str = "training") -> Case:
     return Case(suite, COMPARABLE["mse"], mode, Dtypes.parse(dtypes), (size,), "cpu")
 
 

@@ -16,11 +16,10 @@ import torch
 from bench_rows import case, made_up
 
 from cudaloss.bench import cases, cli, measure, plan, suites, tables
-from cudaloss.bench.cases import FORWARD, STEP, TRAINING_MODES, Dtypes
 from cudaloss.bench.measure import Timing
+from cudaloss.bench.modes import FLOAT32, FORWARD, STEP, TRAINING_MODES, Dtypes, Mode
 from cudaloss.bench.plan import Options
 
-FLOAT32 = Dtypes.parse("float32")
 MISALIGNED, BOTH = TRAINING_MODES[2], TRAINING_MODES[3]
 
 
@@ -71,13 +70,13 @@ def test_rows_have_what_the_tables_need(run: Run) -> None:
         assert row["speedup"]["eager"] == row["seconds"]["eager"]["median"] / row["seconds"]["cudaloss"]["median"]
         assert row["slower"] in ("no", "within noise", "beyond noise")
     for row in (row for row in compared if row["suite"] in plan.THROUGHPUT):
-        training = row["suite"] == "training" or row["mode"] == "step"
+        training = row["suite"] in ("training", "features") or row["mode"] == "step"
         rate = row["bytes"] / row["seconds"]["cudaloss"]["median"] / 1e9
         assert row["gigabytes_per_second"]["cudaloss"] == pytest.approx(rate)
         assert row["of_ceiling"] == pytest.approx(rate / ceilings["add" if training else "sum"])
         assert row["l2_flushed"] is False
     ops = {(row["suite"], row["mode"]) for row in compared if "op" in row["seconds"]}
-    assert ops == {("latency", "forward")}
+    assert ops == {("latency", "forward"), ("latency", "masked_forward")}
 
 
 def test_tables_are_not_folded_where_there_is_no_terminal(run: Run) -> None:
@@ -153,7 +152,7 @@ def test_dtype_pairs() -> None:
         (BOTH, "bfloat16/float32", 12),
     ],
 )
-def test_bytes_an_element(mode: cases.Mode, dtypes: str, number: int) -> None:
+def test_bytes_an_element(mode: Mode, dtypes: str, number: int) -> None:
     assert case(mode, dtypes).bytes_an_element == number
     assert case(mode, dtypes, size=64).bytes == 64 * number
 
@@ -255,9 +254,10 @@ def test_failing_rivals_leave_with_a_note() -> None:
 
 
 def test_default_plan_varies_one_thing_at_a_time() -> None:
-    combinations = list(plan._combinations(Options(device="cuda", suites=("training",)), "training"))
+    (part,) = plan.SUITES["training"]
+    combinations = list(plan._combinations(Options(device="cuda", suites=("training",)), "training", part))
     plain = [size for mode, dtype, size in combinations if mode is STEP and dtype == FLOAT32]
-    assert plain == list(plan.SUITES["training"].sizes["cuda"])
+    assert plain == list(part.sizes["cuda"])
     others = [found for found in combinations if found[0] is not STEP or found[1] != FLOAT32]
     assert {size for *_, size in others} == {plain[-1]}
     assert all(mode is STEP or dtype == FLOAT32 for mode, dtype, _ in others)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from bench_rows import case, made_up
 
+from cudaloss.bench.modes import MASKED
+
 
 def script(name: str) -> ModuleType:
     path = Path(__file__).parent.parent / "benchmarks" / f"{name}.py"
@@ -31,6 +33,7 @@ def report() -> dict[str, Any]:
         made_up((0.001, 0.0009, 0.0011), **kernelbench, mode="forward"),
         made_up((1e-6, 1e-6, 1e-6), (3e-6, 3e-6, 3e-6), suite="latency", mode="forward", size=4096),
         {**case(suite="memory").row(), "peak_bytes": {"cudaloss": 256, "eager": 512}},
+        {**case(MASKED, suite="memory").row(), "peak_bytes": {"cudaloss": 128, "eager": 512}},
     ]
     return {"environment": {"gpu": "a GPU", "torch": "2.13"}, "bench": {"report": {"rows": rows}}}
 
@@ -45,6 +48,28 @@ def test_readme_has_the_reports_rows() -> None:
     assert "| host, 4,096 elements: function | 1.0 us: 3.00x |" in lines
     assert "| peak memory of a training step, fp32, bytes an element | 4.0 (eager 8.0) |" in lines
     assert not any("misaligned" in line or "graph" in line for line in lines)
+
+
+def test_readme_has_the_features_that_are_in_the_report() -> None:
+    readme, with_features = script("readme"), report()
+    assert "| ms |" not in readme.block(with_features)
+    image = {"suite": "features", "shape": [64, 16, 512, 512], "size": 1 << 28, "loss": "smooth_l1"}
+    rows = [
+        made_up((0.5, 0.4, 0.6), **image, mode="masked"),
+        made_up((0.001, 0.0009, 0.0011), **image, mode="sliced"),
+        made_up((0.1, 0.09, 0.11), **{**image, "size": 1 << 20}, mode="weighted"),
+        made_up((0.1, 0.09, 0.11), **{**image, "loss": "mse"}, mode="nhwc"),
+    ]
+    rows[0]["speedup"] |= {"compile": 2.5, "indexed": 30.0}
+    with_features["bench"]["report"]["rows"] += rows
+    tables = readme.block(with_features).split("\n\n")
+    assert tables[:-1] == readme.block(report()).split("\n\n")
+    assert tables[-1].splitlines() == [
+        "| smooth_l1, forward + backward, 64 x 16 x 512 x 512 | ms | x eager | x compile |",
+        "| --- | --- | --- | --- |",
+        "| masked: a bool mask that selects half of the elements | 500.00 | 4.00x | 2.50x |",
+        "| sliced: both operands slices x[..., :-8] of wider tensors | 1.00 | 2000.00x |  |",
+    ]
 
 
 def test_readme_needs_some_rows() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,10 +13,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .._build import DEVICES
 from . import files, plan, suites, tables
-from .cases import COMPARABLE, TRAINING_MODES, Dtypes, Row
+from .cases import COMPARABLE, Row
 from .environment import environment
+from .modes import FEATURES, TRAINING_MODES, Dtypes, Mode
 
-DESCRIPTION = """
+
+def _listed(modes: Iterable[Mode]) -> str:
+    return "\n".join(f"  {mode.name:20} {mode.meaning}" for mode in modes)
+
+
+DESCRIPTION = f"""
 Times cudaloss beside eager PyTorch and torch.compile, in turns in one process, and says where it is slower than eager.
 
 suites:
@@ -27,19 +33,20 @@ suites:
   graph        the GPU's time of a forward under CUDA graph replay
   memory       peak memory of forward and backward above the operands (CUDA)
   kernelbench  KernelBench's problems 94 (MSE) and 96 (smooth L1), 32768 x 32768 on a GPU
+  features     forward and backward of what is used beside the plain loss, on images; --modes chooses
 
 modes of training:
-  step         the input needs a gradient
-  scaled       and the loss is multiplied by a number before its backward
-  misaligned   and the operands are slices of larger tensors
-  both         both operands need gradients
-  compiled     cudaloss inside torch.compile, beside torch.compile of PyTorch's
+{_listed(TRAINING_MODES)}
+
+modes of features:
+{_listed(FEATURES)}
 """
 EPILOG = """
-Dtypes and modes that are not asked for are measured one at a time, at the largest size; all that is asked for is
-crossed. CUDA_VISIBLE_DEVICES chooses among GPUs.
+Dtypes and modes of training that are not asked for are measured one at a time, at the largest size; all that is asked
+for is crossed. Features, and masked calls in latency and memory, are of smooth_l1 unless --losses says otherwise.
+CUDA_VISIBLE_DEVICES chooses among GPUs.
 """
-PIPED_WIDTH = 180  # of tables that no terminal shows
+PIPED_WIDTH = 230  # of tables that no terminal shows
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,11 +56,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add, losses, modes = parser.add_argument, list(COMPARABLE), [mode.name for mode in TRAINING_MODES]
+    add, losses = parser.add_argument, list(COMPARABLE)
     add("--suites", nargs="+", choices=plan.SUITE_NAMES, default=plan.SUITE_NAMES, metavar="SUITE", help="default: all")
     add("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--losses", nargs="+", choices=losses, default=losses, metavar="LOSS", help=f"of {', '.join(losses)}")
-    add("--modes", nargs="+", choices=modes, metavar="MODE", help="of training; misaligned is one of forward too")
+    add("--losses", nargs="+", choices=losses, metavar="LOSS", help=f"of {', '.join(losses)}")
+    modes = "of training and of features; misaligned is one of forward too"
+    add("--modes", nargs="+", choices=plan.MODE_NAMES, metavar="MODE", help=modes)
     dtypes = "each a dtype, or a pair input/target such as bfloat16/float32, which is called under autocast"
     add("--dtypes", nargs="+", type=Dtypes.parse, metavar="DTYPE", help=dtypes)
     add("--sizes", nargs="+", metavar="LOG2", help="of every suite, as powers of two or ranges of them: 6 10 20-24")
@@ -89,7 +97,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, plan.Options
         sizes=sizes,
         dtypes=tuple(arguments.dtypes) if arguments.dtypes else None,
         modes=tuple(arguments.modes) if arguments.modes else None,
-        losses=tuple(arguments.losses),
+        losses=tuple(arguments.losses) if arguments.losses else None,
         ceiling_size=arguments.ceiling_size,
         rounds=arguments.rounds,
         compile=not arguments.no_compile,

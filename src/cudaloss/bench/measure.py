@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 Work = Callable[[], object]
 
@@ -176,3 +177,13 @@ def peak_bytes(work: Work) -> int:
     work()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated()
+
+
+def gpu_kernels(work: Work) -> int:
+    """How many kernels the GPU runs for a call of `work`, called once before; the driver's copies and fills count too.
+    None are seen where the profiler may not watch the GPU."""
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
+        work()
+        synchronize()
+    events = found.events() or ()
+    return sum(event.device_type.name == "CUDA" and not event.is_user_annotation for event in events)

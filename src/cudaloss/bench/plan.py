@@ -5,46 +5,65 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 
-import torch
+from .cases import COMPARABLE, KERNELBENCH, Case, Row
+from .modes import (
+    BFLOAT16,
+    FEATURES,
+    FLOAT32,
+    FORWARD,
+    FORWARD_MODES,
+    MASKED,
+    MASKED_FORWARD,
+    MIXED,
+    STEP,
+    TRAINING_MODES,
+    Dtypes,
+    Mode,
+)
 
-from .cases import COMPARABLE, FORWARD, FORWARD_MODES, KERNELBENCH, STEP, TRAINING_MODES, Case, Dtypes, Mode, Row
+MODE_NAMES = tuple(mode.name for mode in (*TRAINING_MODES, *FEATURES))  # those that can be asked for
 
-FLOAT32 = Dtypes(torch.float32, torch.float32)
-BFLOAT16 = Dtypes(torch.bfloat16, torch.bfloat16)
-MIXED = Dtypes(torch.bfloat16, torch.float32)
-
-# Fewer on the CPU, for a run of about a minute.
+# Fewer on the CPU, for a run of three minutes on two cores.
 DEFAULT_DTYPES = {"cuda": (FLOAT32, BFLOAT16, MIXED), "cpu": (FLOAT32, BFLOAT16)}
-DEFAULT_MODES = {"cuda": tuple(mode.name for mode in TRAINING_MODES), "cpu": ("step", "misaligned")}
+DEFAULT_MODES = {"cuda": MODE_NAMES, "cpu": ("step", "misaligned", *(mode.name for mode in FEATURES))}
 LARGEST_CEILING = {"cuda": 28, "cpu": 24}
 NEEDS_GPU = ("graph", "memory")
 # Rows of these are compared with a ceiling.
-THROUGHPUT = ("forward", "training", "kernelbench")
+THROUGHPUT = ("forward", "training", "kernelbench", "features")
 
 
 @dataclass(frozen=True)
-class Suite:
-    """What a suite measures by default. Sizes are powers of two, by device."""
+class Part:
+    """What a suite, or a part of one, measures by default. Sizes are powers of two, by device."""
 
     modes: tuple[Mode, ...]
     sizes: dict[str, tuple[int, ...]]
     losses: tuple[str, ...] = tuple(COMPARABLE)
+    default_losses: tuple[str, ...] = tuple(COMPARABLE)
     # Whether modes and dtypes vary though nobody asked for any: one at a time then, and at the largest size.
     varied_modes: bool = False
     varied_dtypes: bool = False
 
 
 _THROUGHPUT_SIZES = {"cuda": (12, 16, 20, 24, 28), "cpu": (16, 24)}
+_ONE_LOSS = ("smooth_l1",)
 SUITES = {
-    "forward": Suite(FORWARD_MODES, _THROUGHPUT_SIZES, varied_modes=True, varied_dtypes=True),
-    "training": Suite(TRAINING_MODES, _THROUGHPUT_SIZES, varied_modes=True, varied_dtypes=True),
-    "latency": Suite((FORWARD, STEP), {"cuda": (6, 12, 16), "cpu": (12,)}),
-    "graph": Suite((FORWARD,), {"cuda": (10, 12, 17, 20, 22)}),
-    "memory": Suite((STEP,), {"cuda": (28,)}, varied_dtypes=True),
-    "kernelbench": Suite((FORWARD, STEP), {"cuda": (30,), "cpu": (22,)}, losses=tuple(KERNELBENCH)),
+    "forward": (Part(FORWARD_MODES, _THROUGHPUT_SIZES, varied_modes=True, varied_dtypes=True),),
+    "training": (Part(TRAINING_MODES, _THROUGHPUT_SIZES, varied_modes=True, varied_dtypes=True),),
+    "latency": (
+        Part((FORWARD, STEP), {"cuda": (6, 12, 16), "cpu": (12,)}),
+        Part((MASKED_FORWARD, MASKED), {"cuda": (12,), "cpu": (12,)}, default_losses=_ONE_LOSS),
+    ),
+    "graph": (Part((FORWARD,), {"cuda": (10, 12, 17, 20, 22)}),),
+    "memory": (
+        Part((STEP,), {"cuda": (28,)}, varied_dtypes=True),
+        Part((MASKED,), {"cuda": (28,)}, default_losses=_ONE_LOSS),
+    ),
+    "kernelbench": (Part((FORWARD, STEP), {"cuda": (30,), "cpu": (22,)}, losses=tuple(KERNELBENCH)),),
+    "features": (Part(FEATURES, {"cuda": (28,), "cpu": (21,)}, default_losses=_ONE_LOSS, varied_modes=True),),
 }
 SUITE_NAMES = ("ceilings", *SUITES)
 
@@ -58,13 +77,13 @@ class Options:
     sizes: tuple[int, ...] | None = None
     dtypes: tuple[Dtypes, ...] | None = None
     modes: tuple[str, ...] | None = None
-    losses: tuple[str, ...] = field(default=tuple(COMPARABLE))
+    losses: tuple[str, ...] | None = None
     ceiling_size: int | None = None
     rounds: int = 30
     compile: bool = True
 
-    def sizes_of(self, suite: str) -> tuple[int, ...]:
-        return self.sizes or SUITES[suite].sizes[self.device]
+    def sizes_of(self, part: Part) -> tuple[int, ...]:
+        return self.sizes or part.sizes[self.device]
 
 
 def parse_sizes(texts: list[str]) -> tuple[int, ...]:
@@ -79,35 +98,45 @@ def parse_sizes(texts: list[str]) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _modes(options: Options, suite: Suite) -> list[Mode]:
-    if not suite.varied_modes:
-        return list(suite.modes)
+def _modes(options: Options, part: Part) -> list[Mode]:
+    if not part.varied_modes:
+        return list(part.modes)
     chosen = options.modes or DEFAULT_MODES[options.device]
     # A forward suite always has its plain call, which is no mode of training.
-    modes = [mode for mode in suite.modes if mode is FORWARD or mode.name in chosen]
+    modes = [mode for mode in part.modes if mode is FORWARD or mode.name in chosen]
     return [mode for mode in modes if options.modes or options.compile or not mode.compiled]
 
 
-def _dtypes(options: Options, name: str) -> tuple[Dtypes, ...]:
-    if name == "kernelbench":
+def _dtypes(options: Options, suite: str, part: Part) -> tuple[Dtypes, ...]:
+    if suite == "kernelbench":
         return (FLOAT32,)
-    return options.dtypes or (DEFAULT_DTYPES[options.device] if SUITES[name].varied_dtypes else (FLOAT32,))
+    return options.dtypes or (DEFAULT_DTYPES[options.device] if part.varied_dtypes else (FLOAT32,))
 
 
-def _combinations(options: Options, name: str) -> Iterator[tuple[Mode, Dtypes, int]]:
+def _combinations(options: Options, suite: str, part: Part) -> Iterator[tuple[Mode, Dtypes, int]]:
     """Modes, dtypes and sizes: all crossed that were asked for, the others one at a time."""
-    suite, sizes = SUITES[name], options.sizes_of(name)
-    modes, dtypes = _modes(options, suite), _dtypes(options, name)
+    sizes, modes, dtypes = options.sizes_of(part), _modes(options, part), _dtypes(options, suite, part)
     for mode, dtype, size in product(modes, dtypes, sizes):
         strays = (
-            suite.varied_modes and options.modes is None and mode is not modes[0],
-            suite.varied_dtypes and options.dtypes is None and dtype is not dtypes[0],
+            part.varied_modes and options.modes is None and mode not in (modes[0], *FEATURES),
+            part.varied_dtypes and options.dtypes is None and dtype is not dtypes[0],
         )
+        if mode.dtypes and dtype is not dtypes[0]:
+            continue  # it has its own, once
         if not any(strays) or (not all(strays) and size == sizes[-1]):
-            yield mode, dtype, size
+            yield mode, mode.dtypes or dtype, size
+
+
+def _images(power: int) -> tuple[int, ...]:
+    """2^28 elements are (64, 16, 512, 512), 2^21 are (8, 16, 128, 128); larger batches of these, or smaller images."""
+    side = min(9, power // 3)
+    channels = min(4, (power - 2 * side + 1) // 2)
+    return (1 << power - 2 * side - channels, 1 << channels, 1 << side, 1 << side)
 
 
 def _shape(suite: str, power: int) -> tuple[int, ...]:
+    if suite == "features":
+        return _images(power)
     return (1 << power // 2, 1 << power - power // 2) if suite == "kernelbench" else (1 << power,)
 
 
@@ -125,19 +154,20 @@ def cases(options: Options) -> list[Case]:
     return [
         Case(suite, COMPARABLE[loss], mode, dtypes, _shape(suite, size), options.device)
         for suite in runnable(options)
-        for mode, dtypes, size in _combinations(options, suite)
-        for loss in SUITES[suite].losses
-        if loss in options.losses
+        for part in SUITES[suite]
+        for mode, dtypes, size in _combinations(options, suite, part)
+        for loss in part.losses
+        if loss in (options.losses or part.default_losses)
     ]
 
 
 def ceiling_size(options: Options) -> int | None:
     """The elements on which the ceilings are measured: as many as the largest throughput suite has, up to a limit."""
-    against = [name for name in runnable(options) if name in THROUGHPUT]
+    against = [part for name in runnable(options) if name in THROUGHPUT for part in SUITES[name]]
     if "ceilings" not in options.suites and not against:
         return None
     if options.ceiling_size is not None:
         return 1 << options.ceiling_size
     limit = LARGEST_CEILING[options.device]
-    largest = max((size for name in against for size in options.sizes_of(name)), default=max(options.sizes or [limit]))
+    largest = max((size for part in against for size in options.sizes_of(part)), default=max(options.sizes or [limit]))
     return 1 << min(largest, limit)

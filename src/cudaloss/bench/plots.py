@@ -10,7 +10,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .cases import FORWARD, RIVALS, STEP, Row
+from .cases import RIVALS, Row
+from .modes import FORWARD, STEP
 
 COLOURS = {"cudaloss": "tab:blue", "eager": "tab:gray", "compile": "tab:orange"}
 LABELS = {"cudaloss": "cudaloss", "eager": "eager", "compile": "torch.compile"}

@@ -90,6 +90,8 @@ def _throughput(case: Case, options: Options, limits: Ceilings) -> Row:
     timings, conditions = _in_turns(rivals, case.bytes, options)
     rates = {name: timing.gigabytes_per_second(case.bytes) for name, timing in timings.items()}
     row = {**_timed(timings, notes), **conditions, "bytes": case.bytes, "gigabytes_per_second": rates}
+    if case.suite == "features" and case.device == "cuda":
+        row["kernels"] = {name: measure.gpu_kernels(work) for name, work in rivals.items()}
     ceiling = limits.get("add" if case.mode.training else "sum")
     return {**row, "of_ceiling": rates["cudaloss"] / ceiling} if ceiling else row
 
@@ -123,6 +125,7 @@ MEASURES: dict[str, Callable[[Case, Options, Ceilings], Row]] = {
     "forward": _throughput,
     "training": _throughput,
     "kernelbench": _throughput,
+    "features": _throughput,
     "latency": _latency,
     "graph": _graph,
     "memory": _memory,

@@ -14,6 +14,7 @@ TITLES = {
     "kernelbench": "KernelBench's problems 94 (MSE) and 96 (smooth L1), time on the device",
     "latency": "the host's time for one call",
     "graph": "forward under CUDA graph replay, the GPU's time for one call",
+    "features": "forward and backward of what is used beside the plain loss, time on the device",
     "memory": "peak memory of forward and backward above the operands, bytes an element",
     "ceilings": "GB/s of simple kernels",
 }

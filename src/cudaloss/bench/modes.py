@@ -1,0 +1,179 @@
+"""How a loss is called: dtypes and layouts of its operands, what it takes beside them, and what PyTorch does for it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .._modes import DTYPES
+
+Shape = tuple[int, ...]
+Loss = Callable[..., Tensor]
+Idiom = Callable[..., Tensor]  # of a loss's function, the operands and the arguments
+Layout = Callable[[Shape, torch.dtype, str], Tensor]  # makes an operand of that shape, dtype and device
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """The dtypes of input and target."""
+
+    input: torch.dtype
+    target: torch.dtype
+
+    @classmethod
+    def parse(cls, text: str) -> Dtypes:
+        """Of ``bfloat16``, or of a pair ``bfloat16/float32``."""
+        known = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+        names = text.split("/")
+        if len(names) > 2 or not all(name in known for name in names):
+            raise argparse.ArgumentTypeError(f"a dtype or a pair input/target of {', '.join(known)}, not {text!r}")
+        found = cls(known[names[0]], known[names[-1]])
+        if found.is_mixed and found.autocast is None:
+            raise argparse.ArgumentTypeError(
+                f"{text}: PyTorch's losses take a mixed pair under autocast only, to "
+                "which one of the two must be float16 or bfloat16"
+            )
+        return found
+
+    @property
+    def is_mixed(self) -> bool:
+        return self.input != self.target
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The dtype of the autocast under which a mixed pair is called."""
+        lower = [dtype for dtype in (self.input, self.target) if dtype in (torch.float16, torch.bfloat16)]
+        return lower[0] if self.is_mixed and lower else None
+
+    def __str__(self) -> str:
+        names = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in (self.input, self.target))
+        return "/".join(names)
+
+
+FLOAT32 = Dtypes(torch.float32, torch.float32)
+BFLOAT16 = Dtypes(torch.bfloat16, torch.bfloat16)
+MIXED = Dtypes(torch.bfloat16, torch.float32)
+
+
+def _filled(x: Tensor) -> Tensor:
+    return x.uniform_() if x.is_floating_point() else x.random_(0, 2)
+
+
+def dense(shape: Shape, dtype: torch.dtype, device: str) -> Tensor:
+    return _filled(torch.empty(shape, dtype=dtype, device=device))
+
+
+def channels_last(shape: Shape, dtype: torch.dtype, device: str) -> Tensor:
+    return _filled(torch.empty(shape, dtype=dtype, device=device, memory_format=torch.channels_last))
+
+
+def sliced(shape: Shape, dtype: torch.dtype, device: str) -> Tensor:
+    """``x[..., :-8]`` of a wider tensor."""
+    return dense((*shape[:-1], shape[-1] + 8), dtype, device)[..., :-8]
+
+
+def misaligned(offset: int) -> Layout:
+    """`offset` elements into a larger tensor."""
+
+    def layout(shape: Shape, dtype: torch.dtype, device: str) -> Tensor:
+        return dense((torch.Size(shape).numel() + offset,), dtype, device)[offset:].view(shape)
+
+    return layout
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of a loss, as cudaloss and as PyTorch compute it. Where there is no idiom: ``loss(input, target)``."""
+
+    ours: Idiom | None = None
+    eager: Idiom | None = None
+    compiled: Idiom | None = None  # what torch.compile is given, where eager's best form is not what it fuses
+    indexed: Idiom | None = None  # a rival of its own, in eager PyTorch
+    arguments: Callable[[Shape, str], tuple[Tensor, ...]] = lambda shape, device: ()
+    bytes_an_element: int = 0  # the least that must be read of the arguments
+
+
+PLAIN = Call()
+MASK = Call(
+    ours=lambda loss, x, y, mask: loss(x, y, mask=mask),
+    eager=lambda loss, x, y, mask: (loss(x, y, reduction="none") * mask).sum() / mask.sum(),
+    indexed=lambda loss, x, y, mask: loss(x[mask], y[mask]),
+    arguments=lambda shape, device: (torch.randint(2, shape, dtype=torch.bool, device=device),),
+    bytes_an_element=2,  # once for the count, by which gradients are divided, and once for the pass
+)
+ROW_WEIGHTS = Call(
+    ours=lambda loss, x, y, weight: loss(x, y, weight=weight),
+    # Eager sums what shares a weight before it multiplies: no second tensor of losses, forward or backward.
+    eager=lambda loss, x, y, weight: (
+        (loss(x, y, reduction="none").sum((0, 1, 3)) * weight.flatten()).sum()
+        / (weight.sum() * (x.numel() // weight.numel()))
+    ),
+    compiled=lambda loss, x, y, weight: (
+        (loss(x, y, reduction="none") * weight).sum() / (weight.sum() * (x.numel() // weight.numel()))
+    ),
+    arguments=lambda shape, device: (torch.rand(1, 1, shape[2], 1, device=device),),
+)
+PER_SAMPLE = Call(
+    ours=lambda loss, x, y: loss(x, y, batch_dims=1).sum(),
+    eager=lambda loss, x, y: loss(x, y, reduction="none").mean((1, 2, 3)).sum(),
+)
+SAMPLE_WEIGHTS = Call(
+    ours=lambda loss, x, y, weight: (loss(x, y, batch_dims=1) * weight).sum(),
+    eager=lambda loss, x, y, weight: (loss(x, y, reduction="none").mean((1, 2, 3)) * weight).sum(),
+    arguments=lambda shape, device: (torch.rand(shape[0], device=device),),
+)
+INTEGER_TARGET = Call(eager=lambda loss, x, y: loss(x, y.float()))
+SCALED_SUM = Call(
+    ours=lambda loss, x, y: loss(x, y, reduction="sum", scale=0.3),
+    eager=lambda loss, x, y: 0.3 * loss(x, y, reduction="sum"),
+)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A call without grad, or with its backward."""
+
+    name: str
+    meaning: str = ""
+    call: Call = PLAIN
+    training: bool = True
+    dtypes: Dtypes | None = None  # None: those that are asked for
+    layouts: tuple[Layout, Layout] = (dense, dense)  # of input and target
+    factor: float | None = None  # of the loss before its backward
+    both: bool = False  # both operands need a gradient, else the input alone
+    compiled: bool = False  # cudaloss's function inside torch.compile, compared with torch.compile alone
+
+
+# Not a vector's multiple from the start of the allocation, and not the other operand's distance either.
+_MISALIGNED = (misaligned(1), misaligned(3))
+
+FORWARD = Mode("forward", training=False)
+STEP = Mode("step", "the input needs a gradient")
+FORWARD_MODES = (FORWARD, Mode("misaligned", training=False, layouts=_MISALIGNED))
+TRAINING_MODES = (
+    STEP,
+    Mode("scaled", "and the loss is multiplied by a number before its backward", factor=0.5),
+    Mode("misaligned", "and the operands are slices of larger tensors", layouts=_MISALIGNED),
+    Mode("both", "both operands need gradients", both=True),
+    Mode("compiled", "cudaloss inside torch.compile, beside torch.compile of PyTorch's", compiled=True),
+)
+
+MASKED_FORWARD = Mode("masked_forward", call=MASK, training=False)
+MASKED = Mode("masked", "a bool mask that selects half of the elements", MASK)
+FEATURES = (
+    MASKED,
+    Mode("weighted", "a weight for each row of an image, the mean over the weights", ROW_WEIGHTS),
+    Mode("per_sample", "a mean for each sample, summed", PER_SAMPLE),
+    Mode("per_sample_weighted", "a mean for each sample, times a weight and summed", SAMPLE_WEIGHTS),
+    Mode("nhwc_nchw", "a channels_last input against a contiguous target", layouts=(channels_last, dense)),
+    Mode("nhwc", "both operands channels_last", layouts=(channels_last, channels_last)),
+    Mode("autocast", "a bf16 input against an fp32 target under autocast", dtypes=MIXED),
+    Mode("masked_autocast", "autocast's operands with a mask", MASK, dtypes=MIXED),
+    Mode("integer_target", "a uint8 target", INTEGER_TARGET, dtypes=Dtypes(torch.float32, torch.uint8)),
+    Mode("sliced", "both operands slices x[..., :-8] of wider tensors", layouts=(sliced, sliced)),
+    Mode("scaled_sum", "0.3 times the sum", SCALED_SUM),
+)
