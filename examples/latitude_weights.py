@@ -138,7 +138,7 @@ def wind() -> Tensor:
 
 
 def pad_sphere(x: Tensor) -> Tensor:
-    """One cell more on each side: beyond a pole its row again, half the way round; east of the last column the first."""
+    """One cell more on each side: beyond a pole its row again, half the way round; past the last column the first."""
     across = x.roll(COLUMNS // 2, -1)
     return pad(torch.cat([across[..., :1, :], x, across[..., -1:, :]], -2), (1, 1, 0, 0), "circular")
 
