@@ -1,0 +1,167 @@
+"""Two processes with other counts in play train as one does on the whole batch, where the normalizer is the global one.
+
+The processes are started once, for all losses; each leaves the gradients that it ended with.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
+from torch.nn.parallel import DistributedDataParallel
+
+from cudaloss._specs import SPECS
+from oracle import op, torch_op
+
+BAR = 1e-6  # of the gradient's largest element
+PROCESSES = 2
+MICRO_BATCHES = 3  # of each process
+ROWS, FEATURES, OUTPUTS = 8, 16, 12  # of a micro-batch
+PARAMETER = 0.5
+# Of the elements, what each micro-batch selects; one has none, and so have all of the second process in the last row.
+SHARES = {
+    "mask": ((0.9, 0.05, 0.4), (0.3, 0.0, 0.8)),
+    "weight": ((1.0,) * 3, (1.0,) * 3),
+    "weight and mask": ((0.7, 0.2, 0.9), (0.1, 0.5, 0.0)),
+    "one process with nothing": ((0.9, 0.05, 0.4), (0.0, 0.0, 0.0)),
+    "nothing anywhere": ((0.0,) * 3, (0.0,) * 3),
+}
+NO_GRADIENT = ("nothing anywhere",)
+
+
+class Batch(NamedTuple):
+    data: Tensor
+    target: Tensor
+    mask: Tensor | None
+    weight: Tensor | None
+
+    @property
+    def in_play(self) -> Tensor:
+        """What a mean divides by: the sum of the weights that are selected."""
+        weight = torch.ones_like(self.target) if self.weight is None else self.weight
+        return (weight if self.mask is None else weight * self.mask).sum()
+
+
+def make_batches(case: str, device: str) -> list[list[Batch]]:
+    """Those of every process, the same wherever they are made. The weights of two of them differ 100-fold."""
+    generator = torch.Generator().manual_seed(3)
+    found = []
+    for rank, shares in enumerate(SHARES[case]):
+        found.append([])
+        for share in shares:
+            data = torch.randn(ROWS, FEATURES, generator=generator)
+            target = torch.randn(ROWS, OUTPUTS, generator=generator)
+            mask = torch.rand(ROWS, OUTPUTS, generator=generator) < share
+            weight = torch.rand(ROWS, OUTPUTS, generator=generator) * 10 ** (2 * rank)
+            options = mask if case != "weight" else None, weight if "weight" in case else None
+            tensors = (x if x is None else x.to(device) for x in (data, target, *options))
+            found[-1].append(Batch(*tensors))
+    return found
+
+
+def network(device: str) -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(FEATURES, 32), nn.SiLU(), nn.Linear(32, OUTPUTS)).to(device)
+
+
+def gradient(model: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def train_own_part(model: DistributedDataParallel, own: list[Batch], loss, global_mean: bool) -> Tensor:
+    """The gradient of one optimizer step: the local means', or that of one global mean."""
+    if global_mean:
+        count = torch.stack([batch.in_play for batch in own]).sum()
+        dist.all_reduce(count)
+        # DistributedDataParallel averages the processes' gradients: the global sum over the global count is wanted.
+        normalizer, scale = torch.where(count == 0, 1, count) / dist.get_world_size(), 1.0
+    else:
+        normalizer, scale = None, 1 / len(own)
+    model.zero_grad()
+    for index, (data, target, mask, weight) in enumerate(own):
+        with model.no_sync() if index + 1 < len(own) else nullcontext():
+            options = {"mask": mask, "weight": weight, "normalizer": normalizer, "scale": scale}
+            loss(model(data), target, "mean", PARAMETER, **options).backward()
+    return gradient(model)
+
+
+def work(rank: int, folder: str, device: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=PROCESSES,
+        timeout=timedelta(seconds=60),
+    )
+    try:
+        found = {}
+        model = DistributedDataParallel(network(device))
+        for case in SHARES:
+            own = make_batches(case, device)[rank]
+            for spec in SPECS:
+                for global_mean in (True, False):
+                    found[spec.name, case, global_mean] = train_own_part(model, own, op(spec), global_mean).cpu()
+        torch.save(found, f"{folder}/{rank}.pt")
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+_FOUND: dict[str, list[dict]] = {}
+
+
+@pytest.fixture
+def found(device: str, tmp_path: Path) -> list[dict]:
+    """The gradients of each process by loss, case and whether the mean was global."""
+    if device not in _FOUND:
+        spawn(work, (str(tmp_path), device), nprocs=PROCESSES)
+        _FOUND[device] = [torch.load(tmp_path / f"{rank}.pt") for rank in range(PROCESSES)]
+    return _FOUND[device]
+
+
+def whole_gradient(spec, case: str, device: str) -> Tensor:
+    """Of one process, by PyTorch's own losses over the whole batch, in float64."""
+    model = network(device).double()
+    batches = [batch for own in make_batches(case, device) for batch in own]
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for batch in batches:
+        terms = torch_op(spec)(model(batch.data.double()), batch.target.double(), "none", PARAMETER)
+        terms = terms if batch.weight is None else terms * batch.weight
+        total = total + (terms if batch.mask is None else terms[batch.mask]).sum()
+    count = sum(batch.in_play.double() for batch in batches)
+    (total / (count or 1)).backward()
+    return gradient(model).cpu()
+
+
+def difference(found: Tensor, reference: Tensor) -> float:
+    """Of the largest element; the smallest number that divides, where that is 0."""
+    largest = reference.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
+    return ((found - reference).abs().max() / largest).item()
+
+
+@pytest.mark.parametrize("case", SHARES)
+def test_processes_and_micro_batches_train_as_one_batch(spec, device, case, found):
+    reference = whole_gradient(spec, case, device)
+    for of_process in found:
+        assert difference(of_process[spec.name, case, True], reference) <= BAR
+
+
+@pytest.mark.parametrize("case", [case for case in SHARES if case not in NO_GRADIENT])
+def test_local_means_are_another_mean(spec, device, case, found):
+    """Else the test above would show nothing: these cases tell the two means apart."""
+    reference = whole_gradient(spec, case, device)
+    assert difference(found[0][spec.name, case, False], reference) > 0.01
+
+
+@pytest.mark.parametrize("case", NO_GRADIENT)
+def test_nothing_in_play_anywhere_gives_zero(spec, device, case, found):
+    for of_process in found:
+        assert not of_process[spec.name, case, True].any()
