@@ -49,6 +49,26 @@ def torch_op(spec: LossSpec):
     return call
 
 
+def spelled_out(spec: LossSpec):
+    """:func:`torch_op` with the keywords, by ``torch.where`` and products: what every transform knows."""
+
+    def call(input, target, reduction="mean", *, weight=None, mask=None, normalizer=None, scale=1.0, batch_dims=0):
+        if mask is not None:
+            input, target = (torch.where(mask, x, 0) for x in (input, target))
+        value = torch_op(spec)(input, target, "none")
+        counts = torch.ones_like(value) if weight is None else weight.expand(value.shape)
+        counts = counts if mask is None else torch.where(mask, counts, 0)
+        value = value * counts
+        if reduction != "none":
+            dims = list(range(batch_dims, value.dim()))
+            value, counts = value.sum(dims), counts.sum(dims)
+        if reduction == "mean":
+            value = value / (counts if normalizer is None else normalizer)
+        return value * scale
+
+    return call
+
+
 def exact_loss(spec: LossSpec, input: Tensor, target: Tensor, reduction: str, parameter: float) -> Tensor:
     """The loss in float64; a reduction from the exact sum of its float64 terms."""
     terms = reference.loss(spec, input.double(), target.double(), "none", parameter, torch.float64)
@@ -66,8 +86,8 @@ def exact_gradients(
     return reference.gradients(spec, *operands, reduction, parameter, torch.float64, (True, True))
 
 
-def error(found: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
-    return largest_error(found.cpu(), exact.cpu(), dtype)
+def error(found: Tensor, exact: Tensor, dtype: torch.dtype, size: Tensor | None = None) -> float:
+    return largest_error(found.cpu(), exact.cpu(), dtype, size)
 
 
 def operands(

@@ -16,8 +16,11 @@ def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.ldexp(torch.full_like(value, info.eps), exponent)
 
 
-def largest_error(found: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
-    """The largest error of `found` in ulp of `dtype`; none where both are one NaN or Inf, Inf where only one is."""
+def largest_error(found: Tensor, exact: Tensor, dtype: torch.dtype, size: Tensor | None = None) -> float:
+    """The largest error of `found` in ulp of `dtype`; none where both are one NaN or Inf, Inf where only one is.
+
+    The ulp is that of `exact`, or of `size`: of a sum whose terms cancel, the sum of their magnitudes.
+    """
     found, exact = found.detach().double(), exact.detach().double()
     if found.shape != exact.shape:
         raise ValueError(f"found and exact must have one shape, got {tuple(found.shape)} and {tuple(exact.shape)}")
@@ -26,7 +29,8 @@ def largest_error(found: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
     rounded = exact.to(dtype).double()  # may overflow to Inf
     same = (found == rounded) | (found.isnan() & rounded.isnan())
     # NaN differences are those of a NaN or Inf on one side only, or of the same Inf, which `same` excuses
-    differences = ((found - exact).abs() / ulp(exact, dtype)).nan_to_num(nan=math.inf, posinf=math.inf)
+    spacing = ulp(exact if size is None else size, dtype)
+    differences = ((found - exact).abs() / spacing).nan_to_num(nan=math.inf, posinf=math.inf)
     excused = same & ~differences.isfinite()
     return torch.where(excused, torch.zeros_like(differences), differences).max().item()
 

@@ -1,0 +1,115 @@
+"""The losses with all their keywords, from boolean indexing, exact sums and 80-bit arithmetic: not by way of the
+reference, which is judged by it too."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cudaloss._options import NONE, Options
+from cudaloss._specs import LossSpec
+
+
+def _sums(rows: Tensor) -> Tensor:
+    """Of each row of a float64 matrix, rounded once."""
+    if rows.shape[1] == 1:
+        return rows[:, 0]
+    return torch.tensor([math.fsum(row) for row in rows.tolist()], dtype=torch.float64)
+
+
+def _extended(x: Tensor) -> np.ndarray:
+    return x.numpy().astype(np.longdouble)
+
+
+def _rounded(x: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.asarray(x, dtype=np.float64))
+
+
+def _sum_to(x: np.ndarray, shape: torch.Size) -> np.ndarray:
+    """The sum over the dimensions in which an operand of `shape` was broadcast."""
+    missing = x.ndim - len(shape)
+    stretched = tuple(i for i in range(x.ndim) if i < missing or (shape[i - missing] == 1 and x.shape[i] != 1))
+    return x.sum(axis=stretched, keepdims=True).reshape(shape)
+
+
+class Exact:
+    """A loss and its gradients, each with its size: the magnitudes of what is added up for it.
+
+    The size is that of the result itself where nothing cancels. It is what roundings of the terms are in proportion to.
+    """
+
+    def __init__(
+        self,
+        spec: LossSpec,
+        input: Tensor,
+        target: Tensor,
+        reduction: str,
+        parameter: float,
+        options: Options = NONE,
+    ) -> None:
+        self.shape = torch.broadcast_shapes(input.shape, target.shape)
+        self.operand_shapes = input.shape, target.shape
+
+        def whole(x: Tensor) -> Tensor:
+            return x.detach().cpu().expand(self.shape).reshape(-1)
+
+        selected = torch.ones(self.shape, dtype=torch.bool).view(-1)
+        if options.mask is not None:
+            selected &= whole(options.mask)
+        if options.ignore_nan:
+            selected &= ~whole(target).isnan()
+        chosen = selected.nonzero()[:, 0]
+        weight = 1.0 if options.weight is None else whole(options.weight)[chosen].double()
+        difference = (whole(input)[chosen].double() - whole(target)[chosen].double()).requires_grad_()
+        with torch.enable_grad():
+            value = spec.value(difference, parameter)
+            (slope,) = torch.autograd.grad(value.sum(), difference)
+        weights, losses, self.slopes = torch.zeros(3, selected.numel(), dtype=torch.float64)
+        weights[chosen] = torch.as_tensor(weight, dtype=torch.float64)
+        losses[chosen] = value.detach() * weight
+        self.slopes[chosen] = slope * weight
+
+        kept = len(self.shape) if reduction == "none" else options.batch_dims
+        self.lead = self.shape[:kept]
+        self._denominators(reduction, weights, options)
+        factor = np.longdouble(options.scale)
+        with np.errstate(all="ignore"):
+            self.factors = factor / self.denominators
+            value = _extended(_sums(self._rows(losses))) * self.factors
+            size = _extended(_sums(self._rows(losses).abs())) * abs(self.factors) * self.condition
+        self.value, self.size = _rounded(value).view(self.lead), _rounded(size).view(self.lead)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        return x.reshape(math.prod(self.lead), math.prod(self.shape[len(self.lead) :]))
+
+    def _denominators(self, reduction: str, weights: Tensor, options: Options) -> None:
+        """What each sum is divided by, and the factor by which cancelling weights magnify what that is off by."""
+        if reduction == "mean" and options.normalizer is None:
+            rows = self._rows(weights)
+            self.denominators, sizes = _extended(_sums(rows)), _extended(_sums(rows.abs()))
+            self.empty = self.denominators == 0
+            self.condition = sizes / abs(np.where(self.empty, 1, self.denominators))
+            self.condition[self.empty] = 1
+            self.ill_posed = bool((self.empty & (sizes != 0)).any())  # weights that sum to 0, but are not 0
+        else:
+            divisor = 1.0 if options.normalizer is None else options.normalizer.item()
+            self.denominators = np.full(math.prod(self.lead), np.longdouble(divisor))
+            self.empty = np.zeros(self.denominators.shape, dtype=bool)
+            self.condition = np.ones_like(self.denominators)
+            self.ill_posed = False
+
+    def gradients(self, grad_output: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Of input and of target, each with its size."""
+        incoming = _extended(grad_output.detach().cpu().double().reshape(-1))
+        with np.errstate(all="ignore"):
+            factors = np.where(self.empty, 0, incoming * self.factors)
+            terms = _extended(self._rows(self.slopes)) * factors[:, None]
+            sizes = abs(terms) * self.condition[:, None]
+            terms, sizes = terms.reshape(self.shape), sizes.reshape(self.shape)
+            return [
+                (_rounded(_sum_to(sign * terms, shape)), _rounded(_sum_to(sizes, shape)))
+                for sign, shape in zip((1, -1), self.operand_shapes, strict=True)
+            ]
