@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
@@ -60,8 +61,8 @@ def spelled_out(spec: LossSpec):
         counts = counts if mask is None else torch.where(mask, counts, 0)
         value = value * counts
         if reduction != "none":
-            dims = list(range(batch_dims, value.dim()))
-            value, counts = value.sum(dims), counts.sum(dims)
+            rows = (*value.shape[:batch_dims], math.prod(value.shape[batch_dims:]))
+            value, counts = value.reshape(rows).sum(-1), counts.reshape(rows).sum(-1)
         if reduction == "mean":
             value = value / (counts if normalizer is None else normalizer)
         return value * scale
