@@ -1,0 +1,234 @@
+"""Integer and bool targets; operands of any layout and rank, broadcast and overlapping; with keywords and without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from calls import Call
+from cudaloss._options import NONE, Options
+from exact import Exact
+from oracle import DTYPES, op, operands
+
+REDUCTIONS = ("mean", "sum", "none")
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def leaf(x):
+    return x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+
+
+def selecting(shape, device, batch_dims=0):
+    mask = torch.rand(shape, device=device) < 0.6
+    return Options(torch.rand(shape, device=device) + 0.1, mask, batch_dims=batch_dims)
+
+
+def both_options(shape, device):
+    return (NONE, selecting(shape, device, min(1, len(shape))))
+
+
+# ---- integer and bool targets ----
+
+
+def whole_numbers(shape, dtype, device):
+    if dtype == torch.bool:
+        return torch.rand(shape, device=device) < 0.5
+    info = torch.iinfo(dtype)
+    found = torch.randint(max(info.min, -3000), min(info.max, 3000) + 1, shape, device=device).to(dtype)
+    found.view(-1)[:4] = torch.tensor([max(info.min, -(2**24)), min(info.max, 2**24), 0, 1], device=device)
+    return found
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", [*INTEGERS, torch.bool], ids=str)
+def test_whole_targets_are_their_floats(spec, device, dtype, reduction):
+    for size in (7, 4099):
+        target = whole_numbers((size,), dtype, device)
+        for input_dtype in DTYPES:
+            input = leaf((target.double() + 2 * torch.randn(size, device=device)).to(input_dtype))
+            for options in (NONE, selecting((size,), device)):
+                call = Call(spec, input, target, reduction, options=options)
+                call.assert_right()
+                given = {name: value for name, value in options._asdict().items() if value is not None}
+                found = op(spec)(input, target, reduction, **given)
+                assert found.dtype == input_dtype
+                as_float = target.double() if input_dtype == torch.float64 else target.float()
+                expected = op(spec)(input, as_float, reduction, **given, dtype=input_dtype)
+                torch.testing.assert_close(found, expected)
+
+
+def test_integers_beyond_float32(spec, device):
+    """Their distance to a float64 input is small, and lost where they pass through float32."""
+    target = torch.tensor([2**24 + 1, 2**31 - 1, -(2**31), 2**24 + 3], device=device)
+    for dtype in (torch.int32, torch.int64):
+        input = leaf(target.double() + 0.5)
+        value = op(spec)(input, target.to(dtype), "none")
+        expected = op(spec)(torch.full((4,), 0.5, dtype=torch.float64), torch.zeros(4, dtype=torch.float64), "none")
+        torch.testing.assert_close(value.cpu(), expected)
+    big = torch.tensor([2**50 - 1, -(2**40) - 1], device=device)
+    value = op(spec)(leaf(big.double() - 0.25), big, "sum")
+    assert value == 2 * op(spec)(torch.tensor(0.25, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
+
+
+def test_images_of_bytes(spec, device):
+    target = torch.randint(0, 256, (2, 3, 32, 40), dtype=torch.uint8, device=device)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        for other in (torch.contiguous_format, torch.channels_last):
+            image = target.to(memory_format=other)
+            guess = (target + 8 * torch.randn(target.shape, device=device)).to(torch.bfloat16)
+            for batch_dims in (0, 1):
+                input = leaf(guess.to(memory_format=layout))
+                Call(spec, input, image, options=Options(scale=1 / 255, batch_dims=batch_dims)).assert_right()
+                masked = Options(None, target[:, :1] > 3, batch_dims=batch_dims)
+                Call(spec, input, image, options=masked).assert_right()
+
+
+def test_a_bool_target_of_probabilities(spec, device):
+    labels = torch.rand(64, 100, device=device) < 0.1
+    guess = leaf(torch.rand(64, 100, device=device))
+    weight = torch.where(labels, 9.0, 1.0)
+    Call(spec, guess, labels, options=Options(weight)).assert_right()
+    value = op(spec)(guess, labels, weight=weight)
+    (found,) = torch.autograd.grad(value, guess)
+    assert ((found < 0) == labels).all()
+
+
+def test_whole_targets_under_autocast_and_a_dtype(spec, device):
+    target = whole_numbers((100,), torch.int16, device)
+    input = leaf(torch.randn(100, device=device, dtype=torch.bfloat16))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert op(spec)(input, target).dtype == torch.float32
+    for dtype in DTYPES:
+        Call(spec, input, target, dtype=dtype).assert_right()
+
+
+# ---- layouts ----
+
+
+def stepped(x):
+    return torch.stack([x, torch.full_like(x, 7)], -1)[..., 0]
+
+
+def padded(x):
+    return torch.nn.functional.pad(x, (1, 2), value=float("nan"))[..., 1:-2]
+
+
+LAYOUTS = {
+    "contiguous": lambda x: x.contiguous(),
+    "channels_last": lambda x: x.to(memory_format=torch.channels_last),
+    "transposed": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+    "permuted": lambda x: x.permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0),
+    "padded": padded,
+    "stepped": stepped,
+    "padded and permuted": lambda x: padded(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1),
+    "offset": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+    "expanded": lambda x: x[:, :1].expand(x.shape),
+    "expanded innermost": lambda x: x[..., :1].expand(x.shape),
+    "windows": lambda x: x.flatten().as_strided(x.shape, (30, 7, 3, 1)),
+}
+
+
+@pytest.mark.parametrize("of_target", LAYOUTS)
+@pytest.mark.parametrize("of_input", LAYOUTS)
+def test_layouts(spec, device, of_input, of_target):
+    shape = (3, 5, 6, 8)
+    input, target = operands(shape, (torch.float32, torch.bfloat16), device)
+    for options in both_options(shape, device):
+        a, b = LAYOUTS[of_input](input).detach(), LAYOUTS[of_target](target).detach()
+        assert a.shape == b.shape == shape
+        for reduction in REDUCTIONS:
+            Call(spec, a.requires_grad_(), b.requires_grad_(), reduction, options=options).assert_right()
+
+
+DENSE = ("contiguous", "channels_last", "transposed", "permuted")
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("of_target", DENSE)
+@pytest.mark.parametrize("of_input", DENSE)
+def test_gradients_lie_as_their_operands(spec, device, of_input, of_target, reduction):
+    shape = (3, 5, 6, 8)
+    input, target = operands(shape, (torch.float32,) * 2, device)
+    for options in both_options(shape, device):
+        a, b = (LAYOUTS[name](x).detach().requires_grad_() for name, x in ((of_input, input), (of_target, target)))
+        given = {name: value for name, value in options._asdict().items() if value is not None}
+        value = op(spec)(a, b, reduction, **given)
+        value.backward(torch.ones_like(value))
+        assert (a.grad.stride(), b.grad.stride()) == (a.stride(), b.stride())
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dims", [5, 8, 12, 25])
+def test_high_ranks_that_do_not_collapse(spec, device, dims, reduction):
+    shape = (2,) * dims if dims <= 12 else (1, 2) * 8 + (1,) * (dims - 16)
+    input, target = operands(shape, (torch.float32,) * 2, device)
+    backwards = target.permute(*reversed(range(dims))).contiguous().permute(*reversed(range(dims)))
+    options = selecting(shape, device, 2)
+    mask = options.mask.transpose(0, dims - 1).contiguous().transpose(0, dims - 1)
+    for given in (NONE, options, options._replace(mask=mask)):
+        Call(spec, leaf(input), leaf(backwards), reduction, options=given).assert_right()
+
+
+def test_lazily_negated_and_conjugated_views(spec, device):
+    """Tensors whose storage holds the negative of their elements."""
+    z = torch.randn(300, dtype=torch.complex64, device=device)
+    negated = z.conj().imag
+    assert negated.is_neg()
+    plain = negated.resolve_neg()
+    other = torch.randn(300, device=device)
+    weight = torch.complex(other, -other.abs() - 0.1).conj().imag
+    assert weight.is_neg() and (weight > 0).all()
+    for options in ({}, {"weight": weight}):
+        resolved = {name: x.resolve_neg() for name, x in options.items()}
+        for given, expected in (((negated, other), (plain, other)), ((other, negated), (other, plain))):
+            assert torch.equal(op(spec)(*given, **options), op(spec)(*expected, **resolved))
+        a, b = leaf(other), leaf(other)
+        op(spec)(a, negated, **options).backward()
+        op(spec)(b, plain, **resolved).backward()
+        assert torch.equal(a.grad, b.grad)
+
+
+# ---- broadcast operands ----
+
+BROADCAST = [
+    ((4, 1), (1, 5)),
+    ((3, 4), (4,)),
+    ((), (6,)),
+    ((6,), ()),
+    ((2, 1, 3), (5, 1)),
+    ((0, 3), (1, 3)),
+    ((1, 1), (1,)),
+    ((2, 3, 1, 1), (2, 3, 17, 19)),
+    ((1, 4099), (3, 1)),
+    ((2, 8, 1, 700), (8, 3, 1)),
+]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("shapes", BROADCAST, ids=str)
+def test_broadcast_operands_get_summed_gradients(spec, device, shapes, reduction):
+    whole = torch.broadcast_shapes(*shapes)
+    for dtypes in ((torch.float32,) * 2, (torch.bfloat16, torch.float32), (torch.float32, torch.float16)):
+        for options in both_options(whole, device):
+            leaves = (leaf(torch.randn(s, device=device).to(d)) for s, d in zip(shapes, dtypes, strict=True))
+            Call(spec, *leaves, reduction, options=options).assert_right()
+
+
+def test_one_tensor_as_both_operands_and_as_the_weight(spec, device):
+    x = leaf(torch.rand(40, device=device) + 0.1)
+    op(spec)(x, x, mask=torch.ones(40, dtype=torch.bool, device=device)).backward()
+    assert torch.equal(x.grad, torch.zeros_like(x))
+    target, w = torch.zeros(40, device=device), leaf(x)
+    op(spec)(w, target, "sum", weight=w).backward()
+    apart = leaf(x), leaf(x)
+    op(spec)(apart[0], target, "sum", weight=apart[1]).backward()
+    torch.testing.assert_close(w.grad, apart[0].grad + apart[1].grad)
+
+
+def test_a_gradient_for_an_expanded_leaf_is_of_its_shape(spec, device):
+    leaf_of_row = torch.randn(5, device=device).expand(4, 5).requires_grad_()
+    target = torch.randn(4, 5, device=device)
+    (found,) = torch.autograd.grad(op(spec)(leaf_of_row, target, "sum"), leaf_of_row)
+    assert found.shape == (4, 5)
+    truth = Exact(spec, leaf_of_row, target, "sum", spec.default).gradients(torch.ones(()))[0][0]
+    torch.testing.assert_close(found.cpu().double(), truth, rtol=3e-7, atol=0)
