@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -54,28 +55,38 @@ class Call:
             return found.mT.contiguous().mT if rest and value.dim() > 1 else found
         return torch.full((), float(kind), dtype=value.dtype, device=value.device).expand(value.shape)
 
+    @property
+    def result_dtype(self) -> torch.dtype:
+        return reference.result_dtype(self.input, self.target, self.dtype, autocast=False)
+
+    def keywords(self) -> dict[str, object]:
+        given = {name: value for name, value in self.options._asdict().items() if value is not None}
+        return {**given, "dtype": self.dtype}
+
     def assert_right(self) -> None:
         """The value and the gradients of the operands that require them."""
-        given = {name: value for name, value in self.options._asdict().items() if value is not None}
-        dtype = reference.result_dtype(self.input, self.target, self.dtype, autocast=False)
         arguments = self.input, self.target, self.reduction, self.parameter
-        value = op(self.spec)(*arguments, **given, dtype=self.dtype)
-        assert (value.shape, value.dtype, value.device) == (self.exact.value.shape, dtype, self.input.device)
-        plain = reference.loss(self.spec, *arguments, dtype, self.options)
+        value = op(self.spec)(*arguments, **self.keywords())
+        assert (value.shape, value.device) == (self.exact.value.shape, self.input.device)
+        assert value.dtype == self.result_dtype
+        plain = reference.loss(self.spec, *arguments, self.result_dtype, self.options)
         assert_within(value, self.exact.value, self.exact.size, plain)
+        operands = [x for x in (self.input, self.target) if x.requires_grad]
+        if operands:
+            grad_output = self.grad_output(value)
+            self.assert_gradients(torch.autograd.grad(value, operands, grad_output), grad_output)
 
-        wanted = [x for x in (self.input, self.target) if x.requires_grad]
-        if not wanted:
-            return
-        grad_output = self.grad_output(value)
-        truths = self.exact.gradients(grad_output)
-        if len(wanted) == 1:
-            truths = truths[:1] if wanted[0] is self.input else truths[1:]
-        found = torch.autograd.grad(value, wanted, grad_output)
-        theirs = torch.autograd.grad(plain, wanted, grad_output)
-        for gradient, other, operand, truth in zip(found, theirs, wanted, truths, strict=True):
+    def assert_gradients(self, found: Sequence[Tensor], grad_output: Tensor) -> None:
+        """`found` are those of the operands that require gradients."""
+        both = self.input, self.target
+        needed = self.input.requires_grad, self.target.requires_grad
+        arguments = *(x.detach() for x in both), self.reduction, self.parameter, self.result_dtype, needed, self.options
+        plain = reference.gradients(self.spec, grad_output, *arguments)
+        rows = zip(both, needed, plain, self.exact.gradients(grad_output), strict=True)
+        wanted = [(operand, theirs, truth) for operand, need, theirs, truth in rows if need]
+        for gradient, (operand, theirs, (exact, size)) in zip(found, wanted, strict=True):
             assert (gradient.shape, gradient.dtype) == (operand.shape, operand.dtype)
-            assert_within(gradient, *truth, other)
+            assert_within(gradient, exact, size, theirs)
 
     def _repr_pretty_(self, printer, cycle) -> None:  # what Hypothesis prints of a failure
         def show(value: object) -> str:
