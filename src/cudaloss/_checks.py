@@ -19,6 +19,20 @@ def check_reduction(reduction: Any) -> None:
         raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
 
 
+def _is_symbolic(value: Any) -> bool:
+    """Whether it is a number of a compiler's trace, which float() would guard on."""
+    return isinstance(value, (torch.SymFloat, torch.SymInt))
+
+
+def _is_number(value: Any, method: str = "__float__") -> bool:
+    """Whether it is a number, numpy's and a compiler's among them, but no bool, array or tensor."""
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, int) or (isinstance(value, float) and method == "__float__") or _is_symbolic(value):
+        return True  # said first: Dynamo cannot ask hasattr of its symbols
+    return hasattr(value, method) and not hasattr(value, "__len__")
+
+
 def check_parameter(spec: LossSpec, value: Any) -> Any:
     """The loss's own parameter as a number; numpy's scalars are taken, and tensors that hold one on the CPU."""
     parameter = spec.parameter
@@ -26,10 +40,9 @@ def check_parameter(spec: LossSpec, value: Any) -> Any:
         return value
     if isinstance(value, Tensor) and (value.numel() != 1 or value.requires_grad or not value.is_cpu):
         raise TypeError(f"{parameter.name} must be {parameter.accepts}, got a tensor that is not one number on the CPU")
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
+    if not (isinstance(value, Tensor) or _is_number(value)):
         raise TypeError(f"{parameter.name} must be {parameter.accepts}, got {type(value).__name__}")
-    symbolic = isinstance(value, (torch.SymFloat, torch.SymInt))  # of a compiler's trace, which float() would guard on
-    number = value if symbolic else float(value)
+    number = value if _is_symbolic(value) else float(value)
     if not (number >= 0 if parameter.zero_allowed else number > 0):
         raise RuntimeError(f"{parameter.name} must be {parameter.accepts}, got {value}")
     return number
@@ -104,7 +117,7 @@ def check_only_with_mean(reduction: Any) -> None:
 def check_number_normalizer(value: Any, reduction: Any) -> None:
     """Of a function, which takes a Python number too."""
     check_only_with_mean(reduction)
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
+    if not _is_number(value):
         raise TypeError(f"normalizer must be a 0-d tensor or a number, got {type(value).__name__}")
     if value == 0:
         raise ValueError("normalizer must be a 0-d tensor or a number other than 0, got 0")
@@ -114,7 +127,7 @@ def check_normalizer(value: Any, input: Tensor, reduction: str) -> None:
     check_only_with_mean(reduction)
     check_dense("normalizer", value)
     if value.dtype.is_complex or value.dtype == torch.bool:
-        raise RuntimeError(f"normalizer must be a real number, got {value.dtype}")
+        raise RuntimeError(f"normalizer must be a floating-point or integer tensor, got {value.dtype}")
     if value.dim() != 0:
         raise RuntimeError(f"normalizer must be a 0-d tensor, got shape {tuple(value.shape)}")
     if value.device != input.device:
@@ -122,13 +135,12 @@ def check_normalizer(value: Any, input: Tensor, reduction: str) -> None:
 
 
 def check_scale(value: Any) -> None:
-    symbolic = isinstance(value, (torch.SymFloat, torch.SymInt))
-    if not symbolic and (isinstance(value, (bool, Tensor)) or not hasattr(value, "__float__")):
+    if not _is_number(value):
         raise TypeError(f"scale must be a number, got {type(value).__name__}; a tensor's factor multiplies the loss")
 
 
 def check_batch_dims(value: Any, shape: torch.Size) -> None:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or isinstance(value, Tensor):
+    if not _is_number(value, "__index__"):
         raise TypeError(f"batch_dims must be an int, got {type(value).__name__}")
     if not 0 <= value <= len(shape):
         raise ValueError(f"batch_dims must be at least 0 and at most {len(shape)}, the rank of the loss, got {value}")

@@ -40,7 +40,9 @@ def _caller(spec: LossSpec) -> Callable[..., Tensor]:
             weight is not None
             or mask is not None
             or normalizer is not None
+            or type(scale) is not float  # a tensor, say, which must not be compared: on a GPU that waits
             or scale != 1.0
+            or type(batch_dims) is not int
             or batch_dims != 0
             or ignore_nan is not False
         ):

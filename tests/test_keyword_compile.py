@@ -1,0 +1,167 @@
+"""Calls with keywords under torch.compile, and what compilers ask of an op: schemas, fake tensors, meta tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cudaloss
+from oracle import op, operands, spelled_out
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def assert_compiled(compiled, plain, tensors, rtol=2e-6):
+    """The value and both gradients, for a grad_output of 1 and for another."""
+    a, b = (x.detach().requires_grad_() for x in tensors[:2])
+    for number in (1.0, 0.3):
+        found, expected = (f(a, b, *tensors[2:]) for f in (compiled, plain))
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=0)
+        ours, theirs = (torch.autograd.grad(x, (a, b), torch.full_like(x, number)) for x in (found, expected))
+        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=1e-9)
+
+
+def selecting(shape, device):
+    mask = torch.rand(shape, device=device) < 0.6
+    mask[..., 0] = True
+    return *operands(shape, (torch.float32,) * 2, device), mask, torch.rand(shape, device=device) + 0.1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile(spec, device, dynamic):
+    torch._dynamo.reset()
+    function = getattr(cudaloss, spec.function)
+
+    def plain(a, b, m, w):
+        whole = function(a * 2, b, mask=m, weight=w, scale=0.5)
+        return whole + function(a, b, mask=m, weight=w[0], batch_dims=1)
+
+    compiled = torch.compile(plain, fullgraph=True, dynamic=dynamic)
+    for size in (16, 33):
+        assert_compiled(compiled, plain, selecting((3, size), device))
+
+
+def test_compile_of_the_op_and_of_a_module(spec, device):
+    torch._dynamo.reset()
+    module = getattr(cudaloss, spec.module)(batch_dims=1, ignore_nan=True)
+    normalizer = torch.tensor(7.0, device=device)
+
+    def both(a, b, m, w):
+        of_op = op(spec)(a, b, "mean", mask=m, weight=w[0], normalizer=normalizer)
+        return of_op + module(a, b, mask=m[:, :1], weight=w)
+
+    compiled = torch.compile(both, backend="aot_eager", fullgraph=True)
+    assert_compiled(compiled, both, selecting((4, 65), device))
+
+
+@pytest.mark.parametrize("name", ["normalizer", "scale"])
+def test_compile_with_numbers_that_change(spec, device, name):
+    """From the second on they are symbols of the compiler's."""
+    torch._dynamo.reset()
+    function = getattr(cudaloss, spec.function)
+    input, _, mask, weight = selecting((4, 65), device)
+    target = torch.randint(0, 5, (4, 65), dtype=torch.uint8, device=device)
+    plain = lambda a, number: function(a, target, mask=mask, weight=weight, **{name: number})  # noqa: E731
+    compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
+    for number in (4, 7, 9, 2.5, 3.5, 0.1):
+        a, b = (input.clone().requires_grad_() for _ in range(2))
+        found, expected = compiled(a, number), plain(b, number)
+        torch.testing.assert_close(found, expected)
+        found.backward()
+        expected.backward()
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_compile_of_unusual_layouts(spec, device, reduction):
+    torch._dynamo.reset()
+    input, target, mask, weight = selecting((2, 3, 4, 4), device)
+    compiled = torch.compile(
+        step(op(spec), {"reduction": reduction, "batch_dims": 1}), backend="aot_eager", fullgraph=True
+    )
+    plain = lambda a, b, m, w: op(spec)(a, b, reduction, mask=m, weight=w, batch_dims=1)  # noqa: E731
+    last = {"memory_format": torch.channels_last}
+    for tensors in (
+        (input, target, mask, weight),
+        (input.to(**last), target, mask.to(**last), weight[:, :1]),
+        (input[:, :1], target, mask[:, :, :1, :1], weight[0]),
+        (input[..., ::2], target[..., 1::2], mask[..., :1], weight[..., ::2]),
+    ):
+        assert_compiled(compiled, plain, tensors)
+
+
+def test_opcheck_of_the_public_op(spec, device):
+    public = getattr(torch.ops.cudaloss, spec.name).default
+    input, target, mask, weight = selecting((3, 4), device)
+    normalizer = torch.tensor(3.0, device=device)
+    for reduction in REDUCTIONS:
+        for requires_grad in (False, True):
+            tensors = [x.clone().requires_grad_(requires_grad) for x in (input, target)]
+            given = {"mask": mask, "weight": weight, "batch_dims": 1, "scale": 0.5}
+            torch.library.opcheck(public, (*tensors, reduction), given)
+    tensors = [x.clone().requires_grad_() for x in (input, target)]
+    torch.library.opcheck(public, tensors, {"normalizer": normalizer, "ignore_nan": True, "mask": mask[0]})
+    torch.library.opcheck(public, tensors, {"weight": weight.clone().requires_grad_(), "mask": mask})
+    whole = torch.randint(0, 9, (4,), dtype=torch.uint8, device=device)
+    torch.library.opcheck(public, (tensors[0], whole), {"weight": weight[0].bfloat16(), "batch_dims": 2})
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_fake_tensors_predict_the_result(spec, device, reduction):
+    shape = (2, 3, 4, 5)
+    input, target = operands(shape, (torch.float16, torch.float32), device)
+    last = input.to(memory_format=torch.channels_last)
+    mask, weight = torch.rand(shape, device=device) < 0.6, torch.rand(shape[1:], device=device)
+    whole = torch.randint(0, 9, shape, dtype=torch.uint8, device=device)
+    for a, b, given in (
+        (input, target, {"mask": mask}),
+        (last, target.to(memory_format=torch.channels_last), {"mask": mask, "weight": weight, "batch_dims": 1}),
+        (last, target, {"weight": weight, "batch_dims": 2}),
+        (last, target[:1], {"mask": mask[:, :1], "scale": 0.5, "batch_dims": 4}),
+        (input, whole, {"mask": mask}),
+        (input.mT, target.mT, {"ignore_nan": True, "batch_dims": 3, "dtype": torch.float64}),
+    ):
+        leaf = a.detach().requires_grad_()
+        real = op(spec)(leaf, b, reduction, **given)
+        (gradient,) = torch.autograd.grad(real.sum(), leaf)
+        with FakeTensorMode() as mode:
+            fakes = {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+            fake_leaf = mode.from_tensor(a).requires_grad_()
+            fake = op(spec)(fake_leaf, mode.from_tensor(b), reduction, **fakes)
+            (of_fake,) = torch.autograd.grad(fake.sum(), fake_leaf)
+        for ours, theirs in ((fake, real), (of_fake, gradient)):
+            assert (ours.shape, ours.dtype, ours.device) == (theirs.shape, theirs.dtype, theirs.device)
+            assert ours.stride() == theirs.stride()
+
+
+def test_meta_tensors(spec):
+    input = torch.empty(2, 3, 4, device="meta", requires_grad=True)
+    target = torch.empty(2, 3, 4, device="meta", dtype=torch.uint8)
+    mask, weight = torch.empty(3, 1, device="meta", dtype=torch.bool), torch.empty(4, device="meta")
+    for reduction, shape in (("mean", (2,)), ("sum", (2,)), ("none", (2, 3, 4))):
+        value = op(spec)(input, target, reduction, mask=mask, weight=weight, batch_dims=1)
+        assert value.is_meta and value.shape == shape
+        (gradient,) = torch.autograd.grad(value.sum(), input)
+        assert gradient.is_meta and gradient.shape == (2, 3, 4)
+    value = op(spec)(input, target, normalizer=torch.empty((), device="meta"), mask=mask)
+    assert value.is_meta and value.shape == ()
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
+def test_a_masked_step_of_a_compiled_model(spec, device):
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 8)).to(device)
+    criterion = getattr(cudaloss, spec.module)(ignore_nan=True)
+    x, y = torch.randn(64, 16, device=device), torch.randn(64, 8, device=device)
+    y[::3, 2] = float("nan")
+    weight = torch.rand(8, device=device)
+    step = torch.compile(lambda x, y: criterion(model(x), y, weight=weight), fullgraph=True)
+    for factor in (1.0, 0.5, 0.3):
+        model.zero_grad()
+        (factor * step(x, y)).backward()
+        found = [p.grad.clone() for p in model.parameters()]
+        plain = spelled_out(spec)(model(x), y, mask=~y.isnan(), weight=weight)
+        expected = torch.autograd.grad(factor * plain, list(model.parameters()))
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-4, atol=1e-6)
