@@ -19,7 +19,7 @@ def assert_compiled(compiled, plain, tensors, rtol=2e-6):
         found, expected = (f(a, b, *tensors[2:]) for f in (compiled, plain))
         torch.testing.assert_close(found, expected, rtol=rtol, atol=0)
         ours, theirs = (torch.autograd.grad(x, (a, b), torch.full_like(x, number)) for x in (found, expected))
-        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=1e-9)
+        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=2e-8)  # gradients of 1e-2, where they do not cancel
 
 
 def selecting(shape, device):
@@ -77,10 +77,8 @@ def test_compile_with_numbers_that_change(spec, device, name):
 def test_compile_of_unusual_layouts(spec, device, reduction):
     torch._dynamo.reset()
     input, target, mask, weight = selecting((2, 3, 4, 4), device)
-    compiled = torch.compile(
-        step(op(spec), {"reduction": reduction, "batch_dims": 1}), backend="aot_eager", fullgraph=True
-    )
     plain = lambda a, b, m, w: op(spec)(a, b, reduction, mask=m, weight=w, batch_dims=1)  # noqa: E731
+    compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
     last = {"memory_format": torch.channels_last}
     for tensors in (
         (input, target, mask, weight),
