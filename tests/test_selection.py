@@ -161,8 +161,6 @@ def test_counts_are_exact(spec, device, size, hidden):
         assert error(op(spec)(input, target, **options), total / count, torch.float32) <= 0.51
     target[~mask] = math.nan
     assert error(op(spec)(input, target, ignore_nan=True), total / count, torch.float32) <= 0.51
-    if size % 8 == 0:
-        return
     odd = size // 3
     value = op(spec)(input[: 3 * odd].view(3, odd), target[: 3 * odd].view(3, odd), ignore_nan=True, batch_dims=1)
     totals = op(spec)(input[: 3 * odd].view(3, odd), torch.zeros(3, odd, device=device), "sum", batch_dims=1)

@@ -56,6 +56,15 @@ def test_dtypes_of_a_weight(spec, device, dtype, weight_dtype, reduction):
     assert op(spec)(input, target, reduction, weight=weight).dtype == torch.float32
 
 
+@pytest.mark.parametrize("size", [1e200, 1e-200])
+def test_weights_beyond_float32(spec, pair, size):
+    weight = size * (torch.rand(SHAPE, dtype=torch.float64, device=pair[0].device) + 0.5)
+    weight[0] = 0
+    for batch_dims in (0, 2):
+        Call(spec, *pair, options=Options(weight, batch_dims=batch_dims)).assert_right()
+    assert op(spec)(*pair, weight=weight).isfinite()
+
+
 def test_a_mean_is_over_the_sum_of_the_weights(spec, pair):
     weight = torch.rand(SHAPE, device=pair[0].device)
     losses = op(spec)(*pair, "none").double()
