@@ -57,6 +57,17 @@ def test_whole_targets_are_their_floats(spec, device, dtype, reduction):
                 torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn], ids=str)
+def test_dtypes_that_no_kernel_reads(spec, device, dtype):
+    target = torch.randint(0, 9, (50,), device=device).float()
+    input, weight = torch.randn(50, device=device), torch.rand(50, device=device).to(torch.float8_e4m3fn)
+    for given, plain in (({}, {}), ({"weight": weight, "scale": 0.5}, {"weight": weight.float(), "scale": 0.5})):
+        a, b = leaf(input), leaf(input)
+        value, expected = op(spec)(a, target.to(dtype), **given), op(spec)(b, target, **plain)
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(v, x)[0] for v, x in ((value, a), (expected, b))))
+
+
 def test_integers_beyond_float32(spec, device):
     """Their distance to a float64 input is small, and lost where they pass through float32."""
     target = torch.tensor([2**24 + 1, 2**31 - 1, -(2**31), 2**24 + 3], device=device)
