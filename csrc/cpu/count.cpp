@@ -80,6 +80,9 @@ void count_as(const Count& request, ParallelFor parallel_for) {
 }  // namespace
 
 void count(const Count& request, ParallelFor parallel_for) {
+  if (request.multiplicity == 0.0) {  // of a result without elements, whose operands may have no data
+    return std::fill(request.output, request.output + request.segments.count(), Divisor{0.0, 0.0});
+  }
   const Selection& selection = request.selection;
   const bool float64 = (selection.weight.data && selection.weight.dtype == DType::Float64) ||
                        (selection.ignore_nan && request.target.dtype == DType::Float64);

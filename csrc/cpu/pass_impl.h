@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "core/plan.h"
 #include "cpu/blocks.h"
 #include "cpu/engine.h"
 #include "cpu/gather.h"
@@ -16,7 +15,7 @@
 namespace cudaloss::cpu {
 
 // Of fewer terms than these, a segment's or those that are kept of a block, fp32 arithmetic's rounding errors would not
-// average out. A small request computes exactly up to plan::kExactCount, where it costs nothing.
+// average out. A small request computes exactly anyway, where it costs nothing.
 constexpr int64_t kFewTerms = 96;
 constexpr int64_t kSmallRequest = 4096;
 
@@ -168,7 +167,7 @@ class PassRun {
   }
 
   void add_losses(const Read& found, Sums& sums, Scratch& scratch) const {
-    const bool may_be_few = found.keep && !std::is_same_v<TV, T>;
+    const bool may_be_few = found.keep && sizeof(TV) < sizeof(T);
     if (may_be_few && (found.block.segments > 1 || count_kept<F>(found.keep, found.count) < kFewTerms)) {
       add_losses(loss_, found, sums, scratch.terms);
     } else {
@@ -274,8 +273,7 @@ void pass(const Pass& r, ParallelFor parallel_for) {
   const bool float64 = any(DType::Float64) || is(r.reduction, DType::Float64) ||
                        (is(r.grad_output, DType::Float64) && varies(r.inner, kGradOutput));
   const int64_t terms = r.inner.count();  // of each sum
-  const bool small = terms * r.segments.count() <= kSmallRequest;
-  const bool many = terms > (small ? plan::kExactCount : kFewTerms);
+  const bool many = terms > kFewTerms && terms * r.segments.count() > kSmallRequest;
   with_types(float64, !any(DType::Float32), [&](auto types) {
     using T = typename decltype(types)::T;
     using F = typename decltype(types)::F;

@@ -20,6 +20,9 @@ namespace cudaloss::cpu {
 
 // Where an operand has this many elements in a row, blocks end where it does: all of them are read where they lie.
 constexpr int64_t kLongRow = 256;
+// A strip of whole segments has about this many elements: a fraction of what a thread is worth, so that threads share
+// alike.
+constexpr int64_t kSegmentsStrip = plan::kChunk / 8;
 // Segments side by side are cut into about this many strips: each has sums of its own for all its segments.
 constexpr int64_t kStripsAcross = 128;
 // Few segments side by side have several sums each, so that a loop over sums is long enough to vectorise; as many as
@@ -149,11 +152,11 @@ class Strips {
     const int64_t length = std::max<int64_t>(1, inner_);
     if (across_) {
       group_ = std::min(span_, kBlock);
-      const int64_t groups = segments_ / span_ * plan::ceil_div(span_, group_);
+      const int64_t groups = std::max<int64_t>(1, segments_ / span_ * plan::ceil_div(span_, group_));
       const int64_t parts = std::max<int64_t>(1, kStripsAcross / groups);
       reach_ = std::max(plan::ceil_div(plan::kChunk, group_), plan::ceil_div(length, parts));
     } else {
-      group_ = std::clamp<int64_t>(plan::kChunk / length, 1, kBlock);
+      group_ = std::clamp<int64_t>(kSegmentsStrip / length, 1, kBlock);
       reach_ = plan::kChunk;
     }
     parts_ = plan::ceil_div(length, reach_);

@@ -208,7 +208,7 @@ __device__ __forceinline__ Constant<F> factor_in(const PassParameters<A, B, F, P
 // Whether the gradients of a segment are right as they are.
 template <class A, class B, class F, class P>
 __device__ __forceinline__ bool is_held(const PassParameters<A, B, F, P>& p, uint32_t segment) {
-  if (!p.hold_unit_gradients) return false;
+  if (!p.hold_unit_gradients || p.scattered_grad_output) return false;
   const Constant<F> grad_output = grad_output_in(p, segment);
   return grad_output.hi == F(1) && grad_output.lo == F(0);
 }

@@ -22,6 +22,7 @@ inline bool is_scattered(const Pass& r) {
 
 inline bool wants_float64(const Pass& r) {
   const auto is_double = [](const void* data, DType dtype) { return data && dtype == DType::Float64; };
+  if (r.summed_gradient != 0) return true;  // terms of both signs: what each loses in rounding may be all that is left
   return r.input.dtype == DType::Float64 || r.target.dtype == DType::Float64 ||
          is_double(r.selection.weight.data, r.selection.weight.dtype) ||
          is_double(r.reduction.data, r.reduction.dtype) || is_double(r.losses.data, r.losses.dtype) ||

@@ -129,6 +129,18 @@ inline Tensor nothing(const Tensor& device_of) {
   return empty({&size, 1}, {&stride, 1}, ScalarType::Float, device_of);
 }
 
+// What `work` answers. Where the caller has not looked at the operands: undefined tensors, None in Python, if they are
+// not what the kernels serve.
+template <class Work>
+auto or_declined(const Call& call, const Work& work) -> decltype(work()) {
+  if (!call.mode.may_decline) return work();
+  try {
+    return work();
+  } catch (const std::runtime_error&) {
+    return {};
+  }
+}
+
 // What the ops' schemas have in common, in its order.
 #define CUDALOSS_GENERAL_PARAMETERS                                                                          \
   Tensor input, Tensor target, Maybe weight, Maybe mask, Maybe normalizer, int64_t packed, double parameter, \
@@ -137,41 +149,53 @@ inline Tensor nothing(const Tensor& device_of) {
   Call { input, target, weight, mask, normalizer, Mode(packed), parameter, scale, batch_dims }
 
 template <class Engine, template <class> class Loss>
-std::tuple<Tensor, Tensor> general(CUDALOSS_GENERAL_PARAMETERS) {
-  const Call call = CUDALOSS_GENERAL_CALL;
+std::tuple<Tensor, Tensor> loss_and_divisors(const Call& call) {
   Layout layout = layout_of(call);
   const Tensor divisors = counted<Engine>(call, layout);
-  const Tensor output = call.elementwise() ? empty_losses(call, layout)
-                                           : contiguous_empty(layout.leading_sizes(batch_dims), call.mode.dtype, input);
+  const Tensor output = call.elementwise()
+                            ? empty_losses(call, layout)
+                            : contiguous_empty(layout.leading_sizes(call.batch_dims), call.mode.dtype, call.input);
   if (call.elementwise()) layout.add(kFirst, output);
   Pass pass = pass_of(call, layout, divisors);
   set_dims(pass, call, layout);
   (call.elementwise() ? pass.losses : pass.reduction) = result(output);
-  Engine::template pass<Loss>(pass, input);
+  Engine::template pass<Loss>(pass, call.input);
   return {output, divisors};
+}
+
+template <class Engine, template <class> class Loss>
+std::tuple<Tensor, Tensor> general(CUDALOSS_GENERAL_PARAMETERS) {
+  const Call call = CUDALOSS_GENERAL_CALL;
+  return or_declined(call, [&] { return loss_and_divisors<Engine, Loss>(call); });
+}
+
+template <class Engine, template <class> class Loss>
+std::tuple<Tensor, Tensor, Tensor, Tensor> trained(const Call& call) {
+  const auto& [input, target, weight, mask, normalizer, mode, parameter, scale, batch_dims] = call;
+  require(!call.elementwise(), "only a reduced loss has its gradients in the same pass");
+  Layout layout = layout_of(call);
+  require((!mode.for_input || layout.is_full(input)) && (!mode.for_target || layout.is_full(target)),
+          "an operand that is broadcast has its gradient in a pass of its own");
+  const Tensor divisors = counted<Engine>(call, layout);
+  const Tensor output = contiguous_empty(layout.leading_sizes(batch_dims), mode.dtype, input);
+  const Tensor grad_input = mode.for_input ? empty_as(input, input.scalar_type()) : nothing(input);
+  const Tensor grad_target = mode.for_target ? empty_as(target, target.scalar_type()) : nothing(input);
+  if (mode.for_input) layout.add(kFirst, grad_input);
+  if (mode.for_target) layout.add(kSecond, grad_target);
+  Pass pass = pass_of(call, layout, divisors);
+  set_dims(pass, call, layout);
+  pass.reduction = result(output);
+  if (mode.for_input) pass.grad_input = result(grad_input);
+  if (mode.for_target) pass.grad_target = result(grad_target);
+  Engine::template pass<Loss>(pass, input);
+  return {output, grad_input, grad_target, divisors};
 }
 
 // The reduction and the gradients that are wanted, for a grad_output of 1, from one pass; those that are not are empty.
 template <class Engine, template <class> class Loss>
 std::tuple<Tensor, Tensor, Tensor, Tensor> general_training(CUDALOSS_GENERAL_PARAMETERS) {
   const Call call = CUDALOSS_GENERAL_CALL;
-  require(!call.elementwise(), "only a reduced loss has its gradients in the same pass");
-  Layout layout = layout_of(call);
-  require((!call.mode.for_input || layout.is_full(input)) && (!call.mode.for_target || layout.is_full(target)),
-          "an operand that is broadcast has its gradient in a pass of its own");
-  const Tensor divisors = counted<Engine>(call, layout);
-  const Tensor output = contiguous_empty(layout.leading_sizes(batch_dims), call.mode.dtype, input);
-  const Tensor grad_input = call.mode.for_input ? empty_as(input, input.scalar_type()) : nothing(input);
-  const Tensor grad_target = call.mode.for_target ? empty_as(target, target.scalar_type()) : nothing(input);
-  if (call.mode.for_input) layout.add(kFirst, grad_input);
-  if (call.mode.for_target) layout.add(kSecond, grad_target);
-  Pass pass = pass_of(call, layout, divisors);
-  set_dims(pass, call, layout);
-  pass.reduction = result(output);
-  if (call.mode.for_input) pass.grad_input = result(grad_input);
-  if (call.mode.for_target) pass.grad_target = result(grad_target);
-  Engine::template pass<Loss>(pass, input);
-  return {output, grad_input, grad_target, divisors};
+  return or_declined(call, [&] { return trained<Engine, Loss>(call); });
 }
 
 inline void add_grad_output(Pass& pass, Layout& layout, const Call& call, const Tensor& grad_output) {

@@ -84,6 +84,8 @@ def check_operands(input: Any, target: Any) -> None:
         raise RuntimeError(f"input and target must be on one device, got {input.device} and {target.device}")
     if input.is_nested or target.is_nested:
         return  # ragged shapes compare inside PyTorch
+    if input.shape == target.shape:
+        return
     try:
         torch.broadcast_shapes(input.shape, target.shape)
     except RuntimeError:
@@ -152,7 +154,7 @@ def check_options(options: Options, input: Tensor, target: Tensor, reduction: st
             "weight, mask, normalizer, scale, batch_dims and ignore_nan must keep their defaults where "
             "input is a nested tensor"
         )
-    shape = torch.broadcast_shapes(input.shape, target.shape)
+    shape = input.shape if input.shape == target.shape else torch.broadcast_shapes(input.shape, target.shape)
     if options.weight is not None:
         check_beside("weight", options.weight, input, shape)
         if options.weight.dtype == torch.bool:

@@ -51,8 +51,9 @@ def one_pass(spec: LossSpec, ops: PrivateOps) -> Loss:
 
     def forward(ctx, *call):
         value, *gradients, divisors = ops.general_training(*call)
-        ctx.save_for_backward(*call[:5], *gradients, divisors)
-        ctx.arguments = call[5:]
+        if value is not None:
+            ctx.save_for_backward(*call[:5], *gradients, divisors)
+            ctx.arguments = call[5:]
         return value
 
     def backward(ctx, grad_output):
@@ -62,7 +63,12 @@ def one_pass(spec: LossSpec, ops: PrivateOps) -> Loss:
             return _gradients(ops, ctx, grad_output)
         ctx.spent = True
         *operands, grad_input, grad_target, divisors = ctx.saved_tensors
-        ops.general_rescale_(grad_input, grad_target, grad_output, divisors, *operands, *ctx.arguments)
+        try:
+            ops.general_rescale_(grad_input, grad_target, grad_output, divisors, *operands, *ctx.arguments)
+        except (
+            RuntimeError
+        ):  # of vmap, which a GPU's backward thread does not know of, and which changes nothing in place
+            return _gradients(ops, ctx, grad_output)
         if keeps_graph():  # it keeps the saved tensors, and would notice if the receiver wrote to those very ones
             grad_input, grad_target = grad_input.data, grad_target.data
         return _wanted(ctx.arguments[0], grad_input, grad_target)
@@ -90,13 +96,14 @@ def traced(spec: LossSpec, ops: PrivateOps) -> Loss:
 
 
 def two_passes(spec: LossSpec, ops: PrivateOps) -> Loss:
-    """The loss from one reading, the gradients from another: for ``reduction="none"``, fp16 gradients, and operands that
-    are broadcast."""
+    """The loss from one reading, the gradients from another: for ``reduction="none"``, for fp16 gradients, and for
+    operands that are broadcast."""
 
     def forward(ctx, *call):
         value, divisors = ops.general(*call)
-        ctx.save_for_backward(*call[:5], divisors)
-        ctx.arguments = call[5:]
+        if value is not None:
+            ctx.save_for_backward(*call[:5], divisors)
+            ctx.arguments = call[5:]
         return value
 
     def backward(ctx, grad_output):

@@ -30,6 +30,9 @@ class Kernel(NamedTuple):
     """A public op in two parts, called as ``f(input, target, reduction, parameter, dtype)``."""
 
     quick: Callable[..., Tensor | None]  # the commonest calls, without options; None for all others
+    quick_general: Callable[
+        ..., Tensor | None
+    ]  # the commonest calls with options, which come last; None for all others
     thorough: Callable[..., Tensor]  # every call, with its arguments checked; options come last
 
 
@@ -154,7 +157,7 @@ def _general_call(ops: _private.PrivateOps, differentiable: Differentiable) -> C
         if not differentiated:
             return ops.general(input, target, weight, mask, normalizer, mode, *numbers)[0]
         mode |= (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
-        shape = torch.broadcast_shapes(input.shape, target.shape)
+        shape = input.shape if input.shape == target.shape else torch.broadcast_shapes(input.shape, target.shape)
         wanting = [operand for operand in (input, target) if operand.requires_grad]
         if reduction == "none" or any(x.dtype == torch.float16 or x.shape != shape for x in wanting):
             way = differentiable.general_two_passes
@@ -215,6 +218,61 @@ def _quick(ops: _private.PrivateOps, differentiable: Differentiable) -> Callable
     return quick
 
 
+def _quick_general(ops: _private.PrivateOps, differentiable: Differentiable) -> Callable[..., Tensor | None]:
+    """The commonest calls with options: plain tensors of one shape, which the private ops look at themselves."""
+    kinds = {
+        (reduction, dtype, target): pack(reduction, dtype) | MAY_DECLINE
+        for reduction in REDUCTIONS
+        for dtype in DTYPES
+        for target in (dtype, *INTEGERS)
+    }
+    one_pass, two_passes = differentiable.general_one_pass, differentiable.general_two_passes
+    is_grad_enabled, any_autocast = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
+    any_functorch, modes_active = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
+
+    def quick_general(
+        input: Any, target: Any, reduction: Any, parameter: Any, dtype: Any, options: Options
+    ) -> Tensor | None:
+        weight, mask, normalizer, scale, batch_dims, ignore_nan = options
+        if (
+            type(input) not in PLAIN_TENSORS
+            or type(target) not in PLAIN_TENSORS
+            or type(parameter) is not float
+            or not parameter > 0
+            or type(reduction) is not str
+            or dtype is not None
+            or type(scale) is not float
+            or type(batch_dims) is not int
+            or type(ignore_nan) is not bool
+            or input.shape != target.shape
+            or any_autocast()
+            or any_functorch()
+            or forward_ad._current_level >= 0
+            or modes_active()
+        ):
+            return None
+        mode = kinds.get((reduction, input.dtype, target.dtype))
+        differentiable = is_grad_enabled()
+        for beside in (weight, mask, normalizer):
+            if beside is not None and (type(beside) not in PLAIN_TENSORS or (differentiable and beside.requires_grad)):
+                return None
+        if mode is None or (normalizer is not None and (reduction != "mean" or normalizer.dtype is torch.bool)):
+            return None
+        if ignore_nan:
+            mode |= IGNORE_NAN
+        if differentiable and input.requires_grad:
+            mode |= FOR_INPUT
+        if differentiable and target.requires_grad:
+            mode |= FOR_TARGET
+        call = input, target, weight, mask, normalizer
+        if not mode & (FOR_INPUT | FOR_TARGET):
+            return ops.general(*call, mode, parameter, scale, batch_dims)[0]
+        way = two_passes if reduction == "none" or input.dtype is torch.float16 else one_pass
+        return way(*call, mode, parameter, scale, batch_dims)
+
+    return quick_general
+
+
 def _define(spec: LossSpec) -> Kernel:
     """Defines the public op of `spec`."""
     own = f", float {spec.parameter.name}={spec.parameter.default}" if spec.parameter else ""
@@ -234,20 +292,22 @@ def _define(spec: LossSpec) -> Kernel:
         general_traced=_general.traced(spec, ops),
     )
     quick, thorough = _quick(ops, differentiable), _thorough(spec, ops, differentiable)
+    quick_general = _quick_general(ops, differentiable)
 
     def with_parameter(input, target, reduction="mean", parameter=spec.default, *, dtype=None, **options):
         if not options:  # the dispatcher passes on only what differs from its default
             result = quick(input, target, reduction, parameter, dtype)
-            if result is not None:
-                return result
-        return thorough(input, target, reduction, parameter, dtype, Options(**options) if options else NONE)
+            return thorough(input, target, reduction, parameter, dtype) if result is None else result
+        chosen = Options(**options)
+        result = quick_general(input, target, reduction, parameter, dtype, chosen)
+        return thorough(input, target, reduction, parameter, dtype, chosen) if result is None else result
 
     def without_parameter(input, target, reduction="mean", **options):
         return with_parameter(input, target, reduction, **options)
 
     for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
         _private.LIBRARY.impl(spec.name, with_parameter if spec.parameter else without_parameter, key)
-    return Kernel(quick, thorough)
+    return Kernel(quick, quick_general, thorough)
 
 
 # The public ops' kernels by name: the functions call them directly, a dispatcher round trip (1 us) sooner.

@@ -200,7 +200,8 @@ _OPS: dict[str, tuple[str, Callable[..., Any]]] = {
 def _declining(results: int) -> Callable[..., Any]:
     """The kernel of every backend that is not compiled: sparse tensors, other devices."""
 
-    def decline(input, target, how, parameter):
+    def decline(input, *call):
+        how = next(argument for argument in call if type(argument) is int)  # the first int of every schema
         if not how & MAY_DECLINE:
             raise NotImplementedError(f"cudaloss has no compiled kernel for {input.device} tensors of {input.layout}")
         return None if results == 1 else (None,) * results
@@ -284,6 +285,8 @@ def define(spec: LossSpec) -> PrivateOps:
         "loss": _declining(1),
         "training": _declining(2),
         "training_both": _declining(3),
+        "general": _declining(2),
+        "general_training": _declining(4),
         "traced_training": _traced_training(ops.training),
         "traced_training_both": _traced_training(ops.training_both),
         "traced_gradient": _traced_gradient(ops.rescale_, ops.gradient),

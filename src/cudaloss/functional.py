@@ -27,7 +27,7 @@ def _divided(reduction: Any, scale: Any, normalizer: Any) -> tuple[str, float, N
 
 def _caller(spec: LossSpec) -> Callable[..., Tensor]:
     """What the function of `spec` does with its arguments."""
-    quick, thorough = KERNELS[spec.name]
+    quick, quick_general, thorough = KERNELS[spec.name]
     op = getattr(torch.ops.cudaloss, spec.name)
 
     def as_op(input, target, reduction, parameter, dtype, options):
@@ -51,7 +51,10 @@ def _caller(spec: LossSpec) -> Callable[..., Tensor]:
             options = Options(weight, mask, normalizer, scale, batch_dims, ignore_nan)
         if torch.compiler.is_compiling():
             return as_op(input, target, reduction, parameter, dtype, options)
-        result = quick(input, target, reduction, parameter, dtype) if options is NONE else None
+        if options is NONE:
+            result = quick(input, target, reduction, parameter, dtype)
+        else:
+            result = quick_general(input, target, reduction, parameter, dtype, options)
         if result is not None:
             return result
         if type(input) not in PLAIN_TENSORS or type(target) not in PLAIN_TENSORS:
