@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from matplotlib.image import imread
 
 import cudaloss
+
+imread = pytest.importorskip("matplotlib.image").imread
+pytest.importorskip("sklearn")
 
 # Left out: digits.py, whose claim is PyTorch's very loss, without an option. CI runs it at length as the demo.
 FOLDER = Path(__file__).parent.parent / "examples"

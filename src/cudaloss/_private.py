@@ -119,6 +119,8 @@ def _empty_as(like, dtype):
 
 
 def _fake_general(input, target, weight, mask, normalizer, how, parameter, scale, batch_dims):
+    if how & MAY_DECLINE:
+        return None, None
     shape = torch.broadcast_shapes(input.shape, target.shape)
     counts = (
         reduction_of(how) == "mean"
@@ -136,6 +138,8 @@ def _fake_general(input, target, weight, mask, normalizer, how, parameter, scale
 
 def _fake_general_training(input, target, *call):
     how = call[3]
+    if how & MAY_DECLINE:
+        return None, None, None, None
     value, divisors = _fake_general(input, target, *call)
     gradients = (
         _empty_as(operand, operand.dtype) if how & wanted else input.new_empty(0, dtype=torch.float32)
