@@ -70,7 +70,8 @@ def _reduced(value: Tensor, options: Options, in_play: Tensor | None, reduction:
     total = _sum(value, batch_dims)
     if reduction == "sum":
         return total
-    if normalizer is not None:
+    if in_play is None or normalizer is not None:
+        assert normalizer is not None  # a mean of all elements alike has been returned
         return total / normalizer.to(value.dtype)
     return _over(total, _sum(in_play.expand(value.shape), batch_dims).to(value.dtype))
 
