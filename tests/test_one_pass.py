@@ -117,6 +117,17 @@ def test_two_readings_where_one_does_not_do(spec, device, dtype, reduction):
         assert private_calls(step) == [f"{spec.name}_loss", f"{spec.name}_gradient"]
 
 
+@pytest.mark.parametrize(("rank", "kernel"), [(7, "loss"), (3, "loss"), (6, "general"), (7, None)])
+def test_which_kernels_serve_which_rank(spec, device, rank, kernel):
+    """Dense operands of any rank; with options up to six dimensions; beyond, plain PyTorch."""
+    input, target = (x.view((1,) * (rank - 1) + (-1,)) for x in operands((64,), (torch.float32,) * 2, device))
+    options = {} if kernel == "loss" else {"scale": 0.5}
+    # The quick way to the ops, and the thorough one; the quick one asks an op that may then decline.
+    for result in (None, torch.bfloat16) if kernel else (torch.bfloat16,):
+        found = private_calls(lambda: op(spec)(input, target, dtype=result, **options))  # noqa: B023
+        assert set(found) == ({f"{spec.name}_{kernel}"} if kernel else set())
+
+
 def test_retained_graphs_hand_out_gradients_of_their_own(spec, device):
     input, target = operands((1000,), (torch.float32,) * 2, device)
     a, b = leaf(input), leaf(target)

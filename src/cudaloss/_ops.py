@@ -6,34 +6,31 @@ private ops of ``_private``) and the plain-PyTorch reference. torch.compile and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _autograd, _general, _options, _private, reference
 from ._autograd import same_dense_order, transformed
 from ._build import DEVICES
 from ._checks import check
-from ._modes import DTYPES, FOR_INPUT, FOR_TARGET, IGNORE_NAN, INTEGERS, MAX_DIMS, MAY_DECLINE, REDUCTIONS, pack
+from ._modes import DTYPES, FOR_INPUT, FOR_TARGET, IGNORE_NAN, INTEGERS, MAX_DIMS, pack
 from ._options import NONE, Options
+from ._quick import PLAIN_TENSORS, Differentiable, quick_general_of, quick_of, takes_one_pass
 from ._specs import SPECS, LossSpec
 
-PLAIN_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
 _DEVICES = DEVICES | {"meta"}  # the private ops' fake kernels serve meta tensors
 
 
 class Kernel(NamedTuple):
-    """A public op in two parts, called as ``f(input, target, reduction, parameter, dtype)``."""
+    """A public op in parts, called as ``f(input, target, reduction, parameter, dtype)``; options come last."""
 
-    quick: Callable[..., Tensor | None]  # the commonest calls, without options; None for all others
-    quick_general: Callable[
-        ..., Tensor | None
-    ]  # the commonest calls with options, which come last; None for all others
-    thorough: Callable[..., Tensor]  # every call, with its arguments checked; options come last
+    quick: Callable[..., Tensor | None]  # the commonest calls without options; None for all others
+    quick_general: Callable[..., Tensor | None]  # the commonest calls with options; None for all others
+    thorough: Callable[..., Tensor]  # every call, with its arguments checked
 
 
 def _is_readable(tensor: Tensor, device: torch.device) -> bool:
@@ -47,11 +44,11 @@ def _is_readable(tensor: Tensor, device: torch.device) -> bool:
 
 
 def _is_plain(input: Tensor, target: Tensor) -> bool:
-    """Whether the plain kernels serve these operands, which :func:`_is_general` holds of."""
+    """Whether the plain kernels serve these operands, which :func:`_is_served` holds of."""
     return target.dtype in DTYPES and input.shape == target.shape and same_dense_order(input, target)
 
 
-def _is_general(input: Tensor, target: Tensor, dtype: torch.dtype, options: Options) -> bool:
+def _is_served(input: Tensor, target: Tensor, dtype: torch.dtype, options: Options) -> bool:
     """Whether the compiled kernels serve this call; the reference serves all others."""
     weight, mask, normalizer = options.weight, options.mask, options.normalizer
     beside = [tensor for tensor in (weight, mask, normalizer) if tensor is not None]
@@ -62,7 +59,6 @@ def _is_general(input: Tensor, target: Tensor, dtype: torch.dtype, options: Opti
         and (weight is None or weight.dtype in DTYPES)
         and (normalizer is None or normalizer.dtype in DTYPES or normalizer.dtype in INTEGERS)
         and all(_is_readable(tensor, input.device) for tensor in (input, target, *beside))
-        and max(input.dim(), target.dim()) <= MAX_DIMS
         and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in beside))
         and not transformed()
     )
@@ -74,31 +70,6 @@ def _is_autocast(device: str) -> bool:
     return False  # meta, say, of which PyTorch will not even answer
 
 
-class Differentiable(NamedTuple):
-    """The ways in which the compiled kernels serve autograd: of plain calls as ``f(input, target, mode, parameter)``,
-    of general ones as ``f(input, target, weight, mask, normalizer, mode, parameter, scale, batch_dims)``."""
-
-    one_pass: _autograd.Loss
-    one_pass_both: _autograd.Loss
-    two_passes: _autograd.Loss
-    traced: _autograd.Loss
-    general_one_pass: _autograd.Loss
-    general_two_passes: _autograd.Loss
-    general_traced: _autograd.Loss
-
-
-def _takes_one_pass(
-    reduction: str, dtype: torch.dtype, operands: Iterable[torch.dtype], differentiated: Iterable[torch.dtype]
-) -> bool:
-    """Whether the loss, of `dtype`, and its gradients come from one pass: not where a gradient of fp16, already divided
-    by the count, could underflow before a gradient scaler's factor comes."""
-    return (
-        reduction != "none"
-        and torch.float16 not in differentiated
-        and (dtype != torch.float64 or torch.float64 in operands)
-    )
-
-
 def _thorough(spec: LossSpec, ops: _private.PrivateOps, differentiable: Differentiable) -> Callable[..., Tensor]:
     plain, general = _plain(ops, differentiable), _general_call(ops, differentiable)
 
@@ -107,12 +78,13 @@ def _thorough(spec: LossSpec, ops: _private.PrivateOps, differentiable: Differen
     ) -> Tensor:
         parameter = check(spec, input, target, reduction, parameter, dtype, options)
         dtype = reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
-        if not _is_general(input, target, dtype, options):
-            return reference.loss(spec, input, target, reduction, parameter, dtype, options)
         differentiated = torch.is_grad_enabled() and (input.requires_grad or target.requires_grad)
-        if options is NONE and _is_plain(input, target):
-            return plain(input, target, reduction, parameter, dtype, differentiated)
-        return general(input, target, reduction, parameter, dtype, options, differentiated)
+        if _is_served(input, target, dtype, options):
+            if options is NONE and _is_plain(input, target):
+                return plain(input, target, reduction, parameter, dtype, differentiated)
+            if max(input.dim(), target.dim()) <= MAX_DIMS:
+                return general(input, target, reduction, parameter, dtype, options, differentiated)
+        return reference.loss(spec, input, target, reduction, parameter, dtype, options)
 
     return thorough
 
@@ -129,7 +101,7 @@ def _plain(ops: _private.PrivateOps, differentiable: Differentiable) -> Callable
         wanting = [operand.dtype for operand in (input, target) if operand.requires_grad]
         if not input.requires_grad:
             mode |= FOR_TARGET
-        if not _takes_one_pass(reduction, dtype, (input.dtype, target.dtype), wanting):
+        if not takes_one_pass(reduction, dtype, (input.dtype, target.dtype), wanting):
             return differentiable.two_passes(input, target, mode, parameter)
         if type(input) not in PLAIN_TENSORS or type(target) not in PLAIN_TENSORS:
             return differentiable.traced(input, target, mode, parameter)  # fake tensors and their like
@@ -170,109 +142,6 @@ def _general_call(ops: _private.PrivateOps, differentiable: Differentiable) -> C
     return general
 
 
-def _quick(ops: _private.PrivateOps, differentiable: Differentiable) -> Callable[..., Tensor | None]:
-    """The commonest calls: plain tensors of one dtype, dense and alike, which the private ops look at themselves.
-
-    Every line is on the hot path of every call: no more than a few flags, 0.05 us each.
-    """
-    one_pass, one_pass_both, two_passes = differentiable[:3]
-    kinds = {(reduction, dtype): pack(reduction, dtype) | MAY_DECLINE for reduction in REDUCTIONS for dtype in DTYPES}
-    trainings = {
-        (reduction, dtype): (mode, one_pass, one_pass_both)
-        if _takes_one_pass(reduction, dtype, [dtype], [dtype])
-        else (mode, two_passes, two_passes)
-        for (reduction, dtype), mode in kinds.items()
-    }
-    loss = ops.loss
-    # PyTorch's own, bound here once.
-    is_grad_enabled, modes_active = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
-    any_autocast, any_functorch = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
-
-    def quick(input: Any, target: Any, reduction: Any, parameter: Any, dtype: Any) -> Tensor | None:
-        if (
-            type(input) not in PLAIN_TENSORS
-            or type(target) not in PLAIN_TENSORS
-            or type(parameter) is not float
-            or not parameter > 0
-            or type(reduction) is not str
-            or dtype is not None
-            or any_autocast()
-            or any_functorch()
-            or forward_ad._current_level >= 0
-            or modes_active()
-        ):
-            return None
-        kind = (reduction, input.dtype)
-        if is_grad_enabled() and (input.requires_grad or target.requires_grad):
-            if kind not in trainings:
-                return None
-            mode, single, both = trainings[kind]
-            if not target.requires_grad:
-                return single(input, target, mode, parameter)
-            if not input.requires_grad:
-                return single(input, target, mode | FOR_TARGET, parameter)
-            return both(input, target, mode, parameter)
-        mode = kinds.get(kind)
-        return None if mode is None else loss(input, target, mode, parameter)
-
-    return quick
-
-
-def _quick_general(ops: _private.PrivateOps, differentiable: Differentiable) -> Callable[..., Tensor | None]:
-    """The commonest calls with options: plain tensors of one shape, which the private ops look at themselves."""
-    kinds = {
-        (reduction, dtype, target): pack(reduction, dtype) | MAY_DECLINE
-        for reduction in REDUCTIONS
-        for dtype in DTYPES
-        for target in (dtype, *INTEGERS)
-    }
-    one_pass, two_passes = differentiable.general_one_pass, differentiable.general_two_passes
-    is_grad_enabled, any_autocast = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
-    any_functorch, modes_active = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
-
-    def quick_general(
-        input: Any, target: Any, reduction: Any, parameter: Any, dtype: Any, options: Options
-    ) -> Tensor | None:
-        weight, mask, normalizer, scale, batch_dims, ignore_nan = options
-        if (
-            type(input) not in PLAIN_TENSORS
-            or type(target) not in PLAIN_TENSORS
-            or type(parameter) is not float
-            or not parameter > 0
-            or type(reduction) is not str
-            or dtype is not None
-            or type(scale) is not float
-            or type(batch_dims) is not int
-            or type(ignore_nan) is not bool
-            or input.shape != target.shape
-            or any_autocast()
-            or any_functorch()
-            or forward_ad._current_level >= 0
-            or modes_active()
-        ):
-            return None
-        mode = kinds.get((reduction, input.dtype, target.dtype))
-        differentiable = is_grad_enabled()
-        for beside in (weight, mask, normalizer):
-            if beside is not None and (type(beside) not in PLAIN_TENSORS or (differentiable and beside.requires_grad)):
-                return None
-        if mode is None or (normalizer is not None and (reduction != "mean" or normalizer.dtype is torch.bool)):
-            return None
-        if ignore_nan:
-            mode |= IGNORE_NAN
-        if differentiable and input.requires_grad:
-            mode |= FOR_INPUT
-        if differentiable and target.requires_grad:
-            mode |= FOR_TARGET
-        call = input, target, weight, mask, normalizer
-        if not mode & (FOR_INPUT | FOR_TARGET):
-            return ops.general(*call, mode, parameter, scale, batch_dims)[0]
-        way = two_passes if reduction == "none" or input.dtype is torch.float16 else one_pass
-        return way(*call, mode, parameter, scale, batch_dims)
-
-    return quick_general
-
-
 def _define(spec: LossSpec) -> Kernel:
     """Defines the public op of `spec`."""
     own = f", float {spec.parameter.name}={spec.parameter.default}" if spec.parameter else ""
@@ -291,8 +160,8 @@ def _define(spec: LossSpec) -> Kernel:
         general_two_passes=_general.two_passes(spec, ops),
         general_traced=_general.traced(spec, ops),
     )
-    quick, thorough = _quick(ops, differentiable), _thorough(spec, ops, differentiable)
-    quick_general = _quick_general(ops, differentiable)
+    quick, thorough = quick_of(ops, differentiable), _thorough(spec, ops, differentiable)
+    quick_general = quick_general_of(ops, differentiable)
 
     def with_parameter(input, target, reduction="mean", parameter=spec.default, *, dtype=None, **options):
         if not options:  # the dispatcher passes on only what differs from its default

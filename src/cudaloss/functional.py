@@ -11,8 +11,9 @@ from torch import Tensor
 
 from . import _checks
 from ._faces import define_function, legacy_reduction  # noqa: F401  (used by the generated code)
-from ._ops import KERNELS, PLAIN_TENSORS
+from ._ops import KERNELS
 from ._options import NONE, Options
+from ._quick import PLAIN_TENSORS
 from ._specs import SPECS, LossSpec
 
 __all__ = [spec.function for spec in SPECS]  # pyright: ignore[reportUnsupportedDunderAll]
