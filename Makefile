@@ -13,7 +13,7 @@ demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
 
 test: $(VENV)/.built
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(VENV)/.packages
 	$(BIN)/ruff check .
