@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import torch
@@ -24,13 +25,23 @@ def _is_symbolic(value: Any) -> bool:
     return isinstance(value, (torch.SymFloat, torch.SymInt))
 
 
-def _is_number(value: Any, method: str = "__float__") -> bool:
-    """Whether it is a number, numpy's and a compiler's among them, but no bool, array or tensor."""
+def _is_number(value: Any, kind: type = numbers.Real) -> bool:
+    """Whether it is a number of that kind, numpy's and a compiler's among them, but no bool, array or tensor."""
     if isinstance(value, bool):
         return False
-    if isinstance(value, int) or (isinstance(value, float) and method == "__float__") or _is_symbolic(value):
-        return True  # said first: Dynamo cannot ask hasattr of its symbols
-    return hasattr(value, method) and not hasattr(value, "__len__")
+    if isinstance(value, int) or (isinstance(value, float) and kind is numbers.Real) or _is_symbolic(value):
+        return True  # said first: Dynamo knows no more of its symbols
+    return isinstance(value, kind)
+
+
+def as_float(name: str, value: Any) -> Any:
+    """The number as Python's own float; a compiler's as it is, which float() would guard on."""
+    if _is_symbolic(value):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be a number that a float can hold, got {value}") from None
 
 
 def check_parameter(spec: LossSpec, value: Any) -> Any:
@@ -98,7 +109,8 @@ def check_operands(input: Any, target: Any) -> None:
 def _broadcasts_to(tensor: Tensor, shape: torch.Size) -> bool:
     if tensor.dim() > len(shape):
         return False
-    return all(size in (1, wanted) for size, wanted in zip(reversed(tensor.shape), reversed(shape), strict=False))
+    sizes = zip(reversed(tensor.shape), reversed(shape), strict=False)
+    return all(size == wanted or size == 1 for size, wanted in sizes)
 
 
 def check_beside(name: str, value: Any, input: Tensor, shape: torch.Size) -> None:
@@ -139,10 +151,11 @@ def check_normalizer(value: Any, input: Tensor, reduction: str) -> None:
 def check_scale(value: Any) -> None:
     if not _is_number(value):
         raise TypeError(f"scale must be a number, got {type(value).__name__}; a tensor's factor multiplies the loss")
+    as_float("scale", value)
 
 
 def check_batch_dims(value: Any, shape: torch.Size) -> None:
-    if not _is_number(value, "__index__"):
+    if not _is_number(value, numbers.Integral):
         raise TypeError(f"batch_dims must be an int, got {type(value).__name__}")
     if not 0 <= value <= len(shape):
         raise ValueError(f"batch_dims must be at least 0 and at most {len(shape)}, the rank of the loss, got {value}")

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from . import _autograd, _general, _options, _private, reference
 from ._autograd import same_dense_order, transformed
 from ._build import DEVICES
-from ._checks import check
+from ._checks import as_float, check
 from ._modes import DTYPES, FOR_INPUT, FOR_TARGET, IGNORE_NAN, INTEGERS, MAX_DIMS, pack
 from ._options import NONE, Options
 from ._quick import PLAIN_TENSORS, Differentiable, quick_general_of, quick_of, takes_one_pass
@@ -77,6 +77,8 @@ def _thorough(spec: LossSpec, ops: _private.PrivateOps, differentiable: Differen
         input: Any, target: Any, reduction: Any, parameter: Any, dtype: Any, options: Options = NONE
     ) -> Tensor:
         parameter = check(spec, input, target, reduction, parameter, dtype, options)
+        if options is not NONE:
+            options = options._replace(scale=as_float("scale", options.scale))
         dtype = reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
         differentiated = torch.is_grad_enabled() and (input.requires_grad or target.requires_grad)
         if _is_served(input, target, dtype, options):
@@ -125,7 +127,7 @@ def _general_call(ops: _private.PrivateOps, differentiable: Differentiable) -> C
     ) -> Tensor:
         weight, mask, normalizer, scale, batch_dims, ignore_nan = options
         mode = pack(reduction, dtype) | (IGNORE_NAN if ignore_nan else 0)
-        numbers = parameter, float(scale), batch_dims
+        numbers = parameter, scale, batch_dims
         if not differentiated:
             return ops.general(input, target, weight, mask, normalizer, mode, *numbers)[0]
         mode |= (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)

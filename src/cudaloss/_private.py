@@ -107,6 +107,8 @@ def _fake_traced_gradient(gradient, grad_output, input, target, how, parameter):
 def _empty_as(like, dtype):
     """What ``empty_as`` of ``csrc/torch/layout.h`` gives: in the layout of `like` where that is dense, else in its
     order of dimensions, or contiguous where it is expanded."""
+    if like.is_contiguous():  # said first: of sizes that a compiler does not know nothing more can be asked
+        return like.new_empty_strided(like.shape, like.stride(), dtype=dtype)
     order = list(range(like.dim()))
     if not any(stride == 0 and size > 1 for size, stride in zip(like.shape, like.stride(), strict=True)):
         order.sort(key=lambda dim: -like.stride(dim))
@@ -114,7 +116,7 @@ def _empty_as(like, dtype):
     for dim in reversed(order):
         strides[dim] = stride
         stride = stride * max(like.shape[dim], 1)
-    dense = all(size == 1 or a == b for size, a, b in zip(like.shape, strides, like.stride(), strict=True))
+    dense = all(a == b or size == 1 for size, a, b in zip(like.shape, strides, like.stride(), strict=True))
     return like.new_empty_strided(like.shape, like.stride() if dense else strides, dtype=dtype)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ._autograd import Loss
-from ._modes import DTYPES, FOR_INPUT, FOR_TARGET, IGNORE_NAN, INTEGERS, MAY_DECLINE, REDUCTIONS, pack
+from ._modes import DTYPES, FOR_INPUT, FOR_TARGET, IGNORE_NAN, INTEGERS, MAX_DIMS, MAY_DECLINE, REDUCTIONS, pack
 from ._options import Options
 from ._private import PrivateOps
 
@@ -116,7 +116,10 @@ def quick_general_of(ops: PrivateOps, differentiable: Differentiable) -> Callabl
             or dtype is not None
             or type(scale) is not float
             or type(batch_dims) is not int
+            or not 0 <= batch_dims <= MAX_DIMS
             or type(ignore_nan) is not bool
+            or input.is_nested
+            or target.is_nested
             or input.shape != target.shape
             or any_autocast()
             or any_functorch()

@@ -23,7 +23,7 @@ def _divided(reduction: Any, scale: Any, normalizer: Any) -> tuple[str, float, N
     """The reduction and the scale that a mean with a number for a normalizer comes down to."""
     _checks.check_number_normalizer(normalizer, reduction)
     _checks.check_scale(scale)
-    return "sum", scale / normalizer, None
+    return "sum", _checks.as_float("scale", scale) / _checks.as_float("normalizer", normalizer), None
 
 
 def _caller(spec: LossSpec) -> Callable[..., Tensor]:

@@ -44,7 +44,7 @@ def _selected(target: Tensor, options: Options) -> Tensor | None:
 def _over(total: Tensor, denominator: Tensor) -> Tensor:
     """total / denominator, whose gradient is 0, not NaN, where there was nothing to divide by."""
     empty = denominator == 0
-    return torch.where(empty, total.detach() / denominator, total / torch.where(empty, 1, denominator))
+    return torch.where(empty, total.detach() / denominator.detach(), total / torch.where(empty, 1, denominator))
 
 
 def _sum(terms: Tensor, batch_dims: int) -> Tensor:
