@@ -53,7 +53,7 @@ def check_parameter(spec: LossSpec, value: Any) -> Any:
         raise TypeError(f"{parameter.name} must be {parameter.accepts}, got a tensor that is not one number on the CPU")
     if not (isinstance(value, Tensor) or _is_number(value)):
         raise TypeError(f"{parameter.name} must be {parameter.accepts}, got {type(value).__name__}")
-    number = value if _is_symbolic(value) else float(value)
+    number = as_float(parameter.name, value)
     if not (number >= 0 if parameter.zero_allowed else number > 0):
         raise RuntimeError(f"{parameter.name} must be {parameter.accepts}, got {value}")
     return number
@@ -151,7 +151,6 @@ def check_normalizer(value: Any, input: Tensor, reduction: str) -> None:
 def check_scale(value: Any) -> None:
     if not _is_number(value):
         raise TypeError(f"scale must be a number, got {type(value).__name__}; a tensor's factor multiplies the loss")
-    as_float("scale", value)
 
 
 def check_batch_dims(value: Any, shape: torch.Size) -> None:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -45,16 +47,22 @@ def _wanted(mode: int, grad_input: Tensor, grad_target: Tensor):
     return grad_input if mode & FOR_INPUT else None, grad_target if mode & FOR_TARGET else None, *_OTHERS
 
 
-def one_pass(spec: LossSpec, ops: PrivateOps) -> Loss:
-    """A reduced loss and the gradients wanted from one reading of the operands, handed out once; a second backward
-    (``retain_graph``) computes them anew."""
+def _one_pass_forward(training: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Tensor | None]:
+    """Runs the op `training` and keeps what a backward needs; None where it declines."""
 
     def forward(ctx, *call):
-        value, *gradients, divisors = ops.general_training(*call)
+        value, *gradients, divisors = training(*call)
         if value is not None:
             ctx.save_for_backward(*call[:5], *gradients, divisors)
             ctx.arguments = call[5:]
         return value
+
+    return forward
+
+
+def one_pass(spec: LossSpec, ops: PrivateOps) -> Loss:
+    """A reduced loss and the gradients wanted from one reading of the operands, handed out once; a second backward
+    (``retain_graph``) computes them anew."""
 
     def backward(ctx, grad_output):
         if is_differentiated():
@@ -73,17 +81,11 @@ def one_pass(spec: LossSpec, ops: PrivateOps) -> Loss:
             grad_input, grad_target = grad_input.data, grad_target.data
         return _wanted(ctx.arguments[0], grad_input, grad_target)
 
-    return apply_of(f"{spec.module}GeneralOnePass", forward, backward)
+    return apply_of(f"{spec.module}GeneralOnePass", _one_pass_forward(ops.general_training), backward)
 
 
 def traced(spec: LossSpec, ops: PrivateOps) -> Loss:
     """:func:`one_pass` for a compiler's trace, which cannot follow what is handed out."""
-
-    def forward(ctx, *call):
-        value, *gradients, divisors = ops.traced_general_training(*call)
-        ctx.save_for_backward(*call[:5], *gradients, divisors)
-        ctx.arguments = call[5:]
-        return value
 
     def backward(ctx, grad_output):
         if is_differentiated():
@@ -92,7 +94,7 @@ def traced(spec: LossSpec, ops: PrivateOps) -> Loss:
         call = grad_output, divisors, *operands, *ctx.arguments
         return _wanted(ctx.arguments[0], *ops.traced_general_gradients(grad_input, grad_target, *call))
 
-    return apply_of(f"{spec.module}GeneralTraced", forward, backward)
+    return apply_of(f"{spec.module}GeneralTraced", _one_pass_forward(ops.traced_general_training), backward)
 
 
 def two_passes(spec: LossSpec, ops: PrivateOps) -> Loss:

@@ -128,17 +128,17 @@ def quick_general_of(ops: PrivateOps, differentiable: Differentiable) -> Callabl
         ):
             return None
         mode = kinds.get((reduction, input.dtype, target.dtype))
-        differentiable = is_grad_enabled()
+        with_grad = is_grad_enabled()
         for beside in (weight, mask, normalizer):
-            if beside is not None and (type(beside) not in PLAIN_TENSORS or (differentiable and beside.requires_grad)):
+            if beside is not None and (type(beside) not in PLAIN_TENSORS or (with_grad and beside.requires_grad)):
                 return None
         if mode is None or (normalizer is not None and (reduction != "mean" or normalizer.dtype is torch.bool)):
             return None
         if ignore_nan:
             mode |= IGNORE_NAN
-        if differentiable and input.requires_grad:
+        if with_grad and input.requires_grad:
             mode |= FOR_INPUT
-        if differentiable and target.requires_grad:
+        if with_grad and target.requires_grad:
             mode |= FOR_TARGET
         call = input, target, weight, mask, normalizer
         if not mode & (FOR_INPUT | FOR_TARGET):

@@ -6,13 +6,15 @@ chain of PyTorch kernels costs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ._options import NONE, Options
 from ._specs import LossSpec
 
-__all__ = ["computing_dtype", "gradients", "loss", "result_dtype"]
+__all__ = ["gradients", "loss", "result_dtype"]
 
 
 def result_dtype(input: Tensor, target: Tensor, dtype: torch.dtype | None, autocast: bool) -> torch.dtype:
@@ -26,11 +28,6 @@ def result_dtype(input: Tensor, target: Tensor, dtype: torch.dtype | None, autoc
     else:
         promoted = torch.promote_types(input.dtype, target.dtype)
     return torch.promote_types(promoted, torch.float32) if autocast else promoted
-
-
-def computing_dtype(*dtypes: torch.dtype) -> torch.dtype:
-    """What is computed in: float64 where anything is, else float32."""
-    return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def _selected(target: Tensor, options: Options) -> Tensor | None:
@@ -47,17 +44,11 @@ def _over(total: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(empty, total.detach() / denominator.detach(), total / torch.where(empty, 1, denominator))
 
 
-def _sum(terms: Tensor, batch_dims: int) -> Tensor:
-    """The sum over all dimensions but the first `batch_dims`."""
+def _over_rest(reduce: Callable[..., Tensor], terms: Tensor, batch_dims: int) -> Tensor:
+    """``Tensor.sum`` or ``Tensor.mean`` over all dimensions but the first `batch_dims`."""
     if batch_dims == 0:
-        return terms.sum()
-    return terms.flatten(batch_dims).sum(-1) if terms.dim() > batch_dims else terms
-
-
-def _mean(terms: Tensor, batch_dims: int) -> Tensor:
-    if batch_dims == 0:
-        return terms.mean()
-    return terms.flatten(batch_dims).mean(-1) if terms.dim() > batch_dims else terms
+        return reduce(terms)
+    return reduce(terms.flatten(batch_dims), -1) if terms.dim() > batch_dims else terms
 
 
 def _reduced(value: Tensor, options: Options, in_play: Tensor | None, reduction: str) -> Tensor:
@@ -65,15 +56,14 @@ def _reduced(value: Tensor, options: Options, in_play: Tensor | None, reduction:
     if reduction == "none":
         return value
     batch_dims, normalizer = options.batch_dims, options.normalizer
-    if reduction == "mean" and normalizer is None and in_play is None:
-        return _mean(value, batch_dims)
-    total = _sum(value, batch_dims)
     if reduction == "sum":
-        return total
-    if in_play is None or normalizer is not None:
-        assert normalizer is not None  # a mean of all elements alike has been returned
-        return total / normalizer.to(value.dtype)
-    return _over(total, _sum(in_play.expand(value.shape), batch_dims).to(value.dtype))
+        return _over_rest(Tensor.sum, value, batch_dims)
+    if normalizer is not None:
+        return _over_rest(Tensor.sum, value, batch_dims) / normalizer.to(value.dtype)
+    if in_play is None:
+        return _over_rest(Tensor.mean, value, batch_dims)
+    counted = _over_rest(Tensor.sum, in_play.expand(value.shape), batch_dims)
+    return _over(_over_rest(Tensor.sum, value, batch_dims), counted.to(value.dtype))
 
 
 def loss(
@@ -87,7 +77,8 @@ def loss(
 ) -> Tensor:
     """The loss of `spec` in float32 arithmetic (float64 where a dtype is), rounded to `dtype` at the end."""
     weight = options.weight
-    compute = computing_dtype(*(x.dtype for x in (input, target, weight) if x is not None), dtype)
+    dtypes = [x.dtype for x in (input, target, weight) if x is not None]
+    compute = torch.float64 if torch.float64 in (*dtypes, dtype) else torch.float32
     selected = _selected(target, options)
     difference = input.to(compute) - target.to(compute)
     if selected is not None:
