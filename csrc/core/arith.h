@@ -3,9 +3,8 @@
 //   float   large reductions: rounding errors of single elements average out
 //   double  fp64 operands; fp32 operands on the CPU, where it costs no time at memory speed
 //   Brief   halves on the GPU, which bring so many elements at once that arithmetic would be the bound: float with
-//   plain
-//           constants. Its 2^-23 is far below a half's last place; a parameter that float does not hold shifts a sum of
-//           many by up to 2^-24.
+//           plain constants. Its 2^-23 is far below a half's last place; a parameter that float does not hold shifts a
+//           sum of many by up to 2^-24.
 //   Wide    fp32 operands on the GPU: an unevaluated sum hi + lo of two floats, about 2^-45 relative.
 //           Single results (gradients, reduction="none", small reductions) come out correctly rounded, and unlike
 //           double it is as fast on GPUs whose fp64 rate is a 64th of fp32's.

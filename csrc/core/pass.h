@@ -45,14 +45,14 @@ struct Divisor {
 CUDALOSS_INLINE Divisor divisor_of(double value) { return {value, 1.0 / value}; }
 
 struct Denominator {
-  double constant;         // the number of elements, or 1
+  Divisor constant;        // the number of elements, or 1
   Operand normalizer;      // 0-d, read where it lies; without data: none
   const Divisor* counted;  // what a Count found; null: none
   bool counted_each;       // one for each segment, or one for all
 
   CUDALOSS_INLINE Divisor at(int64_t segment) const {
     if (counted) return counted[counted_each ? segment : 0];
-    return divisor_of(normalizer.data ? number_at<double>(normalizer, 0) : constant);
+    return normalizer.data ? divisor_of(number_at<double>(normalizer, 0)) : constant;
   }
 };
 

@@ -33,11 +33,4 @@ struct SumOf {
 };
 using Sum = SumOf<double>;
 
-struct AddSums {
-  CUDALOSS_INLINE Sum operator()(Sum a, const Sum& b) const {
-    a.add(b);
-    return a;
-  }
-};
-
 }  // namespace cudaloss

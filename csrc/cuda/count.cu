@@ -1,8 +1,9 @@
 // The denominators of masked and weighted means, before the pass that needs them.
 #include "cuda/fold.cuh"
 #include "cuda/grid.h"
+#include "cuda/groups.cuh"
 #include "cuda/launch.h"
-#include "cuda/pass_impl.cuh"
+#include "cuda/pass_plan.h"
 #include "cuda/port.cuh"
 
 namespace cudaloss::cuda {
@@ -143,7 +144,7 @@ void launch_count(const Count& r, const Workspace& workspace, Stream stream) {
 
 Need pass_need(const Pass& request) {
   if (!request.reduction.data) return {1, 0};
-  return need_of(pass_grid(request), wants_float64(request) ? sizeof(Sum) : sizeof(double));
+  return need_of(plan_of(request).grid, wants_float64(request) ? sizeof(Sum) : sizeof(double));
 }
 
 Need count_need(const Count& request) { return need_of(count_grid(request), sizeof(Sum)); }

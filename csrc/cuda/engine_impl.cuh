@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "cuda/as_pass.h"
 #include "cuda/elementwise.cuh"
 #include "cuda/engine.h"
 #include "cuda/fold.cuh"
@@ -13,44 +14,28 @@
 
 namespace cudaloss::cuda {
 
-template <class A, class B>
-constexpr bool kAnyDouble = std::is_same_v<A, double> || std::is_same_v<B, double>;
-template <class A, class B>
-constexpr bool kAnyFloat = std::is_same_v<A, float> || std::is_same_v<B, float>;
-
-// The arithmetic of a large reduction, and of everything whose single results are seen.
-template <class A, class B>
-using Fast = std::conditional_t<kAnyDouble<A, B>, double, std::conditional_t<kAnyFloat<A, B>, float, Brief>>;
-template <class A, class B>
-using Exact = std::conditional_t<kAnyDouble<A, B>, double, std::conditional_t<kAnyFloat<A, B>, Wide, float>>;
-
-template <class A_, class B_>
+// Pairs of dtypes that have kernels of their own: those that training code brings. Each is 150 KB of machine code a
+// loss and architecture; all sixteen would double the binary. The others are a general pass (as_pass.h).
+template <class A_, class B_, class Fast_, class Exact_, class Gradient_>
 struct Pair {
   using A = A_;
   using B = B_;
+  using Fast = Fast_;          // the arithmetic of a large reduction,
+  using Exact = Exact_;        // of a small one and of single losses,
+  using Gradient = Gradient_;  // and of gradients
   static constexpr int N = plan::vector_elements(sizeof(A), sizeof(B));
-  static constexpr bool kHalves = !kAnyDouble<A, B> && !kAnyFloat<A, B>;
-  static constexpr bool kHalfAndFloat = !kAnyDouble<A, B> && !kHalves && !std::is_same_v<A, B>;
+  static constexpr bool kTrains = !std::is_same_v<A, Half>;  // gradients come from the pass that sums
 };
 
 template <class Body>
 void dispatch_pair(const Operand& input, const Operand& target, const Body& body) {
-  dispatch(input.dtype, [&](auto a) {
-    dispatch(target.dtype, [&](auto b) { body(Pair<typename decltype(a)::type, typename decltype(b)::type>()); });
-  });
-}
-
-// The arithmetic of gradients, by the widest that is wanted.
-template <class P, bool kNoFloatWanted = P::kHalves>
-using OfGradients = std::conditional_t<kNoFloatWanted, Brief, Exact<typename P::A, typename P::B>>;
-
-template <class P, class Body>
-void dispatch_gradients(P, const Result& grad_input, const Result& grad_target, const Body& body) {
-  if constexpr (P::kHalfAndFloat) {
-    const Result& of_float = std::is_same_v<typename P::A, float> ? grad_input : grad_target;
-    if (!of_float.data) return body(Type<OfGradients<P, true>>());
-  }
-  body(Type<OfGradients<P>>());
+  const auto is = [&](DType a, DType b) { return input.dtype == a && target.dtype == b; };
+  if (is(DType::Float32, DType::Float32)) return body(Pair<float, float, float, Wide, Wide>());
+  if (is(DType::BFloat16, DType::BFloat16)) return body(Pair<BFloat16, BFloat16, Brief, float, Brief>());
+  if (is(DType::BFloat16, DType::Float32)) return body(Pair<BFloat16, float, float, Wide, Brief>());
+  if (is(DType::Float16, DType::Float16)) return body(Pair<Half, Half, Brief, float, Brief>());
+  if (is(DType::Float16, DType::Float32)) return body(Pair<Half, float, float, Wide, Brief>());
+  body(Pair<double, double, double, double, double>());
 }
 
 template <class T, class P, class Loss>
@@ -64,102 +49,86 @@ void launch_reduce(const Forward& r, const Workspace& workspace, Stream stream) 
   });
 }
 
-template <class T, class P, class Loss>
-void launch_elementwise(const Forward& r, Stream stream) {
-  launch(elementwise_kernel<T, typename P::A, typename P::B, P::N, Loss>, plan::elementwise_tiles(r.count, P::N),
-         plan::elementwise_threads(P::N), stream, Loss(r.parameter), Source<typename P::A>(r.input),
-         Source<typename P::B>(r.target), vector_aligned({r.input.data, r.target.data, r.output.data}), r.count,
-         r.output);
-}
-
 template <template <class> class Loss>
 void elementwise(const Forward& r, Stream stream) {
+  if (!is_native(r)) return pass<Loss>(as_pass_of_losses(r), {}, stream);
   dispatch_pair(r.input, r.target, [&](auto pair) {
     using P = decltype(pair);
-    using ExactT = Exact<typename P::A, typename P::B>;
-    if (r.output.dtype == DType::Float64) {
-      launch_elementwise<double, P, Loss<double>>(r, stream);
-    } else {
-      launch_elementwise<ExactT, P, Loss<ExactT>>(r, stream);
-    }
+    using T = typename P::Exact;
+    launch(elementwise_kernel<T, typename P::A, typename P::B, P::N, Loss<T>>, plan::elementwise_tiles(r.count, P::N),
+           plan::elementwise_threads(P::N), stream, Loss<T>(r.parameter), Source<typename P::A>(r.input),
+           Source<typename P::B>(r.target), vector_aligned({r.input.data, r.target.data, r.output.data}), r.count,
+           r.output);
   });
 }
 
-template <class TV, class TG, class P, template <class> class Loss>
+template <class TV, class P, template <class> class Loss>
 void launch_train(const Training& t, const Workspace& workspace, Stream stream) {
   using A = typename P::A;
   using B = typename P::B;
+  using TG = typename P::Gradient;
   using Kept = Partial<TV>;
   const Forward& r = t.forward;
   const int64_t blocks = plan::train_blocks(r.count, P::N);
   const bool aligned = vector_aligned({r.input.data, r.target.data, t.grad_input.data, t.grad_target.data});
-  const auto kernel = aligned ? train_kernel<true, TV, TG, Kept, A, B, P::N, Loss<TV>, Loss<TG>>
-                              : train_kernel<false, TV, TG, Kept, A, B, P::N, Loss<TV>, Loss<TG>>;
+  auto kernel = train_kernel<false, TV, TG, Kept, A, B, P::N, Loss<TV>, Loss<TG>>;
+  if constexpr (!std::is_same_v<TV, typename P::Exact>) {
+    if (aligned) kernel = train_kernel<true, TV, TG, Kept, A, B, P::N, Loss<TV>, Loss<TG>>;
+  }
   folded<Kept>(blocks, Quotient{divisor_of(r.divisor), r.output}, workspace, stream, [&](const auto& fold) {
     launch(kernel, blocks, plan::train_threads(r.count, P::N), stream, Loss<TV>(r.parameter), Loss<TG>(r.parameter),
-           ratio(1.0, r.divisor, Scalar<TG>()), Source<A>(r.input), Source<B>(r.target), r.count, Sink<A>(t.grad_input),
-           Sink<B>(t.grad_target), fold);
+           ratio(1.0, r.divisor, Scalar<TG>()), Source<A>(r.input), Source<B>(r.target), aligned, r.count,
+           Sink<A>(t.grad_input), Sink<B>(t.grad_target), fold);
   });
 }
 
 template <template <class> class Loss>
 void reduce(const Forward& r, const Workspace& workspace, Stream stream) {
+  const Training no_gradients = {r, {}, {}};
+  if (!is_native(r)) return pass<Loss>(as_pass(no_gradients), workspace, stream);
   dispatch_pair(r.input, r.target, [&](auto pair) {
     using P = decltype(pair);
-    using FastT = Fast<typename P::A, typename P::B>;
-    using ExactT = Exact<typename P::A, typename P::B>;
-    const Training no_gradients = {r, {}, {}};
-    if (r.output.dtype == DType::Float64) {
-      launch_reduce<double, P, Loss<double>>(r, workspace, stream);
-    } else if (r.count <= plan::kExactCount) {
-      launch_train<ExactT, OfGradients<P>, P, Loss>(no_gradients, workspace, stream);
-    } else if (r.count <= plan::train_tile(P::N)) {
-      launch_train<FastT, OfGradients<P>, P, Loss>(no_gradients, workspace, stream);
-    } else {
-      launch_reduce<FastT, P, Loss<FastT>>(r, workspace, stream);
+    using Fast = typename P::Fast;
+    if (r.count <= plan::kExactCount) return launch_train<typename P::Exact, P, Loss>(no_gradients, workspace, stream);
+    if constexpr (P::kTrains) {
+      if (r.count <= plan::train_tile(P::N)) return launch_train<Fast, P, Loss>(no_gradients, workspace, stream);
     }
+    launch_reduce<Fast, P, Loss<Fast>>(r, workspace, stream);
   });
 }
 
 template <template <class> class Loss>
 void train(const Training& t, const Workspace& workspace, Stream stream) {
+  if (!is_native(t)) return pass<Loss>(as_pass(t), workspace, stream);
   dispatch_pair(t.forward.input, t.forward.target, [&](auto pair) {
     using P = decltype(pair);
-    using A = typename P::A;
-    using B = typename P::B;
-    dispatch_gradients(pair, t.grad_input, t.grad_target, [&](auto arithmetic) {
-      using TG = typename decltype(arithmetic)::type;
-      if (t.forward.count <= plan::kExactCount) {
-        launch_train<Exact<A, B>, TG, P, Loss>(t, workspace, stream);
-      } else {
-        launch_train<Fast<A, B>, TG, P, Loss>(t, workspace, stream);
-      }
-    });
+    if constexpr (P::kTrains) {
+      if (t.forward.count <= plan::kExactCount) return launch_train<typename P::Exact, P, Loss>(t, workspace, stream);
+      launch_train<typename P::Fast, P, Loss>(t, workspace, stream);
+    }
   });
 }
 
 template <template <class> class Loss>
 void backward(const Backward& r, Stream stream) {
+  if (!is_native(r)) return pass<Loss>(as_pass(r), {}, stream);
   dispatch_pair(r.input, r.target, [&](auto pair) {
     using P = decltype(pair);
     using A = typename P::A;
     using B = typename P::B;
-    dispatch_gradients(pair, r.grad_input, r.grad_target, [&](auto arithmetic) {
-      using T = typename decltype(arithmetic)::type;
-      const auto start = [&](auto kernel, int64_t blocks) {
-        launch(kernel, blocks, plan::elementwise_threads(P::N), stream, Loss<T>(r.parameter),
-               GradOutput{r.grad_output, r.grad_output_is_scalar}, ratio(1.0, r.divisor, Scalar<T>()),
-               Source<A>(r.input), Source<B>(r.target),
-               vector_aligned({r.input.data, r.target.data, r.grad_input.data, r.grad_target.data}), r.count,
-               Sink<A>(r.grad_input), Sink<B>(r.grad_target));
-      };
-      const int64_t tiles = plan::elementwise_tiles(r.count, P::N);
-      if (r.hold_unit_gradients) {
-        start(rescale_kernel<T, A, B, P::N, Loss<T>>, std::min(tiles, plan::kPersistentBlocks));
-      } else {
-        start(backward_kernel<T, A, B, P::N, Loss<T>>, tiles);
-      }
-    });
+    using T = typename P::Gradient;
+    const auto start = [&](auto kernel, int64_t blocks) {
+      launch(kernel, blocks, plan::elementwise_threads(P::N), stream, Loss<T>(r.parameter),
+             GradOutput{r.grad_output, r.grad_output_is_scalar}, ratio(1.0, r.divisor, Scalar<T>()), Source<A>(r.input),
+             Source<B>(r.target), vector_aligned({r.input.data, r.target.data, r.grad_input.data, r.grad_target.data}),
+             r.count, Sink<A>(r.grad_input), Sink<B>(r.grad_target));
+    };
+    const int64_t tiles = plan::elementwise_tiles(r.count, P::N);
+    if (r.hold_unit_gradients) {
+      start(rescale_kernel<T, A, B, P::N, Loss<T>>, std::min(tiles, plan::kPersistentBlocks));
+    } else {
+      start(backward_kernel<T, A, B, P::N, Loss<T>>, tiles);
+    }
   });
 }
 

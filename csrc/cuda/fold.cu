@@ -1,3 +1,4 @@
+#include "cuda/as_pass.h"
 #include "cuda/fold.cuh"
 #include "cuda/launch.h"
 
@@ -46,10 +47,9 @@ __global__ void __launch_bounds__(plan::kSegmentFoldThreads)
   if (threadIdx.x == 0) store(total, blockIdx.x);
 }
 
+// Of one partial: of fp64 operands, since others with an fp64 result are no plain reduction.
 int64_t partial_bytes(const Forward& request) {
-  const bool wide = request.input.dtype == DType::Float64 || request.target.dtype == DType::Float64 ||
-                    request.output.dtype == DType::Float64;
-  return wide ? sizeof(Sum) : sizeof(double);
+  return request.input.dtype == DType::Float64 ? sizeof(Sum) : sizeof(double);
 }
 
 int vector_elements(const Forward& request) {
@@ -59,10 +59,12 @@ int vector_elements(const Forward& request) {
 }  // namespace
 
 Need reduce_need(const Forward& request) {
+  if (!is_native(request)) return pass_need(as_pass({request, {}, {}}));
   return {plan::reduce_blocks(request.count, vector_elements(request)), partial_bytes(request)};
 }
 
 Need train_need(const Training& request) {
+  if (!is_native(request)) return pass_need(as_pass(request));
   const Forward& forward = request.forward;
   return {plan::train_blocks(forward.count, vector_elements(forward)), partial_bytes(forward)};
 }

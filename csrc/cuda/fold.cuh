@@ -117,16 +117,13 @@ struct SegmentDivisor {
   }
 };
 
-// Hands in the block's sum (thread 0's `total`). The block that finds all others done folds; which one that is leaves
-// no trace in the result.
+// Hands in the block's sum, thread 0's `total`, and tells whether that is now the sum of all blocks: so it is in the
+// one block, and in the one that finds all others done and folds. Which one that is leaves no trace in the result.
 template <int kThreads, class P, class Store>
-__device__ __forceinline__ void finish(const P& total, const Fold<P, Store>& fold) {
-  if (gridDim.x == 1) {
-    if (threadIdx.x == 0) fold.store(total, 0);
-    return;
-  }
+__device__ __forceinline__ bool meet(P& total, const Fold<P, Store>& fold) {
+  if (gridDim.x == 1) return true;
   if (threadIdx.x == 0) fold.partials[blockIdx.x] = total;
-  if (!fold.ticket) return;  // at once: a block whose warps wait for thread 0 costs a pass of 2^28 elements 17 %
+  if (!fold.ticket) return false;  // at once: a block whose warps wait for thread 0 costs a pass of 2^28 elements 17 %
   __shared__ bool is_last;
   if (threadIdx.x == 0) {
     const ::cuda::atomic_ref<unsigned, ::cuda::thread_scope_device> ticket(*fold.ticket);
@@ -134,9 +131,15 @@ __device__ __forceinline__ void finish(const P& total, const Fold<P, Store>& fol
     if (is_last) ticket.store(0, ::cuda::memory_order_relaxed);
   }
   __syncthreads();
-  if (!is_last) return;
-  const P sum = sum_partials<kThreads>(fold.partials, gridDim.x);
-  if (threadIdx.x == 0) fold.store(sum, 0);
+  if (!is_last) return false;
+  total = sum_partials<kThreads>(fold.partials, gridDim.x);
+  return true;
+}
+
+// The same, and the result is stored: at one place, which a kernel has the code for once.
+template <int kThreads, class P, class Store>
+__device__ __forceinline__ void finish(P total, const Fold<P, Store>& fold) {
+  if (meet<kThreads>(total, fold) && threadIdx.x == 0) fold.store(total, 0);
 }
 
 // The second launch, where the blocks did not count themselves.

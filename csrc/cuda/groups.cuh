@@ -56,10 +56,11 @@ __device__ __forceinline__ void hand_in(const P& sum, const Grid& grid, const Sh
                                         const Fold<P, Store>& fold) {
   constexpr int kThreads = plan::kPassThreads;
   const bool by_block = lanes_of<kLanes>(grid) == kThreads;
-  const P total = by_block ? block_sum<kThreads, P>(in_warp<TV>(sum)) : sum_over_lanes(sum, grid.lanes);
-  if (by_block && grid.segments == 1) return finish<kThreads>(total, fold);
+  P total = by_block ? block_sum<kThreads, P>(in_warp<TV>(sum)) : sum_over_lanes(sum, grid.lanes);
+  const bool meets = by_block && grid.segments == 1;
+  if (meets && !meet<kThreads>(total, fold)) return;
   if (!share.alive || (threadIdx.x & (lanes_of<kLanes>(grid) - 1)) != 0) return;
-  if (grid.parts == 1) {
+  if (meets || grid.parts == 1) {
     fold.store(total, share.segment);
   } else {
     fold.partials[int64_t{share.part} * grid.segments + share.segment] = total;

@@ -25,20 +25,19 @@ struct alignas(N * sizeof(Element) < kVectorBytes ? N * sizeof(Element) : kVecto
   Element element[N];
 };
 
-// A thread's vector that is all there and aligned, and any other.
-using Whole = std::true_type;
-using InPieces = std::false_type;
+// A thread's vector, the elements [begin, begin + length): whole where all N of them are there and aligned.
+template <int N>
+struct Span {
+  int64_t begin;
+  int length;
+  bool whole;
+};
 
-// Calls body(Whole() or InPieces(), length) for the elements [begin, begin + N) below `count`; not at all where there
-// are none. One branch around everything: a branch at each load would have it wait for the one before.
-template <int N, class Body>
-__device__ __forceinline__ void with_vector(bool aligned, int64_t begin, int64_t count, const Body& body) {
+// Of the N elements from `begin`, those below `count`.
+template <int N>
+__device__ __forceinline__ Span<N> span_of(bool aligned, int64_t begin, int64_t count) {
   const int64_t left = count - begin;
-  if (aligned && left >= N) {
-    body(Whole(), N);
-  } else if (left > 0) {
-    body(InPieces(), left < N ? static_cast<int>(left) : N);
-  }
+  return {begin, static_cast<int>(left < N ? left : N), aligned && left >= N};
 }
 
 // An operand whose element type the kernel knows.
@@ -80,12 +79,8 @@ struct Source {
 };
 
 template <int N, class Element>
-__device__ __forceinline__ Vector<Element, N> load(Whole, Source<Element> source, int64_t begin, int) {
-  return source.template load<N>(begin);
-}
-template <int N, class Element>
-__device__ __forceinline__ Vector<Element, N> load(InPieces, Source<Element> source, int64_t begin, int length) {
-  return source.template load_each<N>(begin, length);
+__device__ __forceinline__ Vector<Element, N> load(const Span<N>& span, Source<Element> source) {
+  return span.whole ? source.template load<N>(span.begin) : source.template load_each<N>(span.begin, span.length);
 }
 
 // The two operands of one thread's vector.
@@ -100,14 +95,11 @@ struct Vectors {
   }
 };
 
+// One branch around both loads: a branch at each would have the second wait for the first.
 template <int N, class A, class B>
-__device__ __forceinline__ Vectors<A, B, N> load(Whole, Source<A> input, Source<B> target, int64_t begin, int) {
-  return {input.template load<N>(begin), target.template load<N>(begin)};
-}
-template <int N, class A, class B>
-__device__ __forceinline__ Vectors<A, B, N> load(InPieces, Source<A> input, Source<B> target, int64_t begin,
-                                                 int length) {
-  return {input.template load_each<N>(begin, length), target.template load_each<N>(begin, length)};
+__device__ __forceinline__ Vectors<A, B, N> load(const Span<N>& span, Source<A> input, Source<B> target) {
+  if (span.whole) return {input.template load<N>(span.begin), target.template load<N>(span.begin)};
+  return {input.template load_each<N>(span.begin, span.length), target.template load_each<N>(span.begin, span.length)};
 }
 
 template <class Element>
@@ -117,24 +109,19 @@ struct Sink {
   CUDALOSS_INLINE explicit Sink(const Result& result) : data(static_cast<Element*>(result.data)) {}
 
   template <class F, int N>
-  __device__ __forceinline__ void store(Whole, int64_t begin, int, const F (&value)[N]) const {
+  __device__ __forceinline__ void store(const Span<N>& span, const F (&value)[N]) const {
     if (!data) return;
     Vector<Element, N> out;
 #pragma unroll
     for (int i = 0; i < N; ++i) out.element[i] = narrow<Element>(value[i]);
-    *reinterpret_cast<Vector<Element, N>*>(data + begin) = out;
-  }
-
-  template <class F, int N>
-  __device__ __forceinline__ void store(InPieces, int64_t begin, int length, const F (&value)[N]) const {
-    if (!data) return;
-    // It was the operands that were not aligned: a fresh result is.
-    if (length == N && reinterpret_cast<uintptr_t>(data + begin) % kVectorBytes == 0) {
-      return store(Whole(), begin, length, value);
+    // Where not all is aligned it is the operands that are not: a fresh result is.
+    if (span.whole || (span.length == N && reinterpret_cast<uintptr_t>(data + span.begin) % kVectorBytes == 0)) {
+      *reinterpret_cast<Vector<Element, N>*>(data + span.begin) = out;
+      return;
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      if (i < length) data[begin + i] = narrow<Element>(value[i]);
+      if (i < span.length) data[span.begin + i] = out.element[i];
     }
   }
 };

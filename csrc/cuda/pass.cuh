@@ -86,6 +86,13 @@ __device__ __forceinline__ int64_t offset(const PassParameters<A, B, F, P>& p, c
   return p.grid.segments > 1 ? within + offset(p.segments, at.segment, place) : within;
 }
 
+template <class A, class B, class F, class P>
+__device__ __forceinline__ uint32_t narrow_offset(const PassParameters<A, B, F, P>& p, const Position<kFewSteps>& at,
+                                                  Place place) {
+  const uint32_t within = narrow_offset(p.inner, at.inner, place);
+  return p.grid.segments > 1 ? within + narrow_offset(p.segments, at.segment, place) : within;
+}
+
 // Bit i tells whether element i counts.
 template <int N, class A, class B, class F, class P>
 __device__ __forceinline__ unsigned selected_in(const PassParameters<A, B, F, P>& p, const Wanted& wanted,
@@ -109,7 +116,7 @@ __device__ __forceinline__ Reading<A, B, F, N> read(const PassParameters<A, B, F
   r.length = static_cast<int>(min(uint32_t{N}, p.inner.vector_size - vector_index(p.inner, at.inner) * N));
   const int64_t of_input = offset(p, at, kInput), of_target = offset(p, at, kTarget);
   // One branch around both loads: a branch at each would have the second wait for the first.
-  if (p.whole && r.length == N) {
+  if (!std::is_same_v<A, Any<F>> && p.whole && r.length == N) {
     r.operands = {p.input.template load_whole<N>(of_input), p.target.template load_whole<N>(of_target)};
   } else {
     r.operands = {p.input.template load<N>(of_input, r.length), p.target.template load<N>(of_target, r.length)};
@@ -142,13 +149,15 @@ __device__ __forceinline__ void gradients_of(const PassParameters<A, B, F, P>& p
                                              unsigned selected, const Loss& loss, const Reading<A, B, F, N>& reading,
                                              Constant<F> scale, F (&gradient)[N]) {
   if (alike) scale = times(scale, Constant<F>{reading.weight[0], F(0)});
+  Constant<F> incoming[N];
+  if (wanted.scattered_grad_output) {
+    p.grad_output.each(reading.grad_output, p.inner.stride[kGradOutput], reading.length, incoming);
+  }
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     Constant<F> factor = scale;
     if (wanted.weighted && !alike) factor = times(factor, Constant<F>{reading.weight[i], F(0)});
-    if (wanted.scattered_grad_output && i < reading.length) {
-      factor = times(factor, p.grad_output.at(reading.grad_output + i * p.inner.stride[kGradOutput], F()));
-    }
+    if (wanted.scattered_grad_output) factor = times(factor, incoming[i]);
     const F found = loss.grad(reading.operands.template difference<TG>(i), factor);
     gradient[i] = select((selected >> i & 1) != 0, found, F(0));
   }
@@ -181,7 +190,8 @@ __device__ __forceinline__ double process(const PassParameters<A, B, F, P>& p, c
     if (wanted.summed_gradients) sum = static_cast<double>(p.sign) * tree_sum(gradient);
     const auto store = [&](const auto& port, int64_t offset) {
       if (!port.data) return;
-      wanted.whole ? port.store_whole(offset, gradient) : port.store(offset, reading.length, gradient);
+      if (!std::is_same_v<A, Any<F>> && wanted.whole) return port.store_whole(offset, gradient);
+      port.store(offset, reading.length, gradient);
     };
     store(p.grad_input, reading.first);
 #pragma unroll

@@ -70,6 +70,135 @@ struct Port {
   }
 };
 
+// fp16 or bfloat16, which of them is known at run time only: both conversions are an instruction or two more, kernels
+// for each would be a fourth of the binary.
+struct AnyHalf {
+  uint16_t bits;
+};
+template <>
+struct LoadedAs<AnyHalf> {
+  using type = float;
+};
+
+template <>
+struct Port<AnyHalf> {
+  AnyHalf* data;
+  Spacing spacing;
+  bool is_bfloat;
+
+  template <int N>
+  __device__ __forceinline__ Vector<float, N> load_whole(int64_t offset) const {
+    return widened<N>(words().template load_whole<N>(offset));
+  }
+  template <int N>
+  __device__ __forceinline__ Vector<float, N> load(int64_t offset, int length) const {
+    return widened<N>(words().template load<N>(offset, length));
+  }
+  template <int N>
+  __device__ __forceinline__ void store_whole(int64_t offset, const float (&value)[N]) const {
+    *reinterpret_cast<Vector<AnyHalf, N>*>(data + offset) = narrowed(value);
+  }
+  template <int N>
+  __device__ __forceinline__ void store(int64_t offset, int length, const float (&value)[N]) const {
+    const auto narrow = narrowed(value);
+    if (spacing.whole && length == N) {
+      *reinterpret_cast<Vector<AnyHalf, N>*>(data + offset) = narrow;
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < length) data[offset + i * spacing.stride] = narrow.element[i];
+    }
+  }
+
+ private:
+  __device__ __forceinline__ Port<uint16_t> words() const { return {reinterpret_cast<uint16_t*>(data), spacing}; }
+  template <int N>
+  __device__ __forceinline__ Vector<float, N> widened(const Vector<uint16_t, N>& words) const {
+    Vector<float, N> out;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const uint16_t word = words.element[i];
+      out.element[i] = select(is_bfloat, widen<float>(BFloat16{word}), widen<float>(Half{word}));
+    }
+    return out;
+  }
+  template <int N>
+  __device__ __forceinline__ Vector<AnyHalf, N> narrowed(const float (&value)[N]) const {
+    Vector<AnyHalf, N> out;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      out.element[i] = {select(is_bfloat, narrow<BFloat16>(value[i]).bits, narrow<Half>(value[i]).bits)};
+    }
+    return out;
+  }
+};
+
+// A target that stands in whole vectors beside a float or a half: itself one of those, or uint8.
+struct Stored {};
+template <>
+struct LoadedAs<Stored> {
+  using type = float;
+};
+
+template <>
+struct Port<Stored> {
+  void* data;
+  Spacing spacing;
+  DType dtype;
+
+  // The branches are around the loads alone: a conversion in them would wait for its load, and every later load for it.
+  template <int N>
+  __device__ __forceinline__ Vector<float, N> load_whole(int64_t offset) const {
+    if constexpr (N == 1) {
+      return load_single(offset);
+    } else {
+      uint32_t word[N] = {};
+      if (dtype == DType::Float32) {
+        load_words<N>(offset, word);
+      } else if (dtype == DType::UInt8) {
+        load_words<N / 4>(offset, word);
+      } else {
+        load_words<N / 2>(offset, word);
+      }
+      Vector<float, N> out;
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const uint16_t half = word[i / 2] >> 16 * (i % 2);
+        const float of_half = select(dtype == DType::BFloat16, widen<float>(BFloat16{half}), widen<float>(Half{half}));
+        const float of_byte = widen<float>(static_cast<uint8_t>(word[i / 4] >> 8 * (i % 4)));
+        const float narrow = select(dtype == DType::UInt8, of_byte, of_half);
+        out.element[i] = select(dtype == DType::Float32, bit_cast<float>(word[i]), narrow);
+      }
+      return out;
+    }
+  }
+  template <int N>
+  __device__ __forceinline__ void store_whole(int64_t offset, const float (&value)[N]) const {
+    if (dtype == DType::Float32) {
+      Port<float>{static_cast<float*>(data), spacing}.store_whole(offset, value);
+    } else if (dtype != DType::UInt8) {  // which has no gradient
+      Port<AnyHalf>{static_cast<AnyHalf*>(data), spacing, dtype == DType::BFloat16}.store_whole(offset, value);
+    }
+  }
+  template <int N>
+  __device__ __forceinline__ void store(int64_t offset, int, const float (&value)[N]) const {
+    store_whole(offset, value);
+  }
+
+ private:
+  template <int kWords, int N>
+  __device__ __forceinline__ void load_words(int64_t offset, uint32_t (&word)[N]) const {
+    const int64_t first = offset / (N / kWords);  // a whole vector begins at a word
+    const auto read = *reinterpret_cast<const Vector<uint32_t, kWords>*>(static_cast<const uint32_t*>(data) + first);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) word[i] = read.element[i];
+  }
+  __device__ __forceinline__ Vector<float, 1> load_single(int64_t offset) const {
+    return {number_at<float>({data, dtype}, offset)};
+  }
+};
+
 template <class F>
 struct Port<Any<F>> {
   void* data;

@@ -77,7 +77,12 @@ __device__ __forceinline__ Index offset_along(const Steps& steps, const Coordina
   return sum;
 }
 
-// The offset of `place` in elements.
+// The offset of `place` in elements, of steps that are narrow and few.
+__device__ __forceinline__ uint32_t narrow_offset(const Steps& steps, const Coordinates<kFewSteps>& at, Place place) {
+  return offset_along<uint32_t, 0, kFewSteps>(steps, at, place);
+}
+
+// The same of any steps.
 template <int kSteps>
 __device__ __forceinline__ int64_t offset(const Steps& steps, const Coordinates<kSteps>& at, Place place) {
   int64_t sum = steps.narrow ? int64_t{offset_along<uint32_t, 0, kFewSteps>(steps, at, place)}

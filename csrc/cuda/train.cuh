@@ -15,13 +15,14 @@ constexpr int kBlocksAProcessor = sizeof(A) == sizeof(B) && sizeof(A) < 8 ? 3 : 
 
 // A tile a block, one vector a thread: also the quickest way to the loss alone of few elements, with neither gradient
 // wanted. TV is the arithmetic of the loss, which averages rounding errors out, TG that of the gradients, which are
-// seen singly. Misaligned operands have a kernel of their own, because their loads would cost the others registers.
+// seen singly. Many aligned operands have a kernel of their own, which the loads of misaligned ones would cost
+// registers.
 template <bool kAligned, class TV, class TG, class P, class A, class B, int N, class LossV, class LossG>
 __global__ void __launch_bounds__(plan::kTrainThreads, (kBlocksAProcessor<A, B>))
     train_kernel(LossV loss, LossG loss_of_gradients, Constant<Scalar<TG>> scale, Source<A> input, Source<B> target,
-                 int64_t count, Sink<A> grad_input, Sink<B> grad_target, Fold<P, Quotient> fold) {
-  using Kind = std::conditional_t<kAligned, Whole, InPieces>;
+                 bool aligned, int64_t count, Sink<A> grad_input, Sink<B> grad_target, Fold<P, Quotient> fold) {
   constexpr int kUnroll = plan::kTrainUnroll;
+  const bool whole = kAligned || aligned;
   const auto factor = [&](int) { return scale; };
   const bool wants_gradients = grad_input.data || grad_target.data;
   const int64_t vectors = count / N;
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(plan::kTrainThreads, (kBlocksAProcessor<A, B>)
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int64_t vector = first + u * threads + threadIdx.x;
-      operands[u] = load<N>(Kind(), input, target, (vector < vectors ? vector : first) * N, N);
+      operands[u] = load(Span<N>{(vector < vectors ? vector : first) * N, N, whole}, input, target);
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -41,16 +42,16 @@ __global__ void __launch_bounds__(plan::kTrainThreads, (kBlocksAProcessor<A, B>)
       if (vector >= vectors) break;
       sum += vector_loss<TV>(loss, operands[u]);
       if (wants_gradients) {
-        store_gradients<TG>(Kind(), vector * N, N, loss_of_gradients, operands[u], factor, grad_input, grad_target);
+        const Span<N> span = {vector * N, N, whole};
+        store_gradients<TG>(span, loss_of_gradients, operands[u], factor, grad_input, grad_target);
       }
     }
   }
   const int64_t single = vectors * N + threadIdx.x;  // what is left of a vector
   if (blockIdx.x == gridDim.x - 1 && single < count) {
-    const auto operands = load<1>(InPieces(), input, target, single, 1);
-    if (wants_gradients) {
-      store_gradients<TG>(InPieces(), single, 1, loss_of_gradients, operands, factor, grad_input, grad_target);
-    }
+    const Span<1> span = {single, 1, false};
+    const auto operands = load(span, input, target);
+    if (wants_gradients) store_gradients<TG>(span, loss_of_gradients, operands, factor, grad_input, grad_target);
     sum += vector_loss<TV>(loss, operands);
   }
   constexpr int kThreads = plan::kTrainThreads;
@@ -64,17 +65,17 @@ __device__ __forceinline__ bool is_power_of_two(Constant<F> x) {
 
 // Multiplies a vector of gradients by a power of two, which rounds nothing, unless one of them may have lost digits
 // when it was stored: below the normal numbers or above the largest. Whether it did.
-template <int N, class Kind, class G, class F>
-__device__ __forceinline__ bool multiply(Kind whole, const Sink<G>& gradient, int64_t begin, int length, F factor) {
-  const auto stored = load<N>(whole, Source<G>(gradient.data), begin, length);
+template <int N, class G, class F>
+__device__ __forceinline__ bool multiply(const Span<N>& span, const Sink<G>& gradient, F factor) {
+  const auto stored = load(span, Source<G>(gradient.data));
   bool exact = true;
   F value[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    exact = exact && (i >= length || is_normal(stored.element[i]));
+    exact = exact && (i >= span.length || is_normal(stored.element[i]));
     value[i] = widen<F>(stored.element[i]) * factor;
   }
-  if (exact) gradient.store(whole, begin, length, value);
+  if (exact) gradient.store(span, value);
   return exact;
 }
 
@@ -91,16 +92,15 @@ __global__ void __launch_bounds__(plan::elementwise_threads(N))
   const bool multiplies = is_power_of_two(incoming);
   scale = times(scale, incoming);
   for (int64_t tile = blockIdx.x; tile * plan::elementwise_tile(N) < count; tile += gridDim.x) {
-    const int64_t begin = thread_begin<N>(tile);
-    with_vector<N>(aligned, begin, count, [&](auto whole, int length) {
-      bool done = multiplies;
-      if (done && grad_input.data) done = multiply<N>(whole, grad_input, begin, length, incoming.hi);
-      if (done && grad_target.data) done = multiply<N>(whole, grad_target, begin, length, incoming.hi);
-      if (done) return;
-      const auto operands = load<N>(whole, input, target, begin, length);
-      const auto factor = [&](int) { return scale; };
-      store_gradients<T>(whole, begin, length, loss, operands, factor, grad_input, grad_target);
-    });
+    const auto span = span_of<N>(aligned, thread_begin<N>(tile), count);
+    if (span.length <= 0) continue;
+    bool done = multiplies;
+    if (done && grad_input.data) done = multiply(span, grad_input, incoming.hi);
+    if (done && grad_target.data) done = multiply(span, grad_target, incoming.hi);
+    if (done) continue;
+    const auto operands = load(span, input, target);
+    const auto factor = [&](int) { return scale; };
+    store_gradients<T>(span, loss, operands, factor, grad_input, grad_target);
   }
 }
 

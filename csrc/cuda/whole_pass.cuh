@@ -6,8 +6,8 @@
 
 namespace cudaloss::cuda {
 
-// What there is beside dense operands that lie alike: nothing; a mask that lies as they do; weights of the arithmetic's
-// own dtype, with such a mask or without; or anything: NaN to be looked for, masks of any strides, weights of any
+// What there may be beside dense operands that lie alike: nothing; a mask that lies as they do; weights of the
+// arithmetic's own dtype and such a mask; or anything: NaN to be looked for, masks of any strides, weights of any
 // dtype, operands that are not dense.
 enum class Beside { Nothing, Mask, Weight, Anything };
 
@@ -24,7 +24,7 @@ __device__ __forceinline__ int64_t weight_offset(const PassParameters<A, B, F, P
     vector = rest;
   }
   if (p.grid.segments == 1) return sum;
-  return sum + offset(p.segments, coordinates<kFewSteps>(p.segments, segment), kWeight);
+  return sum + narrow_offset(p.segments, coordinates<kFewSteps>(p.segments, segment), kWeight);
 }
 
 template <Beside kBeside, int N, class A, class B, class F, class P>
@@ -35,16 +35,15 @@ __device__ __forceinline__ Reading<A, B, F, N> read_whole(const PassParameters<A
   const int64_t linear = (int64_t{segment} * p.grid.vectors + vector) * N;
   if constexpr (kBeside == Beside::Anything) {
     const auto at = position<kFewSteps>(p, segment, vector);
-    const int64_t of_input = p.linear ? linear : offset(p, at, kInput);
-    const int64_t of_target = p.linear ? linear : offset(p, at, kTarget);
+    const int64_t of_input = p.linear ? linear : narrow_offset(p, at, kInput);
+    const int64_t of_target = p.linear ? linear : narrow_offset(p, at, kTarget);
     r.operands = {p.input.template load_whole<N>(of_input), p.target.template load_whole<N>(of_target)};
-    if (p.weight.data) p.weight.load(offset(p, at, kWeight), N, r.weight);
-    if (p.mask.data) r.mask = load_mask<N>(p.mask, offset(p, at, kMask), N);
+    if (p.weight.data) p.weight.load(narrow_offset(p, at, kWeight), N, r.weight);
+    if (p.mask.data) r.mask = load_mask<N>(p.mask, narrow_offset(p, at, kMask), N);
   } else {
     r.operands = {p.input.template load_whole<N>(linear), p.target.template load_whole<N>(linear)};
-    if constexpr (kBeside == Beside::Mask) r.mask = p.mask.template load_whole<N>(linear);
+    if (kBeside != Beside::Nothing && p.mask.data) r.mask = p.mask.template load_whole<N>(linear);
     if constexpr (kBeside == Beside::Weight) {
-      if (p.mask.data) r.mask = p.mask.template load_whole<N>(linear);
       const F* const weight = static_cast<const F*>(p.weight.data) + weight_offset(p, segment, vector);
       const auto each = load_each<N>(weight, p.weight.stride, p.weight.stride == 0 ? 1 : N);
 #pragma unroll
@@ -61,8 +60,8 @@ __device__ __forceinline__ void set_offsets(const PassParameters<A, B, F, P>& p,
   r.first = r.second = (int64_t{segment} * p.grid.vectors + vector) * N;
   if (kBeside == Beside::Anything && !p.linear) {
     const auto at = position<kFewSteps>(p, segment, vector);
-    r.first = offset(p, at, kFirst);
-    r.second = offset(p, at, kSecond);
+    r.first = narrow_offset(p, at, kFirst);
+    r.second = narrow_offset(p, at, kSecond);
   }
 }
 
@@ -89,7 +88,7 @@ __global__ void __launch_bounds__(plan::kPassThreads, (kWholeBlocks<kBeside, A, 
   Wanted wanted = {};
   wanted.losses = p.sums_losses;
   wanted.gradients = p.grad_input.data || p.grad_target.data;
-  wanted.masked = kBeside == Beside::Mask || (kBeside >= Beside::Weight && p.mask.data);
+  wanted.masked = kBeside != Beside::Nothing && p.mask.data;
   wanted.without_nan = kBeside == Beside::Anything && p.ignore_nan;
   wanted.weighted = kBeside == Beside::Weight || (kBeside == Beside::Anything && p.weight.data);
   wanted.whole = true;
@@ -99,14 +98,16 @@ __global__ void __launch_bounds__(plan::kPassThreads, (kWholeBlocks<kBeside, A, 
     const uint32_t lane = threadIdx.x;
     const uint32_t whole_end = min(end, p.inner.whole_end);
     P sum = {};
+    Constant<F> scale;
+    uint32_t turn = begin;
 #pragma unroll 1
-    for (uint32_t turn = begin; turn < whole_end; turn += kLanes * kUnroll) {
+    do {  // also where none of the vectors is whole, since then the scale is still to be had: they are not looked at
       Reading<A, B, F, N> reading[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         reading[u] = read_whole<kBeside, N>(p, segment, min(turn + u * kLanes + lane, whole_end - 1));
       }
-      const Constant<F> scale = factor_in(p, segment);  // behind the loads, because it may have to wait for one itself
+      scale = factor_in(p, segment);  // behind the loads, because it may have to wait for one itself
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const uint32_t vector = turn + u * kLanes + lane;
@@ -114,11 +115,11 @@ __global__ void __launch_bounds__(plan::kPassThreads, (kWholeBlocks<kBeside, A, 
         set_offsets<kBeside, N>(p, segment, vector, reading[u]);
         sum = AddPartials()(sum, P{process<TV, TG>(p, wanted, loss, loss_of_gradients, reading[u], scale)});
       }
-    }
+      turn += kLanes * kUnroll;
+    } while (turn < whole_end);
     const uint32_t single = p.inner.whole_end * N + lane;
     if (whole_end < end && end == p.grid.vectors && single < p.inner.vector_size) {
       const auto reading = read_single<kBeside>(p, single);
-      const Constant<F> scale = factor_in(p, segment);
       sum = AddPartials()(sum, P{process<TV, TG>(p, wanted, loss, loss_of_gradients, reading, scale)});
     }
     return sum;

@@ -87,7 +87,7 @@ inline Pass pass_of(const Call& call, const Layout& layout, const Tensor& diviso
   pass.selection = selection_of(call);
   pass.parameter = call.parameter;
   pass.scale = call.scale;
-  pass.denominator = {1.0, call.normalizer ? any_operand(*call.normalizer) : kNoOperand,
+  pass.denominator = {divisor_of(1.0), call.normalizer ? any_operand(*call.normalizer) : kNoOperand,
                       divisors.numel() ? static_cast<const Divisor*>(divisors.const_data_ptr()) : nullptr,
                       divisors.numel() > 2};
   require(!call.counts() || divisors.numel() > 0 || call.input.numel() * call.target.numel() == 0,
@@ -95,7 +95,7 @@ inline Pass pass_of(const Call& call, const Layout& layout, const Tensor& diviso
   if (call.mode.reduction == Reduction::Mean && !call.normalizer && !call.counts()) {
     int64_t count = 1;
     for (int dim = static_cast<int>(call.batch_dims); dim < layout.rank(); ++dim) count *= layout.sizes()[dim];
-    pass.denominator.constant = static_cast<double>(count);
+    pass.denominator.constant = divisor_of(static_cast<double>(count));
   }
   return pass;
 }

@@ -1,0 +1,145 @@
+// Which kernel runs a Pass, and how its work is shared out. Host code.
+#pragma once
+
+#include <algorithm>
+
+#include "core/pass.h"
+#include "core/plan.h"
+#include "cuda/grid.h"
+
+namespace cudaloss::cuda {
+
+// The commonest, over operands that are read in whole vectors: fp32, halves (fp16 or bfloat16), or a half against fp32,
+// dense and alike; with a mask that lies as they do; with such a mask and weights of fp32 that may be broadcast. Then
+// with anything beside them: NaN to be looked for, masks and weights of any strides, operands that are not dense,
+// targets of other dtypes. Last, operands of any strides. Each is 40 KB of machine code a loss and architecture.
+enum class PassKernel {
+  Floats,
+  MaskedFloats,
+  WeightedFloats,
+  MaskedHalves,
+  MaskedHalfAndFloat,
+  FloatBesideAnything,
+  HalfBesideAnything,
+  StridedFloats,
+  StridedAny,
+  StridedDoubles
+};
+
+// Elements that a thread reads at once.
+constexpr int pass_vector(PassKernel kernel) {
+  switch (kernel) {
+    case PassKernel::StridedDoubles:
+      return plan::vector_elements(8, 8);
+    case PassKernel::MaskedHalves:
+    case PassKernel::MaskedHalfAndFloat:
+    case PassKernel::HalfBesideAnything:
+      return plan::vector_elements(2, 4);
+    default:
+      return plan::vector_elements(4, 4);
+  }
+}
+
+// Of the kernels that do little for a vector.
+constexpr int64_t most_turns(PassKernel kernel) {
+  switch (kernel) {
+    case PassKernel::Floats:
+    case PassKernel::MaskedFloats:
+    case PassKernel::MaskedHalves:
+    case PassKernel::MaskedHalfAndFloat:
+      return plan::kFewTurns;
+    default:
+      return plan::kManyTurns;
+  }
+}
+
+inline bool varies(const Dims& dims, Place place) {
+  for (int d = 0; d < dims.rank; ++d) {
+    if (dims.stride[d][place] != 0) return true;
+  }
+  return false;
+}
+
+// Whether grad_output is neither one for all nor the next one for each segment.
+inline bool is_scattered(const Pass& r) {
+  if (!r.grad_output.data) return false;
+  if (varies(r.inner, kGradOutput)) return true;
+  return varies(r.segments, kGradOutput) && !is_linear(Dims{}, r.segments, kGradOutput);
+}
+
+inline bool wants_float64(const Pass& r) {
+  const auto is_double = [](const void* data, DType dtype) { return data && dtype == DType::Float64; };
+  if (r.summed_gradient != 0) return true;  // terms of both signs: what each loses in rounding may be all that is left
+  return r.input.dtype == DType::Float64 || r.target.dtype == DType::Float64 ||
+         is_double(r.selection.weight.data, r.selection.weight.dtype) ||
+         is_double(r.reduction.data, r.reduction.dtype) || is_double(r.losses.data, r.losses.dtype) ||
+         (is_scattered(r) && r.grad_output.dtype == DType::Float64);
+}
+
+inline bool is_half(DType dtype) { return dtype == DType::Float16 || dtype == DType::BFloat16; }
+
+// Whether a float's, or a half's, whole vectors may stand beside such a target.
+inline bool is_stored(DType dtype) { return is_half(dtype) || dtype == DType::Float32 || dtype == DType::UInt8; }
+
+// Whether input, target and gradients lie densely and alike.
+inline bool is_linear(const Pass& r) {
+  const auto serves = [&](Place place, const void* data) { return !data || is_linear(r.segments, r.inner, place); };
+  return serves(kInput, r.input.data) && serves(kTarget, r.target.data) && serves(kFirst, r.grad_input.data) &&
+         serves(kSecond, r.grad_target.data);
+}
+
+// Whether a mask, if there is one, lies as linear operands do.
+inline bool has_plain_mask(const Pass& r, int n) {
+  const Operand mask = {r.selection.mask.data, DType::Bool};
+  return !mask.data || (spacing(r.segments, r.inner, kMask, mask, n).whole && is_linear(r.segments, r.inner, kMask));
+}
+
+// Whether everything, of many elements, is read in whole vectors of n but for one last.
+inline bool reads_whole(const Pass& r, int n) {
+  const auto serves = [&](Place place, const void* data, DType dtype) {
+    return !data || spacing(r.segments, r.inner, place, {data, dtype}, n).whole;
+  };
+  return r.inner.rank > 0 && r.inner.count() > plan::kExactCount && r.segments.rank <= kFewSteps && !r.losses.data &&
+         r.summed_gradient == 0 && !is_scattered(r) && serves(kInput, r.input.data, r.input.dtype) &&
+         serves(kTarget, r.target.data, r.target.dtype) && serves(kFirst, r.grad_input.data, r.grad_input.dtype) &&
+         serves(kSecond, r.grad_target.data, r.grad_target.dtype) &&
+         (r.inner.size[0] % n == 0 || (r.inner.rank == 1 && r.segments.rank == 0)) &&
+         grid_of(r.segments, r.inner, n, plan::kManyTurns, plan::kMaxBlocks).lanes == plan::kPassThreads;
+}
+
+inline PassKernel kernel_of(const Pass& r) {
+  using K = PassKernel;
+  const DType input = r.input.dtype, target = r.target.dtype;
+  if (wants_float64(r)) return K::StridedDoubles;
+  const K strided = input == DType::Float32 && target == DType::Float32 ? K::StridedFloats : K::StridedAny;
+  if (!(input == DType::Float32 || is_half(input)) || !is_stored(target)) return strided;
+  // The gradient of a float takes more arithmetic than halves have beside it.
+  if (is_half(input) && target == DType::Float32 && r.grad_target.data) return strided;
+  const int n = is_half(input) ? pass_vector(K::HalfBesideAnything) : pass_vector(K::FloatBesideAnything);
+  if (!reads_whole(r, n)) return strided;
+  const Steps steps = vector_steps(r.inner, n);
+  const bool is_narrow = steps.narrow && steps_of(r.segments).narrow;
+  const Selection& selection = r.selection;
+  if (steps.rank <= kFewSteps && is_linear(r) && !selection.ignore_nan && has_plain_mask(r, n)) {
+    if (input == DType::Float32 && target == DType::Float32) {
+      if (!selection.weight.data) return selection.mask.data ? K::MaskedFloats : K::Floats;
+      if (selection.weight.dtype == DType::Float32 && is_narrow) return K::WeightedFloats;
+    } else if (!selection.weight.data && is_half(input) && target != DType::UInt8) {
+      return target == DType::Float32 ? K::MaskedHalfAndFloat : K::MaskedHalves;
+    }
+  }
+  if (steps.rank > kFewSteps || !is_narrow) return strided;
+  return is_half(input) ? K::HalfBesideAnything : K::FloatBesideAnything;
+}
+
+struct PassPlan {
+  PassKernel kernel;
+  Grid grid;
+};
+
+inline PassPlan plan_of(const Pass& r) {
+  const PassKernel kernel = kernel_of(r);
+  return {kernel, grid_of(r.segments, r.inner, pass_vector(kernel), most_turns(kernel), plan::kMaxBlocks)};
+}
+
+}  // namespace cudaloss::cuda
