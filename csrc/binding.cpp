@@ -2,9 +2,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/misfit.h"
 #include "core/plan.h"
 
 namespace py = pybind11;
@@ -49,6 +51,26 @@ py::dict launch_plan(int64_t count, int input_size, int target_size) {
   return plan;
 }
 
+// What a launch would say, of this build or of another that is described.
+cudaloss::misfit::Build build_of(const std::optional<std::string>& cuda,
+                                 const std::optional<std::string>& architectures) {
+  const cudaloss::misfit::Build build = cudaloss::misfit::this_build();
+  return {cuda.value_or(build.cuda), architectures.value_or(build.architectures)};
+}
+
+std::string explain_uncovered(int major, int minor, const std::optional<std::string>& cuda,
+                              const std::optional<std::string>& architectures) {
+  return cudaloss::misfit::uncovered(major, minor, build_of(cuda, architectures));
+}
+
+std::string explain_old_driver(int driver, const std::optional<std::string>& cuda) {
+  return cudaloss::misfit::old_driver(driver, build_of(cuda, {}));
+}
+
+std::string explain_old_driver_for_ptx(int major, int minor, int driver, const std::optional<std::string>& cuda) {
+  return cudaloss::misfit::old_driver_for_ptx(major, minor, driver, build_of(cuda, {}));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -56,4 +78,11 @@ PYBIND11_MODULE(_C, module) {
   module.def("build_info", &build_info, "What this binary was built with and for.");
   module.def("launch_plan", &launch_plan, py::arg("count"), py::arg("input_size"), py::arg("target_size"),
              "How many blocks and chunks `count` elements of these sizes in bytes are shared out over.");
+  module.def("explain_uncovered", &explain_uncovered, py::arg("major"), py::arg("minor"), py::arg("cuda") = py::none(),
+             py::arg("architectures") = py::none(), "What a launch says on a GPU of a capability that is not covered.");
+  module.def("explain_old_driver", &explain_old_driver, py::arg("driver"), py::arg("cuda") = py::none(),
+             "What a launch says where the driver, 12040 for CUDA 12.4, is too old for the build.");
+  module.def("explain_old_driver_for_ptx", &explain_old_driver_for_ptx, py::arg("major"), py::arg("minor"),
+             py::arg("driver"), py::arg("cuda") = py::none(),
+             "What a launch says where the driver is too old to compile the build's PTX for a GPU that needs it.");
 }

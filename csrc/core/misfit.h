@@ -1,0 +1,67 @@
+// What to say where this build's CUDA kernels do not run: what is here, what the build has, what to do. One wording for
+// a launch that fails (cuda/launch.h) and for `python -m cudaloss` (binding.cpp).
+#pragma once
+
+#include <string>
+
+namespace cudaloss::misfit {
+
+// What was compiled, as setup.py says it.
+struct Build {
+  std::string cuda;           // "13.0"
+  std::string architectures;  // "7.5;8.0+PTX"
+};
+
+inline Build this_build() {
+#if defined(CUDALOSS_WITH_CUDA)
+  return {CUDALOSS_CUDA_VERSION, CUDALOSS_CUDA_ARCHITECTURES};
+#else
+  return {"none", "none"};
+#endif
+}
+
+inline std::string dotted(int major, int minor) { return std::to_string(major) + "." + std::to_string(minor); }
+
+// A driver's CUDA as cudaDriverGetVersion has it: 12040 is 12.4.
+inline std::string of_driver(int version) {
+  return version == 0 ? "no NVIDIA driver was found"
+                      : "the NVIDIA driver supports CUDA up to " + dotted(version / 1000, version % 1000 / 10);
+}
+
+// The least driver of each CUDA major, whose every minor it runs (NVIDIA's minor-version compatibility).
+inline std::string least_driver(const std::string& cuda) {
+  const std::string major = cuda.substr(0, cuda.find('.'));
+  const std::string release = major == "12" ? "525" : major == "13" ? "580" : "";
+  return release.empty() ? "one that supports CUDA " + cuda : release + " or newer";
+}
+
+inline std::string from_source(int major, int minor) {
+  return "build from source for it (TORCH_CUDA_ARCH_LIST=" + dotted(major, minor) +
+         " pip install --force-reinstall --no-deps --no-binary cudaloss cudaloss)";
+}
+
+// Neither SASS nor PTX of the build runs on a GPU of this compute capability.
+inline std::string uncovered(int major, int minor, const Build& build) {
+  const bool before_cuda_13 = major < 7 || (major == 7 && minor < 5);  // which has nothing before Turing
+  const std::string install = before_cuda_13 ? "Install cudaloss for CUDA 12 (from capability 7.0 on)"
+                                             : "Install a newer cudaloss (pip install --upgrade cudaloss)";
+  return "this GPU has compute capability " + dotted(major, minor) + ", and this build of cudaloss, with CUDA " +
+         build.cuda + ", has kernels for " + build.architectures + ", none of which runs on it. " + install + ", or " +
+         from_source(major, minor) + ".";
+}
+
+// The driver is of an older CUDA major than the build.
+inline std::string old_driver(int driver, const Build& build) {
+  return of_driver(driver) + ", and this build of cudaloss, with CUDA " + build.cuda + ", needs driver " +
+         least_driver(build.cuda) + ". Update the driver, or install cudaloss for an older CUDA.";
+}
+
+// The GPU is covered by PTX alone, which only a driver at least as new as the build's CUDA compiles.
+inline std::string old_driver_for_ptx(int major, int minor, int driver, const Build& build) {
+  return "this GPU, of compute capability " + dotted(major, minor) +
+         ", needs this build's PTX, which a driver that supports CUDA " + build.cuda + " compiles, and " +
+         of_driver(driver) + ". Update the driver, install cudaloss for an older CUDA, or " +
+         from_source(major, minor) + ".";
+}
+
+}  // namespace cudaloss::misfit
