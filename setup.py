@@ -10,6 +10,7 @@ Environment:
 import importlib
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,7 @@ except ImportError as error:
 
 ROOT = Path(__file__).resolve().parent
 GENERATED = ROOT / "build" / "generated"
-TORCH_TARGET = (2, 10)  # the least torch the binary runs on
+TORCH_TARGET = runpy.run_path(str(ROOT / "src" / "cudaloss" / "_least_torch.py"))["LEAST_TORCH"]
 # For a machine without a GPU, each with the least CUDA that knows it.
 DEFAULT_ARCHITECTURES = {"7.5": 11, "8.0": 11, "8.6": 11.1, "8.9": 11.8, "9.0": 11.8, "10.0": 12.8, "12.0": 12.8}
 GIB_A_JOB = 2  # nvcc's peak on one loss is 1.1 GiB for one architecture

@@ -4,13 +4,24 @@
 here replace ``torch.nn.functional``'s and ``torch.nn``'s of the same names.
 """
 
-from importlib.metadata import version as _version
+from importlib import metadata as _metadata
 
-from . import functional, modules
+from . import _build  # first: it says what is wrong with the binary or with torch, where that is so
+
+try:
+    from . import functional, modules
+except Exception as _error:
+    if _build.FAULT is None or _build.FAULT.cause != "torch":
+        raise
+    raise ImportError(f"cudaloss cannot run here: {_build.FAULT.reason}. {_build.FAULT.remedy}") from _error
+from ._version import VERSION as _VERSION
 from .functional import *  # noqa: F403
 from .modules import *  # noqa: F403
 
-__version__ = _version("cudaloss")
+try:
+    __version__ = _metadata.version("cudaloss")  # with the build's local part, +cpu say
+except _metadata.PackageNotFoundError:  # a checkout on the path
+    __version__ = _VERSION
 __all__ = ["functional", "modules"]
 __all__ += functional.__all__
 __all__ += modules.__all__

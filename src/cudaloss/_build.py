@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from typing import Any
 
-import torch  # noqa: F401  (its libraries must be in the process before _C, which links to them)
+try:
+    import torch  # its libraries must be in the process before _C, which links to them
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError("cudaloss needs torch, which is not installed: pip install torch") from error
+
+from . import _binary
+from ._specs import SPECS
+
+_NOTHING: dict[str, Any] = {"losses": [], "cuda": None}
 
 
-def _load() -> dict[str, Any]:
-    try:
-        from . import _C  # pyright: ignore[reportAttributeAccessIssue]
-    except ImportError as error:
-        message = (
-            f"cudaloss's compiled kernels could not be loaded ({error}), so every loss runs as plain PyTorch, slower. "
-            "Reinstall a wheel for this Python and platform (pip install --force-reinstall --no-deps cudaloss), or "
-            "build from source (pip install --no-build-isolation .)."
-        )
-        if os.environ.get("CUDALOSS_REQUIRE_COMPILED") == "1":
-            raise ImportError(message) from error
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
-        return {"losses": [], "cuda": None}
-    return _C.build_info()
+def _load() -> tuple[dict[str, Any], _binary.Fault | None]:
+    """What the binary says of itself, or what is wrong with it. Nothing is loaded that is known not to fit."""
+    fault = _binary.torch_fault(torch.__version__) or _binary.file_fault()
+    if fault is None:
+        try:
+            from . import _C  # pyright: ignore[reportAttributeAccessIssue]
+
+            info = _C.build_info()
+        except Exception as error:  # ImportError, OSError, and whatever a registration raises
+            return _NOTHING, _binary.load_fault(error, torch.__version__)
+        fault = _binary.source_fault(info["losses"], [spec.name for spec in SPECS])
+        if fault is None:
+            return info, None
+    return _NOTHING, fault
 
 
-INFO = _load()
+def _is_diagnosing() -> bool:
+    """Whether ``python -m cudaloss`` imports the package, which reports what is wrong itself."""
+    return sys.argv[:1] == ["-m"] and not {"cudaloss", "-mcudaloss"}.isdisjoint(sys.orig_argv)
+
+
+def _tell(fault: _binary.Fault) -> None:
+    if os.environ.get("CUDALOSS_REQUIRE_COMPILED") == "1":
+        raise ImportError(fault.message)
+    warnings.warn(fault.message, RuntimeWarning, stacklevel=4)  # at the line that imports cudaloss
+
+
+INFO, FAULT = _load()
+if FAULT is not None and not _is_diagnosing():
+    _tell(FAULT)
 
 # Device types whose tensors the compiled kernels take.
 DEVICES = frozenset(["cpu", *(["cuda"] if INFO["cuda"] else [])] if INFO["losses"] else [])

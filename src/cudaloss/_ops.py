@@ -144,6 +144,10 @@ def _general_call(ops: _private.PrivateOps, differentiable: Differentiable) -> C
     return general
 
 
+def _none(*call: Any) -> None:
+    """The quick way of a package without compiled kernels."""
+
+
 def _define(spec: LossSpec) -> Kernel:
     """Defines the public op of `spec`."""
     own = f", float {spec.parameter.name}={spec.parameter.default}" if spec.parameter else ""
@@ -162,8 +166,10 @@ def _define(spec: LossSpec) -> Kernel:
         general_two_passes=_general.two_passes(spec, ops),
         general_traced=_general.traced(spec, ops),
     )
-    quick, thorough = quick_of(ops, differentiable), _thorough(spec, ops, differentiable)
-    quick_general = quick_general_of(ops, differentiable)
+    thorough = _thorough(spec, ops, differentiable)
+    quick, quick_general = _none, _none  # a binary that was refused may have registered its kernels all the same
+    if DEVICES:
+        quick, quick_general = quick_of(ops, differentiable), quick_general_of(ops, differentiable)
 
     def with_parameter(input, target, reduction="mean", parameter=spec.default, *, dtype=None, **options):
         if not options:  # the dispatcher passes on only what differs from its default
