@@ -1,0 +1,129 @@
+"""Whether what is built fits what is here: pure functions of the facts, each problem with its remedy."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .._binary import Fault
+from .coverage import Code, codes, covering
+from .facts import Driver, Gpu
+
+CPU_KERNELS, CUDA_KERNELS, PLAIN, NONE = "compiled CPU kernels", "compiled CUDA kernels", "plain PyTorch", "an error"
+SOURCE = "pip install --force-reinstall --no-deps --no-binary cudaloss cudaloss"
+CPU_ONLY = f"Build it for the CPU: CUDALOSS_CUDA=0 {SOURCE}."
+CUDA_TORCH = "Install a torch for it: https://pytorch.org/get-started/locally."
+
+
+class Problem(NamedTuple):
+    """What does not fit, and what to do."""
+
+    cause: str  # one word, by which docs/diagnostics.md lists it
+    message: str
+
+
+class Path(NamedTuple):
+    """What a loss on a device runs as."""
+
+    name: str
+    reason: str
+
+
+class Here(NamedTuple):
+    """The facts that are judged."""
+
+    info: dict[str, Any]  # _C.build_info()
+    fault: Fault | None
+    binary: Any  # the module _C, whose words for a GPU or driver that does not fit are those of a launch
+    torch: dict[str, Any]
+    driver: Driver | None
+    gpus: list[Gpu]
+    torch_says: str  # where it cannot use the GPUs
+    hidden: bool  # CUDA_VISIBLE_DEVICES is set
+
+    def code_for(self, gpu: Gpu) -> Code | None:
+        return gpu.capability and covering(codes(self.info.get("cuda_architectures", "")), gpu.capability)
+
+
+def _of_driver(here: Here) -> Problem | None:
+    """Whether the driver is of an older CUDA major than the build: minor versions are compatible."""
+    cuda = here.info["cuda"]
+    if not here.driver or here.driver.cuda // 1000 >= int(cuda.split(".")[0]):
+        return None
+    return Problem("driver", here.binary.explain_old_driver(here.driver.cuda, cuda))
+
+
+def of_gpu(here: Here, gpu: Gpu) -> Problem | None:
+    """Why a CUDA build's kernels do not run on one of NVIDIA's GPUs."""
+    assert gpu.capability
+    cuda, code = here.info["cuda"], here.code_for(gpu)
+    if code is None:
+        message = here.binary.explain_uncovered(*gpu.capability, cuda, here.info["cuda_architectures"])
+        return Problem("uncovered", f"{gpu.device}: {message}")
+    if problem := _of_driver(here):
+        return problem
+    major, minor = (int(part) for part in cuda.split(".")[:2])
+    if code.kind == "PTX" and here.driver and here.driver.cuda < major * 1000 + minor * 10:
+        message = here.binary.explain_old_driver_for_ptx(*gpu.capability, here.driver.cuda, cuda)
+        return Problem("ptx", f"{gpu.device}: {message}")
+    return None
+
+
+def path(here: Here, device: str, gpu: Gpu | None, registered: bool) -> Path:
+    """What runs there; `registered`: whether PyTorch has a compiled kernel of the loss for the device's type."""
+    if here.fault:
+        return Path(PLAIN, "the compiled kernels could not be loaded")
+    if gpu is None:
+        return Path(CPU_KERNELS, "built for this processor") if registered else Path(PLAIN, "not built")
+    if here.torch["rocm"] and registered:  # whose tensors go by the name of CUDA's
+        return Path(NONE, "CUDA kernels do not run under ROCm")
+    if gpu.capability is None:
+        return Path(PLAIN, f"cudaloss has no kernels for {gpu.name}")
+    if not registered:
+        return Path(PLAIN, "this build has no CUDA kernels")
+    if problem := of_gpu(here, gpu):
+        return Path(NONE, problem.message)
+    code = here.code_for(gpu)
+    assert code
+    return Path(CUDA_KERNELS, f"{code.kind} of {code}")
+
+
+def problems(here: Here) -> list[Problem]:
+    """All that does not fit, without what only a test shows."""
+    found = []
+    if here.fault:
+        found.append(Problem(here.fault.cause, here.fault.text))
+    elif here.torch["rocm"] and here.info["cuda"]:
+        found.append(Problem("rocm", f"torch is a build for ROCm, cudaloss for CUDA. {CPU_ONLY}"))
+    elif any(gpu.capability for gpu in here.gpus):
+        found += _of_gpus(here)
+    unseen = here.driver.gpus if here.driver and not here.gpus else 0
+    if unseen and here.torch["cuda"] and not here.hidden:
+        said = f": {here.torch_says}" if here.torch_says else ""
+        message = f"the driver sees {unseen} GPU(s), which torch {here.torch['version']} cannot use{said}."
+        found.append(Problem("torch-cuda", f"{message} {CUDA_TORCH}"))
+    return found
+
+
+def _of_gpus(here: Here) -> list[Problem]:
+    nvidia = [gpu for gpu in here.gpus if gpu.capability]
+    if here.info["cuda"]:
+        found = [problem for gpu in nvidia if (problem := of_gpu(here, gpu))]
+        return list(dict.fromkeys(found))  # a driver's once
+    message = (
+        f"torch sees {len(nvidia)} NVIDIA GPU(s), and this build has CPU kernels alone: losses on a GPU run as plain "
+        "PyTorch, slower. Install a build with CUDA kernels: pip install --force-reinstall --no-deps cudaloss, or from "
+        f"source with a CUDA toolkit: CUDALOSS_CUDA=1 {SOURCE}."
+    )
+    return [Problem("cpu-build", message)]
+
+
+def notes(here: Here) -> list[str]:
+    """What is worth a word and no problem."""
+    found = []
+    if here.driver and here.driver.gpus and not here.gpus:
+        if here.hidden:
+            found.append("CUDA_VISIBLE_DEVICES is set, and torch sees no GPU.")
+        elif not here.torch["cuda"] and not here.torch["rocm"]:
+            seen = f"The driver sees {here.driver.gpus} GPU(s), and torch {here.torch['version']} has no CUDA"
+            found.append(f"{seen}: everything runs on the CPU. {CUDA_TORCH}")
+    return found
