@@ -1,0 +1,364 @@
+"""``python -m cudaloss``: what it reports, what it finds wrong, its exit code; and what an import costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cudaloss
+from cudaloss import _C, _build
+from cudaloss.__main__ import main
+from cudaloss._least_torch import LEAST_TORCH
+from cudaloss._specs import SPECS
+from cudaloss.diagnostics import facts, fit, report, selftest
+from cudaloss.diagnostics.coverage import codes, covering
+from cudaloss.diagnostics.facts import Driver, Gpu
+from cudaloss.diagnostics.text import rendered
+
+ROOT = Path(__file__).parent.parent
+WHEEL = "7.5;8.0+PTX;8.6;8.9;9.0;10.0;12.0"
+TORCH = {"version": "2.13.0", "cuda": "13.0", "rocm": None}
+H100 = Gpu("cuda:0", "NVIDIA H100", (9, 0))
+NEW = Driver("580.65.06", 13000, 1)
+
+
+@pytest.mark.parametrize(
+    ("built", "gpu", "by"),
+    [
+        (WHEEL, (7, 5), "SASS 7.5"),
+        (WHEEL, (8, 0), "SASS 8.0"),
+        (WHEEL, (8, 6), "SASS 8.6"),
+        (WHEEL, (8, 7), "PTX 8.0"),  # Orin, a Tegra: no desktop's SASS
+        (WHEEL, (8, 9), "SASS 8.9"),
+        (WHEEL, (10, 0), "SASS 10.0"),
+        (WHEEL, (10, 3), "SASS 10.0"),
+        (WHEEL, (11, 0), "PTX 8.0"),  # Thor, a Tegra
+        (WHEEL, (12, 1), "SASS 12.0"),
+        (WHEEL, (13, 0), "PTX 8.0"),
+        (WHEEL, (7, 0), None),
+        (WHEEL, (6, 1), None),
+        ("8.7", (8, 9), None),  # a Tegra's SASS on a desktop GPU
+        ("8.7", (8, 7), "SASS 8.7"),
+        ("8.9", (8, 6), None),  # newer than the GPU
+        ("9.0", (10, 0), None),
+        ("9.0a", (9, 0), "SASS 9.0a"),
+        ("9.0a+PTX", (10, 0), None),  # an architecture's own PTX stays there
+        ("10.0f", (10, 3), "SASS 10.0f"),
+        ("10.0f+PTX", (12, 0), None),
+        ("7.0 7.5,8.0+PTX", (12, 0), "PTX 8.0"),  # as torch splits it
+        ("8.0+PTX;9.0+PTX", (12, 0), "PTX 9.0"),
+        ("", (8, 0), None),
+        ("Hopper", (9, 0), None),
+    ],
+)
+def test_coverage(built, gpu, by):
+    code = covering(codes(built), gpu)
+    assert (code and f"{code.kind} {code}") == by
+
+
+def here(cuda: str | None = "13.0", built: str = WHEEL, gpus: Any = (H100,), driver: Any = NEW, **facts: Any):
+    info = {"losses": [spec.name for spec in SPECS], "cuda": cuda, "cuda_architectures": built}
+    base = {"info": info, "fault": None, "binary": _C, "torch": TORCH, "torch_says": "", "hidden": False}
+    return fit.Here(**{**base, "gpus": list(gpus), "driver": driver, **facts})
+
+
+V100, SPARK, THOR = (Gpu("cuda:0", name, of) for name, of in (("V100", (7, 0)), ("GB10", (12, 1)), ("Thor", (11, 0))))
+FITTING = {
+    "no GPU": here(gpus=(), driver=None),
+    "no GPU, CPU-only": here(None, "", gpus=(), driver=None),
+    "SASS": here(),
+    "minor version of the driver": here("13.2"),
+    "a driver of a newer major": here("12.6", driver=Driver("580.65.06", 13000, 1)),
+    "PTX": here(gpus=[THOR]),
+    "GPUs hidden on purpose": here(gpus=(), hidden=True),
+    "a torch without CUDA": here(gpus=(), torch={**TORCH, "cuda": None}),
+    "another accelerator": here(gpus=[Gpu("mps:0", "mps", None)], driver=None),
+    "no driver's library to ask": here(driver=None),
+}
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_what_fits(name):
+    assert fit.problems(FITTING[name]) == []
+
+
+MISFITS = {
+    "uncovered": (here(gpus=[V100]), "uncovered", ["capability 7.0", WHEEL, "for CUDA 12", "TORCH_CUDA_ARCH_LIST=7.0"]),
+    "newer than the build": (here(built="8.0;9.0", gpus=[SPARK]), "uncovered", ["12.1", "8.0;9.0", "--upgrade"]),
+    "driver": (here(driver=Driver("550.54", 12040, 1)), "driver", ["up to 12.4", "driver 580", "an older CUDA"]),
+    "driver for 12": (here("12.6", driver=Driver("470.1", 11040, 1)), "driver", ["up to 11.4", "driver 525"]),
+    "ptx": (here("13.2", gpus=[THOR]), "ptx", ["11.0", "CUDA 13.2", "up to 13.0", "Update the driver"]),
+    "CPU-only build": (here(None, ""), "cpu-build", ["1 NVIDIA GPU(s)", "CUDALOSS_CUDA=1", "--force-reinstall"]),
+    "torch's CUDA": (here(gpus=(), torch_says="too old"), "torch-cuda", ["1 GPU(s)", "too old", "pytorch.org"]),
+    "ROCm": (here(gpus=[Gpu("cuda:0", "MI300", None)], torch={**TORCH, "rocm": "6.4"}), "rocm", ["CUDALOSS_CUDA=0"]),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_does_not_fit(name):
+    facts, cause, words = MISFITS[name]
+    ((found, message),) = fit.problems(facts)
+    assert found == cause
+    for word in words:
+        assert word in message, message
+
+
+def test_a_driver_is_named_once():
+    facts = here(driver=Driver("550.54", 12040, 2), gpus=[H100, H100._replace(device="cuda:1")])
+    assert [problem.cause for problem in fit.problems(facts)] == ["driver"]
+
+
+def test_notes():
+    assert "has no CUDA" in fit.notes(FITTING["a torch without CUDA"])[0]
+    assert "CUDA_VISIBLE_DEVICES" in fit.notes(FITTING["GPUs hidden on purpose"])[0]
+    assert fit.notes(here()) == []
+
+
+def test_paths():
+    assert fit.path(here(), "cpu", None, True).name == fit.CPU_KERNELS
+    assert fit.path(here(), "cuda:0", H100, True) == (fit.CUDA_KERNELS, "SASS of 9.0")
+    assert fit.path(here(gpus=[THOR]), "cuda:0", THOR, True) == (fit.CUDA_KERNELS, "PTX of 8.0")
+    assert fit.path(here(None, ""), "cuda:0", H100, False).name == fit.PLAIN
+    assert fit.path(here(), "mps:0", Gpu("mps:0", "mps", None), False).name == fit.PLAIN
+    name, reason = fit.path(here(gpus=[V100]), "cuda:0", V100, True)
+    assert name == fit.NONE and reason == fit.problems(here(gpus=[V100]))[0].message
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
+    """A CUDA build of WHEEL's architectures on a machine with `gpu`, whose tensors are the CPU's."""
+    monkeypatch.setattr(_build, "INFO", {**_build.INFO, "cuda": "13.0", "cuda_architectures": WHEEL})
+    monkeypatch.setattr(facts, "INFO", _build.INFO)
+    monkeypatch.setattr(facts, "gpus", lambda: ([gpu], ""))
+    monkeypatch.setattr(facts, "driver", lambda: NEW)
+    monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
+    run, usable = selftest.run, selftest.usable
+    monkeypatch.setattr(selftest, "run", lambda spec, _: {**run(spec, "cpu"), "device": _})
+    monkeypatch.setattr(selftest, "usable", lambda _: usable("cpu"))
+
+
+def test_an_uncovered_gpu(monkeypatch, capsys):
+    pretend(monkeypatch, V100)
+    assert main([]) == 1
+    printed = capsys.readouterr().out
+    assert "cuda:0                V100, 7.0, covered by nothing" in printed
+    assert "cuda:0: an error" in printed and printed.count("not run") == len(SPECS)
+    assert "Problem (uncovered): cuda:0: this GPU has compute capability 7.0" in printed
+    assert main(["--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["gpus"] == [{"device": "cuda:0", "name": "V100", "capability": "7.0", "covered_by": None}]
+    assert {row["device"] for row in found["self_test"]["results"]} == {"cpu"}
+
+
+def test_a_covered_gpu(monkeypatch, capsys):
+    pretend(monkeypatch, H100)
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert "NVIDIA driver         580.65.06, supports CUDA up to 13.0" in printed
+    assert "cuda:0: compiled CUDA kernels (SASS of 9.0)" in printed and "All fits." in printed
+    assert printed.count("passed") == 2 * len(SPECS)
+
+
+def test_a_wrong_result_is_seen(monkeypatch, spec):
+    right = getattr(cudaloss, spec.function)
+    for wrong, message in (
+        (lambda *call, **options: right(*call, **options) * 1.0001, "off by 1.0e-04 of the exact result"),
+        (lambda *call, **options: right(*call, **options) * float("nan"), "the result has NaN"),
+    ):
+        monkeypatch.setattr(cudaloss.functional, spec.function, wrong)
+        result = selftest.run(spec, "cpu")
+        assert not result["passed"] and message in result["message"]
+        found = report()
+        assert [problem["cause"] for problem in found["problems"]] == ["self-test"] and not found["ok"]
+        json.dumps(found, allow_nan=False)
+
+
+def test_a_device_that_torch_cannot_use(monkeypatch):
+    pretend(monkeypatch, H100)
+    monkeypatch.setattr(selftest, "usable", lambda device: None if device == "cpu" else "RuntimeError: no kernel image")
+    ((cause, message),) = [problem.values() for problem in report()["problems"]]
+    assert cause == "torch-device" and "itself fails on cuda:0: RuntimeError: no kernel image" in message
+
+
+def test_facts_do_not_raise(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+
+    def fails(_):
+        raise RuntimeError("CUDA driver initialization failed")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fails)
+    assert facts.gpus() == ([], "RuntimeError: CUDA driver initialization failed")
+
+
+NUMBER, TEXT = (int, float), (str,)
+SCHEMA = {
+    "ok": (bool,),
+    "problems": [{"cause": TEXT, "message": TEXT}],
+    "notes": [TEXT],
+    "cudaloss": {
+        "version": TEXT,
+        "folder": TEXT,
+        "compiled": (bool,),
+        "cuda": (str, type(None)),
+        "architectures": TEXT,
+        "sass": [TEXT],
+        "ptx": [TEXT],
+        "torch_target": (str, type(None)),
+        "compiler": (str, type(None)),
+        "losses": [TEXT],
+    },
+    "python": {"version": TEXT, "implementation": TEXT, "extension_suffix": TEXT},
+    "platform": TEXT,
+    "torch": {"version": TEXT, "cuda": (str, type(None)), "rocm": (str, type(None))},
+    "driver": {"version": (str, type(None)), "cuda": TEXT, "gpus": (int,)},
+    "gpus": [{"device": TEXT, "name": TEXT, "capability": (str, type(None)), "covered_by": (str, type(None))}],
+    "paths": [{"loss": TEXT, "device": TEXT, "path": TEXT, "reason": TEXT}],
+    "self_test": {
+        "tolerance": NUMBER,
+        "results": [
+            {
+                "loss": TEXT,
+                "device": TEXT,
+                "passed": (bool,),
+                "error": (*NUMBER, type(None)),
+                "message": (str, type(None)),
+            }
+        ],
+    },
+}
+
+
+def conforms(value: Any, schema: Any, where: str = "report") -> None:
+    if isinstance(schema, dict):
+        if where == "report.driver" and value is None:
+            return
+        assert value.keys() == schema.keys(), where
+        for name, inner in schema.items():
+            conforms(value[name], inner, f"{where}.{name}")
+    elif isinstance(schema, list):
+        assert isinstance(value, list), where
+        for item in value:
+            conforms(item, schema[0], f"{where}[]")
+    else:
+        assert isinstance(value, schema), f"{where}: {value!r}"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "cudaloss", *arguments], capture_output=True, text=True)
+
+
+def test_json_is_all_that_is_printed():
+    done = run("--json")
+    found = json.loads(done.stdout)
+    conforms(found, SCHEMA)
+    assert done.returncode == (0 if found["ok"] else 1)
+    assert found["cudaloss"]["version"] == cudaloss.__version__
+    tested = {(row["loss"], row["device"]) for row in found["self_test"]["results"]}
+    assert {(spec.name, "cpu") for spec in SPECS} <= tested
+    assert next(row["path"] for row in found["paths"] if row["device"] == "cpu") == fit.CPU_KERNELS
+
+
+def test_the_schema_is_checked(monkeypatch):
+    pretend(monkeypatch, H100)
+    found = report()
+    conforms(found, SCHEMA)
+    with pytest.raises(AssertionError, match=r"report\.gpus\[\]\.name: 3"):
+        conforms({**found, "gpus": [{**found["gpus"][0], "name": 3}]}, SCHEMA)
+
+
+@pytest.mark.cuda
+def test_on_a_gpu():
+    """The self-test passes there, on the compiled kernels."""
+    found = report()
+    assert found["ok"], rendered(found)
+    tests = {row["device"]: row for row in found["self_test"]["results"] if row["device"].startswith("cuda")}
+    assert len(tests) == torch.cuda.device_count()
+    assert {row["path"] for row in found["paths"]} == {fit.CPU_KERNELS, fit.CUDA_KERNELS}
+    assert found["driver"]["cuda"] and all(gpu["covered_by"] for gpu in found["gpus"])
+
+
+UNCOVERED = """
+import torch, cudaloss
+x = torch.randn(5000).cuda()  # a copy: torch's own kernels need not run
+for _ in range(2):
+    try:
+        cudaloss.mse_loss(x, x)
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+@pytest.mark.cuda
+def test_first_use_on_an_uncovered_gpu():
+    """CUDA_FORCE_PTX_JIT hides the SASS from the driver: without PTX that runs here, nothing is left."""
+    capability = torch.cuda.get_device_capability()
+    built = [code for code in codes(_build.INFO["cuda_architectures"]) if code.kind == "PTX"]
+    if covering(built, capability):
+        pytest.skip("the build has PTX for this GPU")
+    done = subprocess.run(
+        [sys.executable, "-c", UNCOVERED], capture_output=True, text=True, env={**os.environ, "CUDA_FORCE_PTX_JIT": "1"}
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr
+    for line in lines:
+        assert line.startswith(f"cudaloss: {_C.explain_uncovered(*capability)}"), line
+        assert "`python -m cudaloss`" in line
+
+
+def test_the_words_are_those_of_a_launch():
+    """Of this build where no other is described."""
+    info = _build.INFO
+    text = _C.explain_uncovered(3, 5)
+    assert f"with CUDA {info['cuda'] or 'none'}, has kernels for {info['cuda_architectures'] or 'none'}," in text
+    assert "no NVIDIA driver was found" in _C.explain_old_driver(0)
+    assert "one that supports CUDA 14.0" in _C.explain_old_driver(13000, "14.0")
+
+
+def test_every_cause_is_documented():
+    page = (ROOT / "docs" / "diagnostics.md").read_text()
+    folder = ROOT / "src" / "cudaloss"
+    sources = [folder / "_binary.py", *sorted((folder / "diagnostics").glob("*.py"))]
+    causes = {cause for path in sources for cause in re.findall(r'(?:Fault|Problem)\(\s*"([\w-]+)"', path.read_text())}
+    assert len(causes) > 12
+    assert causes == set(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE))
+
+
+def test_the_least_torch_is_said_once(monkeypatch):
+    least = "{}.{}".format(*LEAST_TORCH)
+    assert _build.INFO["torch_target"] == least
+    requirements = re.findall(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert requirements and set(requirements) == {least}
+
+
+def test_version_without_metadata(monkeypatch):
+    code = (
+        "from importlib import metadata\n"
+        "def version(name): raise metadata.PackageNotFoundError(name)\n"
+        "metadata.version = version\n"
+        "import cudaloss, cudaloss._version\n"
+        "assert cudaloss.__version__ == cudaloss._version.VERSION\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_import_costs_little():
+    """Above torch's own, in processor time, which other processes disturb less than the clock."""
+    code = (
+        "import sys, time, torch\n"
+        "start = time.process_time()\n"
+        "import cudaloss\n"
+        "print(time.process_time() - start)\n"
+        "assert not any(name.startswith('cudaloss.diagnostics') for name in sys.modules)\n"
+    )
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(5)]
+    assert statistics.median(float(done.stdout) for done in runs) < 0.1
