@@ -130,13 +130,16 @@ void pass(const Pass& r, const Workspace& workspace, Stream stream) {
       return to.template whole<K::MaskedHalves, B::Mask, Brief, Brief, AnyHalf, AnyHalf>();
     case K::MaskedHalfAndFloat:
       return to.template whole<K::MaskedHalfAndFloat, B::Mask, float, Brief, AnyHalf, float>();
+    case K::MaskedFloatAndUInt8:
+      return to.template whole<K::MaskedFloatAndUInt8, B::Mask, float, Wide, float, uint8_t>();
     case K::FloatBesideAnything:
       return to.template whole<K::FloatBesideAnything, B::Anything, float, Wide, float, Stored>();
     case K::HalfBesideAnything:
       return to.template whole<K::HalfBesideAnything, B::Anything, float, Brief, AnyHalf, Stored>();
-    // Also for all single losses and sums of few: in arithmetic that rounds once.
     case K::StridedFloats:
-      return to.template strided<K::StridedFloats, Wide, Wide, float, float>();
+      return to.template strided<K::StridedFloats, float, Wide, float, float>();
+    case K::StridedFloatsOnce:
+      return to.template strided<K::StridedFloatsOnce, Wide, Wide, float, float>();
     case K::StridedAny:
       return to.template strided<K::StridedAny, Wide, Wide, Any<float>, Any<float>>();
     case K::StridedDoubles:

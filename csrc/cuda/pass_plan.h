@@ -9,19 +9,22 @@
 
 namespace cudaloss::cuda {
 
-// The commonest, over operands that are read in whole vectors: fp32, halves (fp16 or bfloat16), or a half against fp32,
-// dense and alike; with a mask that lies as they do; with such a mask and weights of fp32 that may be broadcast. Then
-// with anything beside them: NaN to be looked for, masks and weights of any strides, operands that are not dense,
-// targets of other dtypes. Last, operands of any strides. Each is 40 KB of machine code a loss and architecture.
+// The commonest, over operands that are read in whole vectors, dense and alike: fp32; halves (fp16 or bfloat16), a half
+// against fp32, fp32 against uint8; with a mask that lies as they do, or weights of fp32 that may be broadcast and such
+// a mask. Then fp32 or a half with anything beside it: NaN to be looked for, masks and weights of any strides, operands
+// that are not dense. Last, operands of any strides; fp32 once more for single losses and sums of few, in arithmetic
+// that rounds once. Each is 40 KB of machine code a loss and architecture.
 enum class PassKernel {
   Floats,
   MaskedFloats,
   WeightedFloats,
   MaskedHalves,
   MaskedHalfAndFloat,
+  MaskedFloatAndUInt8,
   FloatBesideAnything,
   HalfBesideAnything,
   StridedFloats,
+  StridedFloatsOnce,
   StridedAny,
   StridedDoubles
 };
@@ -47,6 +50,7 @@ constexpr int64_t most_turns(PassKernel kernel) {
     case PassKernel::MaskedFloats:
     case PassKernel::MaskedHalves:
     case PassKernel::MaskedHalfAndFloat:
+    case PassKernel::MaskedFloatAndUInt8:
       return plan::kFewTurns;
     default:
       return plan::kManyTurns;
@@ -111,7 +115,9 @@ inline PassKernel kernel_of(const Pass& r) {
   using K = PassKernel;
   const DType input = r.input.dtype, target = r.target.dtype;
   if (wants_float64(r)) return K::StridedDoubles;
-  const K strided = input == DType::Float32 && target == DType::Float32 ? K::StridedFloats : K::StridedAny;
+  const bool are_floats = input == DType::Float32 && target == DType::Float32;
+  const bool is_once = r.losses.data || r.inner.count() <= plan::kExactCount;
+  const K strided = !are_floats ? K::StridedAny : is_once ? K::StridedFloatsOnce : K::StridedFloats;
   if (!(input == DType::Float32 || is_half(input)) || !is_stored(target)) return strided;
   // The gradient of a float takes more arithmetic than halves have beside it.
   if (is_half(input) && target == DType::Float32 && r.grad_target.data) return strided;
@@ -121,11 +127,13 @@ inline PassKernel kernel_of(const Pass& r) {
   const bool is_narrow = steps.narrow && steps_of(r.segments).narrow;
   const Selection& selection = r.selection;
   if (steps.rank <= kFewSteps && is_linear(r) && !selection.ignore_nan && has_plain_mask(r, n)) {
-    if (input == DType::Float32 && target == DType::Float32) {
-      if (!selection.weight.data) return selection.mask.data ? K::MaskedFloats : K::Floats;
-      if (selection.weight.dtype == DType::Float32 && is_narrow) return K::WeightedFloats;
-    } else if (!selection.weight.data && is_half(input) && target != DType::UInt8) {
-      return target == DType::Float32 ? K::MaskedHalfAndFloat : K::MaskedHalves;
+    if (!selection.weight.data) {
+      if (are_floats) return selection.mask.data ? K::MaskedFloats : K::Floats;
+      if (is_half(input) && is_half(target)) return K::MaskedHalves;
+      if (is_half(input) && target == DType::Float32) return K::MaskedHalfAndFloat;
+      if (input == DType::Float32 && target == DType::UInt8) return K::MaskedFloatAndUInt8;
+    } else if (are_floats && selection.weight.dtype == DType::Float32 && is_narrow) {
+      return K::WeightedFloats;
     }
   }
   if (steps.rank > kFewSteps || !is_narrow) return strided;

@@ -8,6 +8,20 @@
 #include "cuda/grid.h"
 #include "cuda/memory.cuh"
 
+namespace cudaloss {
+
+// A half as it was read: in half a register, until it is needed.
+struct TaggedHalf {
+  uint16_t bits;
+  bool is_bfloat;
+};
+template <class F>
+CUDALOSS_INLINE F widen(TaggedHalf x) {
+  return select(x.is_bfloat, widen<F>(BFloat16{x.bits}), widen<F>(Half{x.bits}));
+}
+
+}  // namespace cudaloss
+
 namespace cudaloss::cuda {
 
 // An element type known at run time only, read as F.
@@ -77,9 +91,10 @@ struct AnyHalf {
 };
 template <>
 struct LoadedAs<AnyHalf> {
-  using type = float;
+  using type = TaggedHalf;
 };
 
+// Of whole vectors alone.
 template <>
 struct Port<AnyHalf> {
   AnyHalf* data;
@@ -87,54 +102,30 @@ struct Port<AnyHalf> {
   bool is_bfloat;
 
   template <int N>
-  __device__ __forceinline__ Vector<float, N> load_whole(int64_t offset) const {
-    return widened<N>(words().template load_whole<N>(offset));
-  }
-  template <int N>
-  __device__ __forceinline__ Vector<float, N> load(int64_t offset, int length) const {
-    return widened<N>(words().template load<N>(offset, length));
-  }
-  template <int N>
-  __device__ __forceinline__ void store_whole(int64_t offset, const float (&value)[N]) const {
-    *reinterpret_cast<Vector<AnyHalf, N>*>(data + offset) = narrowed(value);
-  }
-  template <int N>
-  __device__ __forceinline__ void store(int64_t offset, int length, const float (&value)[N]) const {
-    const auto narrow = narrowed(value);
-    if (spacing.whole && length == N) {
-      *reinterpret_cast<Vector<AnyHalf, N>*>(data + offset) = narrow;
-      return;
-    }
+  __device__ __forceinline__ Vector<TaggedHalf, N> load_whole(int64_t offset) const {
+    const auto halves = *reinterpret_cast<const Vector<AnyHalf, N>*>(data + offset);
+    Vector<TaggedHalf, N> out;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (i < length) data[offset + i * spacing.stride] = narrow.element[i];
-    }
-  }
-
- private:
-  __device__ __forceinline__ Port<uint16_t> words() const { return {reinterpret_cast<uint16_t*>(data), spacing}; }
-  template <int N>
-  __device__ __forceinline__ Vector<float, N> widened(const Vector<uint16_t, N>& words) const {
-    Vector<float, N> out;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const uint16_t word = words.element[i];
-      out.element[i] = select(is_bfloat, widen<float>(BFloat16{word}), widen<float>(Half{word}));
-    }
+    for (int i = 0; i < N; ++i) out.element[i] = {halves.element[i].bits, is_bfloat};
     return out;
   }
   template <int N>
-  __device__ __forceinline__ Vector<AnyHalf, N> narrowed(const float (&value)[N]) const {
+  __device__ __forceinline__ void store_whole(int64_t offset, const float (&value)[N]) const {
     Vector<AnyHalf, N> out;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       out.element[i] = {select(is_bfloat, narrow<BFloat16>(value[i]).bits, narrow<Half>(value[i]).bits)};
     }
-    return out;
+    *reinterpret_cast<Vector<AnyHalf, N>*>(data + offset) = out;
+  }
+  template <int N>
+  __device__ __forceinline__ void store(int64_t offset, int, const float (&value)[N]) const {
+    store_whole(offset, value);
   }
 };
 
-// A target that stands in whole vectors beside a float or a half: itself one of those, or uint8.
+// A target that stands in whole vectors beside a float or a half: itself one of those, or uint8. Of whole vectors
+// alone.
 struct Stored {};
 template <>
 struct LoadedAs<Stored> {

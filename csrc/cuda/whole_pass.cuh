@@ -98,16 +98,14 @@ __global__ void __launch_bounds__(plan::kPassThreads, (kWholeBlocks<kBeside, A, 
     const uint32_t lane = threadIdx.x;
     const uint32_t whole_end = min(end, p.inner.whole_end);
     P sum = {};
-    Constant<F> scale;
-    uint32_t turn = begin;
 #pragma unroll 1
-    do {  // also where none of the vectors is whole, since then the scale is still to be had: they are not looked at
+    for (uint32_t turn = begin; turn < whole_end; turn += kLanes * kUnroll) {
       Reading<A, B, F, N> reading[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         reading[u] = read_whole<kBeside, N>(p, segment, min(turn + u * kLanes + lane, whole_end - 1));
       }
-      scale = factor_in(p, segment);  // behind the loads, because it may have to wait for one itself
+      const Constant<F> scale = factor_in(p, segment);  // behind the loads, because it may have to wait for one itself
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const uint32_t vector = turn + u * kLanes + lane;
@@ -115,11 +113,11 @@ __global__ void __launch_bounds__(plan::kPassThreads, (kWholeBlocks<kBeside, A, 
         set_offsets<kBeside, N>(p, segment, vector, reading[u]);
         sum = AddPartials()(sum, P{process<TV, TG>(p, wanted, loss, loss_of_gradients, reading[u], scale)});
       }
-      turn += kLanes * kUnroll;
-    } while (turn < whole_end);
+    }
     const uint32_t single = p.inner.whole_end * N + lane;
     if (whole_end < end && end == p.grid.vectors && single < p.inner.vector_size) {
       const auto reading = read_single<kBeside>(p, single);
+      const Constant<F> scale = factor_in(p, segment);
       sum = AddPartials()(sum, P{process<TV, TG>(p, wanted, loss, loss_of_gradients, reading, scale)});
     }
     return sum;
