@@ -1,24 +1,39 @@
 """Builds ``cudaloss._C``: the variant (CUDA or CPU only), the architectures, the sources.
 
 Environment:
-  CUDALOSS_CUDA          1 demands CUDA kernels, 0 leaves them out; unset: built where a toolkit is found
-  CUDA_HOME              the toolkit's root; unset: asked of the nvcc on PATH
-  TORCH_CUDA_ARCH_LIST   GPU architectures; unset: the GPUs of this machine, else all
-  MAX_JOBS               parallel compilations; unset: bounded by cores and by memory
+  CUDALOSS_CUDA           1 demands CUDA kernels, 0 leaves them out; unset: built where a toolkit is found
+  CUDA_HOME               the toolkit's root; unset: asked of the nvcc on PATH, else /usr/local/cuda
+  TORCH_CUDA_ARCH_LIST    GPU architectures, as "8.0+PTX;9.0"; unset: the GPUs of this machine, else all
+  MAX_JOBS                parallel compilations; unset: bounded by cores and by memory
+  CC, CXX                 the host compilers, CC nvcc's too; unset: cc and c++, and nvcc's own choice
+  CUDALOSS_LOCAL_VERSION  the version's local label, as cu130; unset: none
 """
 
 import importlib
 import os
 import re
 import runpy
-import shutil
-import subprocess
 import sys
 import types
 from pathlib import Path
 
 from setuptools import setup
 
+ROOT = Path(__file__).resolve().parent
+
+
+def said(module, name):
+    """What a module of facts says; the package itself, which would load the extension, is not imported."""
+    return runpy.run_path(str(ROOT / "src" / "cudaloss" / f"{module}.py"))[name]
+
+
+TORCH_TARGET = said("_least_torch", "LEAST_TORCH")
+
+if sys.platform not in ("linux", "darwin") or sys.maxsize < 2**32:
+    sys.exit(
+        f"cudaloss: {sys.platform} with {sys.maxsize.bit_length() + 1} bits is not supported: 64-bit Linux (on Windows "
+        "in WSL 2) and macOS are."
+    )
 try:
     import pybind11
     import torch
@@ -28,75 +43,80 @@ except ImportError as error:
         f"cudaloss: building needs {error.name}. Either let pip fetch what the build needs (pip install .), or install "
         "it first (pip install torch ninja 'pybind11>=3' 'setuptools>=77') and use pip install --no-build-isolation ."
     )
+if tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2]) < TORCH_TARGET:
+    sys.exit(
+        "cudaloss: building needs torch {}.{} or newer".format(*TORCH_TARGET)
+        + f", this is {torch.__version__}. Upgrade it (pip install --upgrade torch)."
+    )
+sys.path.insert(0, str(ROOT))  # a build backend does not put it there
+from tools import compiling, toolkit  # noqa: E402
 
-ROOT = Path(__file__).resolve().parent
+sys.path.remove(str(ROOT))
 GENERATED = ROOT / "build" / "generated"
-TORCH_TARGET = runpy.run_path(str(ROOT / "src" / "cudaloss" / "_least_torch.py"))["LEAST_TORCH"]
-# For a machine without a GPU, each with the least CUDA that knows it.
-DEFAULT_ARCHITECTURES = {"7.5": 11, "8.0": 11, "8.6": 11.1, "8.9": 11.8, "9.0": 11.8, "10.0": 12.8, "12.0": 12.8}
-GIB_A_JOB = 2  # nvcc's peak on one loss is 1.1 GiB for one architecture
+# For a machine without a GPU, each with the first CUDA that knows it and the first that no longer does. PTX of 8.0
+# runs on every newer GPU that has no kernels of its own here; 10.3 runs those of 10.0, 12.1 those of 12.0.
+DEFAULT_ARCHITECTURES = {
+    "7.0": ((9, 0), (13, 0)),
+    "7.5": ((10, 0), None),
+    "8.0+PTX": ((11, 0), None),
+    "8.6": ((11, 1), None),
+    "8.9": ((11, 8), None),
+    "9.0": ((11, 8), None),
+    "10.0": ((12, 8), None),
+    "12.0": ((12, 8), None),
+}
 # A new loss needs no line here: its header in csrc/losses is its line in the source list.
 LOSSES = sorted(path.stem for path in (ROOT / "csrc" / "losses").glob("*.h"))
 
 
-def cuda_root():
-    """The toolkit's root, or None. An nvcc on PATH may be a wrapper far from it, so nvcc itself is asked."""
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        if os.environ.get(variable):
-            return Path(os.environ[variable])
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        return None
-    answer = subprocess.run([nvcc, "--dryrun", "cudaloss.cu"], capture_output=True, text=True)
-    top = re.search(r"^#\$ TOP=(.+)$", answer.stderr, re.MULTILINE)
-    return Path(top[1]).resolve() if top else Path(nvcc).resolve().parent.parent
+def version():
+    """The release's version, and the local label that a wheel for an index of its own carries."""
+    label = os.environ.get("CUDALOSS_LOCAL_VERSION", "")
+    if label and not re.fullmatch(r"[a-z0-9]+(\.[a-z0-9]+)*", label):
+        sys.exit(
+            "cudaloss: CUDALOSS_LOCAL_VERSION must be a local version label of lower-case letters and digits, with "
+            f"dots between parts, as cu130 or cpu, got {label!r}"
+        )
+    release = said("_version", "VERSION")
+    return f"{release}+{label}" if label else release
 
 
-def cuda_version(root):
-    """``"13.0"`` for the toolkit at `root`, or None where no nvcc answers."""
+def plain(wish):
+    """A list as torch takes it ("Ampere 9.0", "native"), sorted and in plain names: ["8.0", "8.6+PTX", "9.0"]."""
+    os.environ["TORCH_CUDA_ARCH_LIST"] = wish
     try:
-        answer = subprocess.run([root / "bin" / "nvcc", "--version"], capture_output=True, text=True)
-    except OSError:
-        return None
-    release = re.search(r"release (\d+\.\d+)", answer.stdout)
-    return release and release[1]
+        flags = cpp_extension._get_cuda_arch_flags()
+    except ValueError as error:
+        sys.exit(f"cudaloss: TORCH_CUDA_ARCH_LIST must be a list as '8.0+PTX;9.0', got {wish!r}: {error}")
+    codes = sorted(
+        (int(a), int(b), c, kind) for kind, a, b, c in re.findall(r"code=(sm|compute)_(\d+)(\d)([af]?)", str(flags))
+    )
+    with_ptx = {code[:3] for code in codes if code[3] == "compute"}
+    return [
+        f"{major}.{minor}{suffix}" + "+PTX" * ((major, minor, suffix) in with_ptx)
+        for major, minor, suffix, kind in codes
+        if kind == "sm"
+    ]
 
 
-def choose_toolkit():
-    """(root, version) of the toolkit to build with, or None for a CPU-only build; says which and why."""
-    wish = os.environ.get("CUDALOSS_CUDA", "")
-    if wish not in ("", "0", "1"):
-        sys.exit(f"cudaloss: CUDALOSS_CUDA must be 0 or 1, got {wish!r}")
-    if wish == "0":
-        print("cudaloss: building the CPU kernels only, because CUDALOSS_CUDA=0", file=sys.stderr)
-        return None
-    root = cuda_root()
-    version = root and cuda_version(root)
-    if version:
-        print(f"cudaloss: building the CPU and CUDA kernels, with CUDA {version}", file=sys.stderr)
-        return root, version
-    reason = f"no nvcc answers in {root}" if root else "no CUDA toolkit was found (CUDA_HOME is unset, no nvcc on PATH)"
-    if wish == "1":
-        sys.exit(f"cudaloss: CUDALOSS_CUDA=1 demands CUDA kernels, but {reason}")
-    print(f"cudaloss: building the CPU kernels only, because {reason}", file=sys.stderr)
-    return None
-
-
-def architectures(version):
-    """What ``TORCH_CUDA_ARCH_LIST`` says, else the GPUs here, else all that CUDA `version` knows, and PTX for newer."""
-    if os.environ.get("TORCH_CUDA_ARCH_LIST"):
-        return os.environ["TORCH_CUDA_ARCH_LIST"]
-    if torch.cuda.is_available():
+def architectures(found):
+    """What ``TORCH_CUDA_ARCH_LIST`` says, else the GPUs here, else all that we ship for the toolkit; as a list."""
+    wish = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    if wish:
+        names = plain(wish)
+        toolkit.check_architectures(found, names, "TORCH_CUDA_ARCH_LIST asks for")
+    elif torch.cuda.is_available():
         present = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
-        return ";".join(f"{major}.{minor}" for major, minor in sorted(present))
-    return ";".join(name for name, least in DEFAULT_ARCHITECTURES.items() if least <= float(version)) + "+PTX"
-
-
-def bound_jobs():
-    """Compilers in parallel: as many as there are cores, and no more than memory holds."""
-    if "MAX_JOBS" not in os.environ and sys.platform == "linux":
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 2**30
-        os.environ["MAX_JOBS"] = str(max(1, min(len(os.sched_getaffinity(0)), int(memory / GIB_A_JOB))))
+        names = [f"{major}.{minor}" for major, minor in sorted(present)]
+        toolkit.check_architectures(found, names, "the GPUs here are of")
+    else:
+        cuda = toolkit.number(found.version)
+        names = [
+            name
+            for name, (first, last) in DEFAULT_ARCHITECTURES.items()
+            if first <= cuda and not (last and last <= cuda)
+        ]
+    return names
 
 
 def write_if_changed(path, text):
@@ -146,8 +166,13 @@ CPU_ENGINE = ("cpu/engine_impl.h", {"reduce": "ParallelFor", "map": "ParallelFor
 CUDA_ENGINE = ("cuda/engine_impl.cuh", {"reduce": "const Workspace&, Stream", "map": "Stream"}, ".cu")
 
 
-def extension():
-    toolkit = choose_toolkit()
+def without_places(folders):
+    """Flags that leave absolute paths out of the binary, whose errors then name a source as those in it do."""
+    return [f"-ffile-prefix-map={folder}/=" for folder in dict.fromkeys([str(ROOT), *folders])]
+
+
+def extension(found):
+    """The extension with CUDA kernels of the toolkit `found`, or without any."""
     include_dirs = [pybind11.get_include(), str(ROOT / "csrc"), str(GENERATED)]
     sources = ["csrc/binding.cpp", "csrc/torch/ops.cpp"]
     sources += [f"csrc/cpu/{name}.cpp" for name in ("blocks", "convert", "count", "gather")]
@@ -157,10 +182,13 @@ def extension():
         ("CUDALOSS_TORCH_TARGET", '"{}.{}"'.format(*TORCH_TARGET)),
     ]
     # -ffp-contract=off: the same bits at every x86-64 level; -g0: an interpreter's own flags may ask for symbols.
-    cxx = ["-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wall"]
+    # The standard is ours, not torch's, which differs from one torch to the next and asks more of the compiler.
+    cxx = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-Wall"]
+    cxx += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+    cxx += without_places([pybind11.get_include(), *cpp_extension.include_paths()])
     # libtorch must stay in NEEDED: the weak reference to the current stream alone would not keep it.
-    link = ["-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed", "-s"] if sys.platform == "linux" else []
-    if toolkit is None:
+    link = ["-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed", "-s"] if sys.platform == "linux" else ["-Wl,-x"]
+    if found is None:
         sources += generate_sources({"cpu": CPU_ENGINE})
         module = cpp_extension.CppExtension(
             "cudaloss._C",
@@ -171,9 +199,8 @@ def extension():
             extra_link_args=link,
         )
     else:
-        root, version = toolkit
-        os.environ["TORCH_CUDA_ARCH_LIST"] = architectures(version)
-        cpp_extension.CUDA_HOME = str(root)  # a CPU-only torch leaves it None, whatever the environment says
+        os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(architectures(found))
+        cpp_extension.CUDA_HOME = str(found.root)  # a CPU-only torch leaves it None, whatever the environment says
         sources += [
             "csrc/cuda/fold.cu",
             "csrc/cuda/count.cu",
@@ -181,15 +208,19 @@ def extension():
         ]
         macros += [
             ("CUDALOSS_WITH_CUDA", "1"),
-            ("CUDALOSS_CUDA_VERSION", f'"{version}"'),
+            ("CUDALOSS_CUDA_VERSION", f'"{found.version}"'),
             ("CUDALOSS_CUDA_ARCHITECTURES", '"{}"'.format(os.environ["TORCH_CUDA_ARCH_LIST"])),
         ]
+        nvcc = ["-std=c++17", "-O3", "--threads=1", "-Xcompiler=-g0,-fvisibility=hidden"]
+        if found.knows("--compress-mode"):
+            nvcc.append("--compress-mode=size")
         module = cpp_extension.CUDAExtension(
             "cudaloss._C",
             sources,
-            include_dirs=include_dirs,
+            include_dirs=include_dirs + found.folders("include"),
+            library_dirs=found.folders("lib"),
             define_macros=macros,
-            extra_compile_args={"cxx": cxx, "nvcc": ["-O3", "--threads=1", "-Xcompiler=-g0,-fvisibility=hidden"]},
+            extra_compile_args={"cxx": cxx, "nvcc": nvcc},
             extra_link_args=link,
         )
         # cudart linked statically, nothing of torch's CUDA libraries: the binary then loads on a CPU-only torch too.
@@ -199,7 +230,14 @@ def extension():
     return module
 
 
-if __name__ == "__main__":
-    bound_jobs()
+def main():
     write_stubs()
-    setup(ext_modules=[extension()], cmdclass={"build_ext": cpp_extension.BuildExtension})
+    found = toolkit.choose(torch.version.hip)
+    if found:
+        toolkit.compare(found, torch.version.cuda)
+    build = type("build_ext", (compiling.Build,), {"cuda": found and found.version})
+    setup(version=version(), ext_modules=[extension(found)], cmdclass={"build_ext": build})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""What setup.py decides, and what the package says where its binary is missing."""
+"""What the binary is made of, and what the package says where it is missing."""
 
 from __future__ import annotations
 
@@ -8,83 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture
-def setup(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    for variable in ("CUDALOSS_CUDA", "CUDA_HOME", "CUDA_PATH", "MAX_JOBS", "TORCH_CUDA_ARCH_LIST"):
-        monkeypatch.delenv(variable, raising=False)
-    import setup
-
-    return setup
+from cudaloss import _build
 
 
-def toolkit(folder: Path, version: str = "12.8") -> Path:
-    nvcc = folder / "bin" / "nvcc"
-    nvcc.parent.mkdir(parents=True)
-    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {version}, V0'\n")
-    nvcc.chmod(0o755)
-    return folder
-
-
-def test_cuda_home_is_used(setup, monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path)))
-    assert setup.choose_toolkit() == (tmp_path, "12.8")
-    assert "building the CPU and CUDA kernels, with CUDA 12.8" in capsys.readouterr().err
-
-
-def test_without_a_toolkit_the_cpu_kernels_are_built(setup, monkeypatch, capsys):
-    monkeypatch.setenv("PATH", "")
-    assert setup.choose_toolkit() is None
-    assert "CPU kernels only, because no CUDA toolkit was found" in capsys.readouterr().err
-
-
-def test_cuda_can_be_left_out(setup, monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path)))
-    monkeypatch.setenv("CUDALOSS_CUDA", "0")
-    assert setup.choose_toolkit() is None
-    assert "because CUDALOSS_CUDA=0" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("home", [None, "empty"])
-def test_cuda_can_be_demanded(setup, monkeypatch, tmp_path, home):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("CUDALOSS_CUDA", "1")
-    if home:
-        monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    with pytest.raises(SystemExit, match="CUDALOSS_CUDA=1 demands CUDA kernels, but no "):
-        setup.choose_toolkit()
-
-
-def test_a_wrong_wish_is_an_error(setup, monkeypatch):
-    monkeypatch.setenv("CUDALOSS_CUDA", "yes")
-    with pytest.raises(SystemExit, match="CUDALOSS_CUDA must be 0 or 1, got 'yes'"):
-        setup.choose_toolkit()
-
-
-@pytest.mark.parametrize(("cuda", "newest"), [("11.8", "9.0+PTX"), ("12.6", "9.0+PTX"), ("12.8", "12.0+PTX")])
-def test_architectures_are_those_the_toolkit_knows(setup, monkeypatch, cuda, newest):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert setup.architectures(cuda).startswith("7.5;8.0;")
-    assert setup.architectures(cuda).endswith(f";{newest}")
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.9")
-    assert setup.architectures(cuda) == "8.9"
-
-
-def test_jobs_are_bounded_by_memory_and_cores(setup, monkeypatch):
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
-    for gib, jobs in ((1, "1"), (9, "4"), (1000, "64")):
-        monkeypatch.delenv("MAX_JOBS", raising=False)
-        monkeypatch.setattr(os, "sysconf", lambda name, gib=gib: 4096 if name == "SC_PAGE_SIZE" else gib * 2**18)
-        setup.bound_jobs()
-        assert os.environ["MAX_JOBS"] == jobs
-    monkeypatch.setenv("MAX_JOBS", "3")
-    setup.bound_jobs()
-    assert os.environ["MAX_JOBS"] == "3"
+def test_the_binary_names_no_place_of_the_build() -> None:
+    if not _build.INFO["losses"]:
+        pytest.skip("no binary")
+    binary = Path(sys.modules["cudaloss._C"].__file__ or "").read_bytes()
+    assert b"csrc/torch/ops.cpp" in binary  # errors name the source and the line
+    for place in (b"/csrc/torch/ops.cpp", b"/torch/csrc/stable/", b"site-packages", bytes(Path(torch.__file__).parent)):
+        assert place not in binary
 
 
 def run_without_binary(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

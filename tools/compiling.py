@@ -1,0 +1,160 @@
+"""Compiling: how many sources at a time, torch's build command, and what a failed compilation means."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch.utils import cpp_extension
+
+from tools.toolkit import say
+
+# Memory of one compilation, with room: measured were 0.38 GiB at most of g++ and 0.5 of nvcc, which compiles for one
+# architecture after the other.
+GIB_A_JOB = {"cpu": 0.5, "cuda": 1.0}
+LEAST_GCC = 9  # the first whose C++17 is not experimental
+INSTALL_A_COMPILER = (
+    "Install one (apt install g++, dnf install gcc-c++, xcode-select --install) or name one with CC and CXX."
+)
+NEWER_COMPILER = f"The sources are C++17: g++ {LEAST_GCC} or newer. Name one with CC and CXX."
+# What a failed compilation's output says, and what to do about it; the first that is found counts.
+MEANINGS = {
+    r"Killed|signal 9\b|\[code=137\]": (
+        "a compiler was killed, as Linux does when memory runs out. MAX_JOBS=1 compiles one source at a time, in "
+        f"{GIB_A_JOB['cuda']} GiB; CUDALOSS_CUDA=0 builds the CPU kernels alone, in {GIB_A_JOB['cpu']}."
+    ),
+    r"No space left on device": "the disk is full. TMPDIR names another place for temporary files.",
+    r"unsupported (GNU|clang) version|than the (max|min)imum required version by CUDA": (
+        "this nvcc does not take this host compiler; the message above says which it takes. Name one of them with "
+        "both CC and CXX (CC=gcc-13 CXX=g++-13), or another toolkit with CUDA_HOME."
+    ),
+    r"Unsupported gpu architecture": (
+        "this nvcc does not compile for one of the architectures. TORCH_CUDA_ARCH_LIST names others, CUDA_HOME "
+        "another toolkit."
+    ),
+    r"option .*-std=|invalid value 'c\+\+17'": f"the C++ compiler is too old. {NEWER_COMPILER}",
+    r"cannot execute .?cc1plus|\b(g\+\+|gcc|c\+\+|clang\+\+|clang|cc)(-\d+)?: (command )?not found"
+    r"|command '[^']*(cc|\+\+|clang)(-\d+)?' failed: No such file": f"there is no C++ compiler. {INSTALL_A_COMPILER}",
+    r"Python\.h.? (file )?not found|Python\.h: No such file": (
+        "Python's own headers are missing. Install them (apt install python3-dev, dnf install python3-devel)."
+    ),
+    r"(cuda_runtime\w*\.h|host_config\.h|nv/target|cuda_fp16\.h)\S* (file )?not found"
+    r"|(cuda_runtime\w*\.h|host_config\.h|nv/target|cuda_fp16\.h): No such file|(cicc|ptxas|fatbinary).*not found"
+    r"|(find|for) -lcudart_static": (
+        "the CUDA toolkit is incomplete. It needs the compiler, its headers (crt, cccl) and the runtime with "
+        "libcudart_static.a, all of one version; docs/building.md lists the packages."
+    ),
+}
+
+
+def meaning(output: str) -> str | None:
+    return next((text for pattern, text in MEANINGS.items() if re.search(pattern, output)), None)
+
+
+def free_gib() -> float | None:
+    """GiB of memory for this build: what the kernel can free, within a container's limit. None where Linux is not."""
+    try:
+        found = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    free = int(found[1]) / 2**20 if found else None
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max": no limit
+            free = min(free, int(Path(limit).read_text()) / 2**30) if free else None
+    return free
+
+
+def bound_jobs(kind: str) -> None:
+    """Compilers in parallel: as many as there are cores, and no more than memory holds."""
+    wish, each = os.environ.get("MAX_JOBS"), GIB_A_JOB[kind]
+    if wish:
+        if not (wish.isdigit() and int(wish)):
+            sys.exit(f"cudaloss: MAX_JOBS must be a whole number of at least 1, got {wish!r}")
+        return
+    free = free_gib()
+    if free is None:
+        return
+    cores = len(os.sched_getaffinity(0))
+    jobs = max(1, min(cores, int(free / each)))
+    os.environ["MAX_JOBS"] = str(jobs)
+    if free < each:
+        say(f"warning: {free:.1f} GiB of memory are free, and one compilation takes up to {each}: it may be killed.")
+    if jobs < cores:
+        say(
+            f"compiling {jobs} at a time on {cores} cores, because {free:.1f} GiB of memory are free and each takes up "
+            f"to {each}. MAX_JOBS sets another number."
+        )
+
+
+def check_compiler() -> None:
+    """Ends the build where there is no C++ compiler, or a GCC that is too old."""
+    command = cpp_extension.get_cxx_compiler()
+    if not shutil.which(command):  # torch, too, takes CXX as one program's name, without arguments
+        sys.exit(f"cudaloss: there is no C++ compiler {command!r}. {INSTALL_A_COMPILER}")
+    answer = subprocess.run([command, "--version"], capture_output=True, text=True).stdout
+    if "clang" in answer or "Free Software Foundation" not in answer:
+        return
+    version = subprocess.run([command, "-dumpversion"], capture_output=True, text=True).stdout.strip()
+    if int(version.partition(".")[0] or LEAST_GCC) < LEAST_GCC:
+        sys.exit(f"cudaloss: the C++ compiler {command} is GCC {version}, which is too old. {NEWER_COMPILER}")
+
+
+@contextlib.contextmanager
+def kept(descriptor: int, chunks: list[bytes]) -> Iterator[None]:
+    """What this process and its children write to a file descriptor goes on to it, and is kept in `chunks` too."""
+    saved = os.dup(descriptor)
+    read, write = os.pipe()
+
+    def pass_on() -> None:
+        while chunk := os.read(read, 1 << 16):
+            chunks.append(chunk)
+            os.write(saved, chunk)
+
+    thread = threading.Thread(target=pass_on)
+    os.dup2(write, descriptor)
+    os.close(write)
+    thread.start()
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(saved, descriptor)  # closes the pipe's last writing end, which ends the thread
+        thread.join()
+        os.close(read)
+        os.close(saved)
+
+
+class Build(cpp_extension.BuildExtension):
+    """Torch's build command, which also says what a failure means.
+
+    Torch's refuses a toolkit of another major than its own CUDA, because extensions mostly share torch's CUDA
+    libraries. Ours shares none of them, so torch is made to look like one of the toolkit's CUDA: a host compiler
+    is then checked against the toolkit, and nvcc writes down the headers it reads, with a CPU-only torch too.
+    """
+
+    cuda: str | None = None  # the toolkit's version, None without CUDA kernels
+
+    def build_extensions(self) -> None:
+        if not cpp_extension.is_ninja_available():
+            sys.exit("cudaloss: building needs ninja. Install it (pip install ninja).")
+        check_compiler()
+        bound_jobs("cuda" if self.cuda else "cpu")
+        chunks: list[bytes] = []
+        try:
+            with kept(1, chunks), kept(2, chunks), mock.patch.object(torch.version, "cuda", self.cuda):
+                super().build_extensions()
+        except Exception as error:
+            text = meaning(b"".join(chunks).decode(errors="replace") + str(error))
+            if text is None:
+                raise
+            sys.exit(f"cudaloss: the build failed, because {text}")
