@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NOT_PYTHON = {"sh", "bash", "shell", "console", "text", "cpp"}
+NOT_PYTHON = {"sh", "bash", "shell", "console", "text", "cpp", "toml", "yaml", "dockerfile"}
 
 
 def blocks(markdown: str, before: int = 0) -> Iterator[tuple[str, str, int]]:
@@ -69,6 +69,13 @@ def test_wrong_examples_are_seen(tmp_path: Path) -> None:
     page.write_text("```py\nx = 1\n```\n")
     with pytest.raises(AssertionError, match="a block of 'py'"):
         run(page, {})
+
+
+def test_the_projects_owner_is_one() -> None:
+    owners = set()
+    for page in [ROOT / "pyproject.toml", *PAGES]:
+        owners |= set(re.findall(r"https://(?:github\.com/)?([\w-]+)(?:\.github\.io)?/cudaloss", page.read_text()))
+    assert len(owners) == 1, owners
 
 
 def test_idioms_of_pytorch_and_ours_agree() -> None:
