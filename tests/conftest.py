@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from pathlib import Path
 
 # Compiled graphs of an earlier state of the package must not be found. Read when PyTorch's compiler is imported.
 _CACHE = tempfile.TemporaryDirectory(prefix="cudaloss-tests-", ignore_cleanup_errors=True)
@@ -35,3 +36,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+BUILD_VARIABLES = (
+    "CUDALOSS_CUDA",
+    "CUDALOSS_LOCAL_VERSION",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "MAX_JOBS",
+    "TORCH_CUDA_ARCH_LIST",
+)
+
+
+@pytest.fixture
+def setup(monkeypatch):
+    """setup.py as a module, as on a machine without a toolkit, GPU or driver."""
+    pytest.importorskip("pybind11")
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent))
+    for variable in BUILD_VARIABLES:
+        monkeypatch.setenv(variable, "")  # and what a test sets itself is taken back
+        monkeypatch.delenv(variable)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    import setup
+
+    monkeypatch.setattr(setup.toolkit, "DEFAULT_ROOT", Path("/nonexistent/cuda"))
+    monkeypatch.setattr(setup.toolkit, "driver_cuda", lambda: None)
+    return setup
+
+
+@pytest.fixture
+def toolkit(setup):
+    return setup.toolkit
+
+
+@pytest.fixture
+def compiling(setup):
+    return setup.compiling
