@@ -1,0 +1,216 @@
+"""Which wheels a release has: the one list that wheels.yml, the package index and docs/wheels.md follow.
+
+python -m tools.matrix jobs [--few]   wheels.yml's jobs, as JSON; --few: those of a pull request
+python -m tools.matrix table          the table of docs/wheels.md
+python -m tools.matrix wheels FOLDER  whether FOLDER holds every wheel of the release and no other
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import runpy
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = "cudaloss"
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A build: `name` is its local version and its folder in the index. `driver`: the least NVIDIA driver."""
+
+    name: str
+    cuda: str = ""
+    driver: str = ""
+
+
+# Drivers: NVIDIA's minor-version compatibility. PTX needs the toolkit's own, 560 for 12.6 and 575 for 12.9.
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant("cu126", "12.6", "525"),
+        Variant("cu129", "12.9", "525"),
+        Variant("cu130", "13.0", "580"),
+        Variant("cpu"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Platform:
+    """Where wheels run and are built. `default`: the variant without a local version, which PyPI has."""
+
+    system: str
+    machine: str
+    tag: str
+    runner: str
+    default: str
+    variants: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{'macOS' if self.system == 'macosx' else 'Linux'} {self.machine}"
+
+
+PLATFORMS = (
+    Platform("manylinux", "x86_64", "manylinux_2_28_x86_64", "ubuntu-24.04", "cu130", tuple(VARIANTS)),
+    Platform("manylinux", "aarch64", "manylinux_2_28_aarch64", "ubuntu-24.04-arm", "cu130", tuple(VARIANTS)),
+    # macOS 11: what torch 2.10 and 2.11 ask for; later ones ask for 14.
+    Platform("macosx", "arm64", "macosx_11_0_arm64", "macos-15", "cpu", ("cpu",)),
+)
+# What a pull request builds: the oldest and the newest Python, without CUDA, with it, and on macOS.
+FEW = (("x86_64", "cpu"), ("x86_64", "cu130"), ("arm64", "cpu"))
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """What a wheel's name says."""
+
+    version: str
+    local: str
+    python: str
+    abi: str
+    tags: tuple[str, ...]
+
+    @classmethod
+    def named(cls, name: str) -> Wheel:
+        parts = name.removesuffix(".whl").split("-")
+        if not name.endswith(".whl") or len(parts) != 5 or parts[0] != PROJECT:
+            raise ValueError(f"{name!r} is not named {PROJECT}-<version>-<python>-<abi>-<platform>.whl")
+        version, _, local = parts[1].partition("+")
+        return cls(version, local, parts[2], parts[3], tuple(parts[4].split(".")))
+
+    @property
+    def platform(self) -> Platform:
+        for platform in PLATFORMS:
+            if platform.tag in self.tags:
+                return platform
+        known = ", ".join(platform.tag for platform in PLATFORMS)
+        raise ValueError(f"no platform of {'.'.join(self.tags)} is one of the release's: {known}")
+
+    @property
+    def variant(self) -> str:
+        return self.local or self.platform.default
+
+    def __str__(self) -> str:
+        version = f"{self.version}+{self.local}" if self.local else self.version
+        return f"{PROJECT}-{version}-{self.python}-{self.abi}-{'.'.join(self.tags)}.whl"
+
+
+def version() -> str:
+    return runpy.run_path(str(ROOT / "src" / PROJECT / "_version.py"))["VERSION"]
+
+
+def python_tag(python: str) -> str:
+    return "cp" + python.replace(".", "")
+
+
+def local_version(platform: Platform, variant: str) -> str:
+    return "" if variant == platform.default else variant
+
+
+def identifiers(platform: Platform) -> list[str]:
+    """cibuildwheel's names of the builds on `platform`, which are the same in every variant."""
+    return [f"{python_tag(python)}-{platform.system}_{platform.machine}" for python in PYTHONS]
+
+
+def wheels() -> list[Wheel]:
+    """The wheels of the release, each with the one platform tag that it must have."""
+    return [
+        Wheel(version(), local_version(platform, variant), tag, tag, (platform.tag,))
+        for platform in PLATFORMS
+        for variant in platform.variants
+        for tag in map(python_tag, PYTHONS)
+    ]
+
+
+def jobs(few: bool = False) -> list[dict[str, str]]:
+    """wheels.yml's jobs: one a variant and platform, which builds and tests every Python's wheel."""
+    between = " ".join(f"{python_tag(python)}-*" for python in PYTHONS[1:-1])
+    return [
+        {
+            "name": f"{variant}, {platform.name}",
+            "artifact": f"wheels-{variant}-{platform.tag}",
+            "runner": platform.runner,
+            "toolkit": VARIANTS[variant].cuda,
+            "cuda": "1" if VARIANTS[variant].cuda else "0",
+            "local": local_version(platform, variant),
+            "skip": between if few else "",
+        }
+        for platform in PLATFORMS
+        for variant in platform.variants
+        if not few or (platform.machine, variant) in FEW
+    ]
+
+
+def architectures(cuda: str) -> list[str]:
+    """The GPU architectures of a build with the toolkit `cuda`, from setup.py's list."""
+    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    lists = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "DEFAULT_ARCHITECTURES"
+    ]
+    if len(lists) != 1:
+        raise ValueError(f"setup.py sets DEFAULT_ARCHITECTURES {len(lists)} times, not once")
+    toolkit = tuple(int(part) for part in cuda.split("."))
+    return [name for name, (first, end) in lists[0].items() if first <= toolkit and (end is None or toolkit < end)]
+
+
+def table() -> str:
+    """One row a variant: what it is built with, where it runs and how pip is told to take it."""
+    rows = ["| variant | CUDA | NVIDIA driver | GPU architectures | platforms | from |", "|---|---|---|---|---|---|"]
+    for variant in VARIANTS.values():
+        platforms = [platform for platform in PLATFORMS if variant.name in platform.variants]
+        plain = [platform.name for platform in platforms if not local_version(platform, variant.name)]
+        sources = [f"PyPI ({', '.join(plain)})"] if plain else []
+        sources.append(f"`whl/{variant.name}`")
+        cells = [
+            f"`{variant.name}`",
+            variant.cuda or "none",
+            f"{variant.driver} or newer" if variant.cuda else "none",
+            ", ".join(architectures(variant.cuda)) if variant.cuda else "none",
+            ", ".join(platform.name for platform in platforms),
+            ", ".join(sources),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def misfits(names: list[str]) -> Iterator[str]:
+    """What is wrong with `names` as the wheels of the release."""
+    missing = {str(wheel) for wheel in wheels()}
+    for name in names:
+        if name in missing:
+            missing.remove(name)
+        else:
+            yield f"{name}: not a wheel of the release"
+    yield from (f"{name}: missing" for name in sorted(missing))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("jobs").add_argument("--few", action="store_true")
+    commands.add_parser("table")
+    commands.add_parser("wheels").add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    if arguments.command == "jobs":
+        print(json.dumps({"include": jobs(arguments.few)}))
+    elif arguments.command == "table":
+        print(table())
+    else:
+        wrong = list(misfits(sorted(path.name for path in arguments.folder.glob("*.whl"))))
+        print("\n".join(wrong) or f"{arguments.folder} holds the {len(wheels())} wheels of {version()}")
+        return bool(wrong)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
