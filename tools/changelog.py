@@ -1,0 +1,60 @@
+"""A release's section of CHANGELOG.md, for its notes: python -m tools.changelog v0.1.0
+
+Fails where the tag is not the version's, or where the section is missing, empty or not dated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import sys
+
+from tools.matrix import ROOT, version
+
+HEADING = re.compile(r"^## (?P<version>\S+) \((?P<date>[^)]*)\)\s*$", re.MULTILINE)
+
+
+def section(changelog: str, release: str) -> str:
+    """The text under `release`'s heading, which is ``## <version> (<year>-<month>-<day>)``."""
+    headings = list(HEADING.finditer(changelog))
+    found = [i for i, heading in enumerate(headings) if heading["version"] == release]
+    if len(found) != 1:
+        raise ValueError(f"CHANGELOG.md has {len(found)} sections '## {release} (<date>)', a release needs one")
+    heading = headings[found[0]]
+    try:
+        datetime.date.fromisoformat(heading["date"])
+    except ValueError:
+        raise ValueError(
+            f"CHANGELOG.md dates {release} {heading['date']!r}: write the day of the release, as 2026-11-21"
+        ) from None
+    end = headings[found[0] + 1].start() if found[0] + 1 < len(headings) else len(changelog)
+    text = changelog[heading.end() : end].strip()
+    if not text:
+        raise ValueError(f"CHANGELOG.md's section of {release} is empty: say what changed")
+    return text
+
+
+def notes(tag: str) -> str:
+    """The notes of the release that `tag` names."""
+    release = version()
+    if tag != f"v{release}":
+        raise ValueError(
+            f"the tag {tag!r} is not the version's: src/cudaloss/_version.py says {release}, whose tag is v{release}"
+        )
+    return section((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), release)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tag", help="the release's tag")
+    try:
+        print(notes(parser.parse_args().tag))
+    except ValueError as error:
+        print(f"changelog: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
