@@ -73,16 +73,16 @@ def free_gib() -> float | None:
     return free
 
 
-def bound_jobs(kind: str) -> None:
-    """Compilers in parallel: as many as there are cores, and no more than memory holds."""
+def bound_jobs(kind: str) -> int:
+    """Compilers in parallel: as many as there are cores, and no more than memory holds. Left in MAX_JOBS, for torch."""
     wish, each = os.environ.get("MAX_JOBS"), GIB_A_JOB[kind]
     if wish:
         if not (wish.isdigit() and int(wish)):
             sys.exit(f"cudaloss: MAX_JOBS must be a whole number of at least 1, got {wish!r}")
-        return
+        return int(wish)
     free = free_gib()
     if free is None:
-        return
+        return os.cpu_count() or 1
     cores = len(os.sched_getaffinity(0))
     jobs = max(1, min(cores, int(free / each)))
     os.environ["MAX_JOBS"] = str(jobs)
@@ -93,6 +93,7 @@ def bound_jobs(kind: str) -> None:
             f"compiling {jobs} at a time on {cores} cores, because {free:.1f} GiB of memory are free and each takes up "
             f"to {each}. MAX_JOBS sets another number."
         )
+    return jobs
 
 
 def check_compiler() -> None:
@@ -148,7 +149,10 @@ class Build(cpp_extension.BuildExtension):
         if not cpp_extension.is_ninja_available():
             sys.exit("cudaloss: building needs ninja. Install it (pip install ninja).")
         check_compiler()
-        bound_jobs("cuda" if self.cuda else "cpu")
+        jobs = bound_jobs("cuda" if self.cuda else "cpu")
+        for extension in self.extensions:
+            if self.cuda:
+                extension.extra_compile_args["nvcc"].append(f"--threads={jobs}")  # architectures of a source at a time
         chunks: list[bytes] = []
         try:
             with kept(1, chunks), kept(2, chunks), mock.patch.object(torch.version, "cuda", self.cuda):

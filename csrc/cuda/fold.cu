@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(plan::kFoldThreads)
     fold_kernel(const P* partials, int64_t count, Fold<P, Store> fold) {
   const int64_t begin = blockIdx.x * plan::kFoldTile;
   const int64_t length = min(count - begin, plan::kFoldTile);
-  finish<plan::kFoldThreads>(sum_partials<plan::kFoldThreads>(partials + begin, length), fold);
+  finish<plan::kFoldThreads>(sum_partials<plan::kFoldThreads, plan::kFoldTile>(partials + begin, length), fold);
 }
 
 template <class P, class Store>

@@ -65,14 +65,19 @@ __device__ __forceinline__ P block_sum(const W& sum) {
   return OverWarps(over_warps).Reduce(lane < blockDim.x / kWarp ? of_warp[lane] : P{}, AddPartials());
 }
 
-// The sum of partials[0, count), in thread 0: by the first kFoldThreads threads, whatever the block's size, so that it
-// has the same bits whichever launch folds.
-template <int kThreads, class P>
+// The sum of partials[0, count), of at most kMost, in thread 0: by the first kFoldThreads threads, whatever the block's
+// size, so that it has the same bits whichever launch folds. All loads of a thread are in flight together.
+template <int kThreads, int64_t kMost, class P>
 __device__ __forceinline__ P sum_partials(const P* partials, int64_t count) {
-  P sum = {};
-  if (threadIdx.x < plan::kFoldThreads) {
-    for (int64_t i = threadIdx.x; i < count; i += plan::kFoldThreads) sum = AddPartials()(sum, partials[i]);
+  constexpr int kEach = static_cast<int>(kMost / plan::kFoldThreads);
+  P part[kEach], sum = {};
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    const int64_t i = int64_t{k} * plan::kFoldThreads + threadIdx.x;
+    part[k] = threadIdx.x < plan::kFoldThreads && i < count ? partials[i] : P{};
   }
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) sum = AddPartials()(sum, part[k]);
   return block_sum<kThreads, P>(sum);
 }
 
@@ -132,7 +137,7 @@ __device__ __forceinline__ bool meet(P& total, const Fold<P, Store>& fold) {
   }
   __syncthreads();
   if (!is_last) return false;
-  total = sum_partials<kThreads>(fold.partials, gridDim.x);
+  total = sum_partials<kThreads, plan::kCountedBlocks>(fold.partials, gridDim.x);
   return true;
 }
 
