@@ -89,6 +89,8 @@ def test_compile_of_unusual_layouts(spec, device, reduction):
         assert_compiled(compiled, plain, tensors)
 
 
+# torch 2.15's opcheck clones its arguments and asks the clones, which are no leaves, for their .grad.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_opcheck_of_the_public_op(spec, device):
     public = getattr(torch.ops.cudaloss, spec.name).default
     input, target, mask, weight = selecting((3, 4), device)
