@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TOOLS := build/wheel-tools
 STUB_SOURCES := $(addprefix src/cudaloss/,_specs.py _options.py _faces.py _docs.py)
 BUILD_SOURCES := setup.py tools/compiling.py tools/toolkit.py $(addprefix src/cudaloss/,_version.py _least_torch.py)
 SOURCES := $(shell find csrc -type f) $(STUB_SOURCES) $(BUILD_SOURCES) pyproject.toml
 # Without a GPU nothing runs the CUDA kernels: one architecture is enough to see them compile.
 export TORCH_CUDA_ARCH_LIST ?= $(if $(shell command -v nvidia-smi),,9.0)
 
-.PHONY: demo test lint workflows format types docs gpu-check readme-figures sdist clean
+.PHONY: demo test lint workflows format types docs gpu-check readme-figures sdist wheel wheel-check clean
 
 demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
@@ -52,6 +53,13 @@ readme-figures: $(VENV)/.built
 sdist: $(VENV)/.packages
 	$(BIN)/python -m build --sdist --no-isolation
 
+# The wheel of $(PYTHON) with every architecture, in dist/, and the proof of all that are there: see CONTRIBUTING.md.
+wheel: $(TOOLS)/.packages
+	$(TOOLS)/bin/python -m tools.wheel --python $(PYTHON) $(ARGS)
+
+wheel-check: $(TOOLS)/.packages
+	$(TOOLS)/bin/python -m tools.check_wheel $(ARGS)
+
 clean:
 	rm -rf $(VENV) build dist src/cudaloss/*.so src/cudaloss/*.pyi
 
@@ -59,6 +67,11 @@ build/npm/.installed: tools/package.json tools/package-lock.json
 	mkdir -p $(@D)
 	cp $^ $(@D)
 	npm ci --prefix $(@D) --silent --no-audit --no-fund
+	touch $@
+
+$(TOOLS)/.packages: requirements/wheels.txt
+	python3 -m venv $(TOOLS)
+	$(TOOLS)/bin/pip install --quiet --requirement $<
 	touch $@
 
 $(VENV)/.packages: $(wildcard requirements/*.txt)

