@@ -15,8 +15,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 from pathlib import Path
+from typing import IO
 
 from build import ProjectBuilder
 from uv import find_uv_bin
@@ -78,18 +80,37 @@ def only(folder: Path, pattern: str) -> Path:
     return path
 
 
-def compiled(
-    source: Path, inside: Path, variables: dict[str, str], out: Path, *flags: str
-) -> tuple[Path, measured.Measured]:
-    """The wheel of an sdist, or of a checkout by way of one, so that nothing of an earlier build gets into it."""
-    command = [find_uv_bin(), "build", "--no-build-isolation", "--python", str(inside), "--out-dir", str(out)]
+def unpacked(source: Path, inside: Path, variables: dict[str, str], folder: Path) -> Path:
+    """An sdist, or that of a checkout, in `folder`: nothing of an earlier build gets into the wheel."""
     if source.is_dir():
-        subprocess.run([*command, "--quiet", "--sdist", str(source)], check=True, env=variables)
-        source = only(out, "*.tar.gz")
-    outcome = measured.run([*command, *flags, "--wheel", str(source)], env=variables)
+        command = [
+            find_uv_bin(),
+            "build",
+            "--quiet",
+            "--sdist",
+            "--no-build-isolation",
+            "--python",
+            inside,
+            "-o",
+            folder,
+        ]
+        subprocess.run([*command, source], check=True, env=variables)
+        source = only(folder, "*.tar.gz")
+    with tarfile.open(source) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / source.name.removesuffix(".tar.gz")
+
+
+def compiled(source: Path, inside: Path, variables: dict[str, str], log: IO[str] | None) -> measured.Measured:
+    """Builds a wheel in dist/ of the unpacked sdist. What the compilers say goes to `log` where there is one."""
+    command = [find_uv_bin(), "build", "--wheel", "--no-build-isolation", "--python", str(inside), str(source)]
+    outcome = measured.run(command, env=variables, stdout=log, stderr=subprocess.STDOUT if log else None)
     if outcome.code:
+        if log:
+            log.seek(0)
+            print(log.read())
         sys.exit(f"The build failed with exit status {outcome.code}: see above.")
-    return only(out, "*.whl"), outcome
+    return outcome
 
 
 def repaired(wheel: Path, out: Path) -> Path:
@@ -134,10 +155,11 @@ def main() -> int:
     else:
         inside = build_environment(environments.interpreter(options.python), options.torch)
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--quiet", "--no-build-logs"] if options.quiet else []
         settings = variables(inside, options.architectures, found)
-        raw, outcome = compiled(options.source, inside, settings, Path(folder), *flags)
-        wheel = repaired(raw, options.out)
+        source = unpacked(options.source, inside, settings, Path(folder))
+        with tempfile.TemporaryFile("w+") as log:
+            outcome = compiled(source, inside, settings, log if options.quiet else None)
+        wheel = repaired(only(source / "dist", "*.whl"), options.out)
     keep(wheel, {**outcome.row(), "torch": environments.answer(inside, "import torch; print(torch.__version__)")})
     print(
         f"{wheel}: {wheel.stat().st_size / 1e6:.2f} MB, built in {outcome.seconds / 60:.1f} minutes on {outcome.cores} "

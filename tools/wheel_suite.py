@@ -43,7 +43,8 @@ def prepare(python: str, torch: str, least: str) -> Path:
     inside = environments.create(f"{python}-{torch}", environments.interpreter(python))
     environments.install_torch(inside, requirement(torch, least))
     wanted = [part for name in REQUIREMENTS for part in ("--requirement", ROOT / "requirements" / name)]
-    frozen = environments.answer(inside, "import torch; print(torch.__version__)")
+    # Of its metadata: torch's own word of itself may have a label that the index does not know.
+    frozen = environments.answer(inside, "import importlib.metadata as m; print(m.version('torch'))")
     environments.install(inside, *wanted, *ALSO, f"torch=={frozen}")
     return inside
 
