@@ -1,7 +1,8 @@
 """Everything that only a GPU can show, in one command: ``make gpu-check``.
 
 Builds the extension, runs the whole test suite, compute-sanitizer's memcheck and racecheck over the GPU tests, the
-accuracy table up to 2^31 + 5 elements, the benchmark suites and the KernelBench runner, and writes one report to
+accuracy table up to 2^31 + 5 elements, the benchmark suites and the KernelBench runner, makes a build for another
+architecture explain itself, and writes one report to
 ``benchmarks/results/``; stages run apart (``--stages``) add to the same day's report while the kernels' source stays
 the same. Needs no network: what it imports must be installed (see ``requirements/dev.txt``).
 """
@@ -114,6 +115,34 @@ def sanitize(tool: str) -> dict[str, Any]:
     }
 
 
+def uncovered() -> dict[str, Any]:
+    """A build without kernels for this GPU says so at first use, instead of computing or of CUDA's own words."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    other = "9.0" if major != 9 else "12.0"
+    folder = SCRATCH / "uncovered"
+    install = ["-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "--upgrade", "--target", str(folder)]
+    outcome = run("uncovered-build", [sys.executable, *install, "."], CUDALOSS_CUDA="1", TORCH_CUDA_ARCH_LIST=other)
+    words = f"GPU has compute capability {major}.{minor}, and this build of cudaloss, with CUDA "
+    code = f"""
+import torch, cudaloss
+assert cudaloss.__file__.startswith({str(folder)!r}), cudaloss.__file__
+for size in (3, 5000, 10**7, 5000):
+    x = torch.ones(size, device="cuda", requires_grad=True)
+    try:
+        cudaloss.mse_loss(x, torch.zeros_like(x))
+    except RuntimeError as error:
+        assert {words!r} in str(error) and "has kernels for {other}" in str(error), error
+        assert "TORCH_CUDA_ARCH_LIST={major}.{minor}" in str(error), error
+    else:
+        raise SystemExit("no error")
+print("1 passed")
+"""
+    found = run("uncovered", [sys.executable, "-c", code], PYTHONPATH=f"{folder}:{os.environ.get('PYTHONPATH', '')}")
+    return {**found, "passed": outcome["passed"] and found["passed"], "seconds": outcome["seconds"] + found["seconds"]}
+
+
 def script(name: str, *arguments: str) -> dict[str, Any]:
     path = SCRATCH / f"{name}.json"
     path.unlink(missing_ok=True)
@@ -129,6 +158,7 @@ STAGES = {
     "kernelbench": lambda: script("kernelbench", "examples/kernelbench/run.py"),
     "memcheck": lambda: sanitize("memcheck"),
     "racecheck": lambda: sanitize("racecheck"),
+    "uncovered": uncovered,
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -25,7 +24,7 @@ from cudaloss.diagnostics.facts import Driver, Gpu
 from cudaloss.diagnostics.text import rendered
 
 ROOT = Path(__file__).parent.parent
-WHEEL = "7.5;8.0+PTX;8.6;8.9;9.0;10.0;12.0"
+WHEEL = "7.5;8.0+PTX;8.6;9.0;10.0;12.0"
 TORCH = {"version": "2.13.0", "cuda": "13.0", "rocm": None}
 H100 = Gpu("cuda:0", "NVIDIA H100", (9, 0))
 NEW = Driver("580.65.06", 13000, 1)
@@ -38,7 +37,7 @@ NEW = Driver("580.65.06", 13000, 1)
         (WHEEL, (8, 0), "SASS 8.0"),
         (WHEEL, (8, 6), "SASS 8.6"),
         (WHEEL, (8, 7), "PTX 8.0"),  # Orin, a Tegra: no desktop's SASS
-        (WHEEL, (8, 9), "SASS 8.9"),
+        (WHEEL, (8, 9), "SASS 8.6"),
         (WHEEL, (10, 0), "SASS 10.0"),
         (WHEEL, (10, 3), "SASS 10.0"),
         (WHEEL, (11, 0), "PTX 8.0"),  # Thor, a Tegra
@@ -285,34 +284,6 @@ def test_on_a_gpu():
     assert len(tests) == torch.cuda.device_count()
     assert {row["path"] for row in found["paths"]} == {fit.CPU_KERNELS, fit.CUDA_KERNELS}
     assert found["driver"]["cuda"] and all(gpu["covered_by"] for gpu in found["gpus"])
-
-
-UNCOVERED = """
-import torch, cudaloss
-x = torch.randn(5000).cuda()  # a copy: torch's own kernels need not run
-for _ in range(2):
-    try:
-        cudaloss.mse_loss(x, x)
-    except RuntimeError as error:
-        print(error)
-"""
-
-
-@pytest.mark.cuda
-def test_first_use_on_an_uncovered_gpu():
-    """CUDA_FORCE_PTX_JIT hides the SASS from the driver: without PTX that runs here, nothing is left."""
-    capability = torch.cuda.get_device_capability()
-    built = [code for code in codes(_build.INFO["cuda_architectures"]) if code.kind == "PTX"]
-    if covering(built, capability):
-        pytest.skip("the build has PTX for this GPU")
-    done = subprocess.run(
-        [sys.executable, "-c", UNCOVERED], capture_output=True, text=True, env={**os.environ, "CUDA_FORCE_PTX_JIT": "1"}
-    )
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2, done.stderr
-    for line in lines:
-        assert line.startswith(f"cudaloss: {_C.explain_uncovered(*capability)}"), line
-        assert "`python -m cudaloss`" in line
 
 
 def test_the_words_are_those_of_a_launch():

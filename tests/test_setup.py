@@ -108,10 +108,10 @@ def test_conda_toolkits_have_folders_of_their_own(toolkit, monkeypatch, tmp_path
 @pytest.mark.parametrize(
     ("cuda", "expected"),
     [
-        ("12.6", "7.0;7.5;8.0+PTX;8.6;8.9;9.0"),
-        ("12.8", "7.0;7.5;8.0+PTX;8.6;8.9;9.0;10.0;12.0"),
-        ("12.10", "7.0;7.5;8.0+PTX;8.6;8.9;9.0;10.0;12.0"),
-        ("13.0", "7.5;8.0+PTX;8.6;8.9;9.0;10.0;12.0"),
+        ("12.6", "7.0;7.5;8.0+PTX;8.6;9.0"),
+        ("12.8", "7.0;7.5;8.0+PTX;8.6;9.0;10.0;12.0"),
+        ("12.10", "7.0;7.5;8.0+PTX;8.6;9.0;10.0;12.0"),
+        ("13.0", "7.5;8.0+PTX;8.6;9.0;10.0;12.0"),
     ],
 )
 def test_architectures_are_those_the_toolkit_knows(setup, tmp_path, cuda, expected):
@@ -156,8 +156,20 @@ def test_a_cuda_build_shares_nothing_with_torchs_cuda(setup, monkeypatch, tmp_pa
         assert "cudart_static" in module.libraries
         assert not {"cudart", "c10_cuda", "torch_cuda", "torch_python"} & set(module.libraries)
         macros = dict(module.define_macros)
-        assert macros["CUDALOSS_CUDA_ARCHITECTURES"] == '"7.5;8.0+PTX;8.6;8.9;9.0;10.0;12.0"'
+        assert macros["CUDALOSS_CUDA_ARCHITECTURES"] == '"7.5;8.0+PTX;8.6;9.0;10.0;12.0"'
         assert macros["CUDALOSS_CUDA_VERSION"] == '"13.0"'
+
+
+@pytest.mark.parametrize(("wish", "one"), [("8.0;9.0", True), ("9.0", False)])
+def test_cuda_sources_are_one_where_architectures_are_several(setup, monkeypatch, tmp_path, wish, one):
+    monkeypatch.setattr(setup, "GENERATED", tmp_path / "generated")
+    monkeypatch.setattr(setup.cpp_extension, "CUDA_HOME", None)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", wish)
+    found = setup.toolkit.Toolkit(nvcc(tmp_path, "13.0", codes="sm_80 sm_90"), "13.0")
+    sources = [source for source in setup.extension(found).sources if source.endswith(".cu")]
+    assert len(sources) == (1 if one else 2 + len(setup.LOSSES))
+    text = "".join((setup.ROOT / source).read_text() for source in sources)
+    assert all(text.count(f"void pass<losses::{loss}>") == 1 for loss in setup.LOSSES)
 
 
 def test_a_build_on_macos_has_none_of_linuxs_flags(setup, monkeypatch, tmp_path):

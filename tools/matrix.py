@@ -30,12 +30,12 @@ class Variant:
     driver: str = ""
 
 
-# Drivers: NVIDIA's minor-version compatibility. PTX needs the toolkit's own, 560 for 12.6 and 575 for 12.9.
+# Drivers: NVIDIA's minor-version compatibility; kernels compressed by 12.8 or later take 550 (csrc/core/misfit.h). PTX needs the toolkit's own, 560 for 12.6 and 575 for 12.9.
 VARIANTS = {
     variant.name: variant
     for variant in (
         Variant("cu126", "12.6", "525"),
-        Variant("cu129", "12.9", "525"),
+        Variant("cu129", "12.9", "550"),
         Variant("cu130", "13.0", "580"),
         Variant("cpu"),
     )

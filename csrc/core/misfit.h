@@ -2,6 +2,7 @@
 // a launch that fails (cuda/launch.h) and for `python -m cudaloss` (binding.cpp).
 #pragma once
 
+#include <cstdlib>
 #include <string>
 
 namespace cudaloss::misfit {
@@ -28,10 +29,13 @@ inline std::string of_driver(int version) {
                       : "the NVIDIA driver supports CUDA up to " + dotted(version / 1000, version % 1000 / 10);
 }
 
-// The least driver of each CUDA major, whose every minor it runs (NVIDIA's minor-version compatibility).
+// The least driver of each CUDA major, whose every minor it runs (NVIDIA's minor-version compatibility); but kernels
+// are compressed from CUDA 12.8 on as drivers before 550 cannot undo.
 inline std::string least_driver(const std::string& cuda) {
-  const std::string major = cuda.substr(0, cuda.find('.'));
-  const std::string release = major == "12" ? "525" : major == "13" ? "580" : "";
+  const size_t dot = cuda.find('.');
+  const std::string major = cuda.substr(0, dot);
+  const bool compresses = dot != std::string::npos && std::atoi(cuda.c_str() + dot + 1) >= 8;
+  const std::string release = major == "12" ? (compresses ? "550" : "525") : major == "13" ? "580" : "";
   return release.empty() ? "one that supports CUDA " + cuda : release + " or newer";
 }
 
