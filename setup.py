@@ -55,8 +55,8 @@ from tools import compiling, toolkit  # noqa: E402
 sys.path.remove(str(ROOT))
 GENERATED = ROOT / "build" / "generated"
 # For a machine without a GPU, each with the first CUDA that knows it and the first that no longer does. Within a major
-# a GPU runs the kernels of an older minor: 8.9 those of 8.6, 10.3 those of 10.0, 12.1 those of 12.0 (each more is 0.5 MB
-# of the wheel). PTX of 8.0 runs on every newer GPU that none of them fits.
+# a GPU runs the kernels of an older minor: 8.9 those of 8.6, 10.3 those of 10.0, 12.1 those of 12.0 (each more is 0.5
+# MB of the wheel). PTX of 8.0 runs on every newer GPU that none of them fits.
 DEFAULT_ARCHITECTURES = {
     "7.0": ((9, 0), (13, 0)),
     "7.5": ((10, 0), None),

@@ -30,7 +30,8 @@ class Variant:
     driver: str = ""
 
 
-# Drivers: NVIDIA's minor-version compatibility; kernels compressed by 12.8 or later take 550 (csrc/core/misfit.h). PTX needs the toolkit's own, 560 for 12.6 and 575 for 12.9.
+# Drivers: NVIDIA's minor-version compatibility; kernels compressed by 12.8 or later take 550 (csrc/core/misfit.h). PTX
+# needs the toolkit's own, 560 for 12.6 and 575 for 12.9.
 VARIANTS = {
     variant.name: variant
     for variant in (
