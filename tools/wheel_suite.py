@@ -16,7 +16,7 @@ from tools import environments
 from tools.environments import ROOT
 
 REQUIREMENTS = ("test.txt", "wheels.txt")
-ALSO = ("scikit-learn", "ninja")  # of requirements/dev.txt, what tests of the examples and of setup.py need
+ALSO = ("scikit-learn", "ninja", "pip")  # what else tests need: of the examples, of setup.py, of the index
 # Which torch and Python these are, and that it is the installed package with its binary which tests import.
 SAY = """
 import json, sys, torch, cudaloss
