@@ -15,15 +15,12 @@ CUDALOSS_MULTIVERSION void narrow_block(const F* values, int64_t count, Element*
   for (int64_t i = 0; i < count; ++i) out[i] = narrow<Element>(values[i]);
 }
 
-template <class F>
-constexpr DType kDType = sizeof(F) == sizeof(double) ? DType::Float64 : DType::Float32;
-
 }  // namespace
 
 template <class F>
 const F* read(const Operand& operand, int64_t begin, int64_t count, F* buffer) {
-  if (operand.dtype == kDType<F>) return static_cast<const F*>(operand.data) + begin;
-  dispatch(operand.dtype, [&](auto type) {
+  if (holds<F>(operand.dtype)) return static_cast<const F*>(operand.data) + begin;
+  dispatch_any(operand.dtype, [&](auto type) {
     using Element = typename decltype(type)::type;
     widen_block(static_cast<const Element*>(operand.data) + begin, count, buffer);
   });
@@ -32,12 +29,12 @@ const F* read(const Operand& operand, int64_t begin, int64_t count, F* buffer) {
 
 template <class F>
 F* writable(const Result& result, int64_t begin, F* buffer) {
-  return result.dtype == kDType<F> ? static_cast<F*>(result.data) + begin : buffer;
+  return holds<F>(result.dtype) ? static_cast<F*>(result.data) + begin : buffer;
 }
 
 template <class F>
 void write(const Result& result, int64_t begin, int64_t count, const F* values) {
-  if (result.dtype == kDType<F>) return;  // written in place
+  if (holds<F>(result.dtype)) return;  // written in place
   dispatch(result.dtype, [&](auto type) {
     using Element = typename decltype(type)::type;
     narrow_block(values, count, static_cast<Element*>(result.data) + begin);

@@ -1,4 +1,4 @@
-// Blocks of elements to and from the two types that the CPU kernels compute on. Halves pass through a buffer of
+// Blocks of elements to and from the two types that the CPU kernels compute on. Other dtypes pass through a buffer of
 // one block, which stays in the first-level cache; fp32 and fp64 operands are read where they are.
 #pragma once
 
@@ -10,6 +10,11 @@
 namespace cudaloss::cpu {
 
 constexpr int64_t kBlock = 1024;
+
+template <class F>
+bool holds(DType dtype) {
+  return dtype == kDTypeOf<F>;
+}
 
 // Elements [begin, begin + count) of `operand` as F: in place where it holds F already, else through `buffer`.
 template <class F>
