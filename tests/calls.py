@@ -63,6 +63,11 @@ class Call:
         given = {name: value for name, value in self.options._asdict().items() if value is not None}
         return {**given, "dtype": self.dtype}
 
+    def value_error(self) -> float:
+        """In ulp of the value's dtype."""
+        value = op(self.spec)(self.input, self.target, self.reduction, self.parameter, **self.keywords())
+        return error(value, self.exact.value, value.dtype, self.exact.size)
+
     def assert_right(self) -> None:
         """The value and the gradients of the operands that require them."""
         arguments = self.input, self.target, self.reduction, self.parameter

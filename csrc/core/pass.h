@@ -28,6 +28,16 @@ struct Dims {
   }
 };
 
+// How many terms of a sum over `dims` can differ but in their weights. A rounding error that all the terms have which
+// an element of input and one of target make does not average out among these.
+inline int64_t distinct_terms(const Dims& dims) {
+  int64_t product = 1;
+  for (int d = 0; d < dims.rank; ++d) {
+    if (dims.stride[d][kInput] != 0 || dims.stride[d][kTarget] != 0) product *= dims.size[d];
+  }
+  return product;
+}
+
 // Element i of an operand of any dtype.
 template <class F>
 CUDALOSS_INLINE F number_at(const Operand& operand, int64_t i) {
@@ -43,6 +53,13 @@ struct Divisor {
   double value, reciprocal;
 };
 CUDALOSS_INLINE Divisor divisor_of(double value) { return {value, 1.0 / value}; }
+
+// scale over the divisor, for gradients of F. fp64 shows that a product with the reciprocal is rounded once more.
+template <class F>
+CUDALOSS_INLINE double factor_of(double scale, const Divisor& divisor) {
+  if constexpr (sizeof(F) < sizeof(double)) return scale * divisor.reciprocal;
+  return divisor.reciprocal == 0.0 ? 0.0 : scale / divisor.value;
+}
 
 struct Denominator {
   Divisor constant;        // the number of elements, or 1

@@ -116,7 +116,7 @@ class PassRun {
     const Denominator& denominator = pass_.denominator;
     for (int64_t s = 0; s < count; ++s) {
       const Divisor& divisor = denominator.counted_each ? denominator.counted[segment + s] : divisor_;
-      factors[s] *= pass_.scale * divisor.reciprocal;
+      factors[s] *= factor_of<F>(pass_.scale, divisor);
     }
   }
 
@@ -272,7 +272,7 @@ void pass(const Pass& r, ParallelFor parallel_for) {
   };
   const bool float64 = any(DType::Float64) || is(r.reduction, DType::Float64) ||
                        (is(r.grad_output, DType::Float64) && varies(r.inner, kGradOutput));
-  const int64_t terms = r.inner.count();  // of each sum
+  const int64_t terms = distinct_terms(r.inner);  // of each sum
   const bool many = terms > kFewTerms && terms * r.segments.count() > kSmallRequest;
   with_types(float64, !any(DType::Float32), [&](auto types) {
     using T = typename decltype(types)::T;

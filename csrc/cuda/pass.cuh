@@ -212,7 +212,7 @@ template <class A, class B, class F, class P>
 __device__ __forceinline__ Constant<F> factor_in(const PassParameters<A, B, F, P>& p, uint32_t segment) {
   const Constant<F> grad_output = grad_output_in(p, segment);
   if (p.scale_is_known) return times(p.known_scale, grad_output);
-  return times(constant_of(p.scale * p.denominator.at(segment).reciprocal, F()), grad_output);
+  return times(constant_of(factor_of<F>(p.scale, p.denominator.at(segment)), F()), grad_output);
 }
 
 // Whether the gradients of a segment are right as they are.

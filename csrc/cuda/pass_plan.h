@@ -103,8 +103,8 @@ inline bool reads_whole(const Pass& r, int n) {
   const auto serves = [&](Place place, const void* data, DType dtype) {
     return !data || spacing(r.segments, r.inner, place, {data, dtype}, n).whole;
   };
-  return r.inner.rank > 0 && r.inner.count() > plan::kExactCount && r.segments.rank <= kFewSteps && !r.losses.data &&
-         r.summed_gradient == 0 && !is_scattered(r) && serves(kInput, r.input.data, r.input.dtype) &&
+  return r.inner.rank > 0 && distinct_terms(r.inner) > plan::kExactCount && r.segments.rank <= kFewSteps &&
+         !r.losses.data && r.summed_gradient == 0 && !is_scattered(r) && serves(kInput, r.input.data, r.input.dtype) &&
          serves(kTarget, r.target.data, r.target.dtype) && serves(kFirst, r.grad_input.data, r.grad_input.dtype) &&
          serves(kSecond, r.grad_target.data, r.grad_target.dtype) &&
          (r.inner.size[0] % n == 0 || (r.inner.rank == 1 && r.segments.rank == 0)) &&
@@ -116,7 +116,7 @@ inline PassKernel kernel_of(const Pass& r) {
   const DType input = r.input.dtype, target = r.target.dtype;
   if (wants_float64(r)) return K::StridedDoubles;
   const bool are_floats = input == DType::Float32 && target == DType::Float32;
-  const bool is_once = r.losses.data || r.inner.count() <= plan::kExactCount;
+  const bool is_once = r.losses.data || distinct_terms(r.inner) <= plan::kExactCount;
   const K strided = !are_floats ? K::StridedAny : is_once ? K::StridedFloatsOnce : K::StridedFloats;
   if (!(input == DType::Float32 || is_half(input)) || !is_stored(target)) return strided;
   // The gradient of a float takes more arithmetic than halves have beside it.

@@ -1,0 +1,35 @@
+"""Roundings that all terms of a result share, which no averaging removes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from calls import Call
+from cudaloss._options import Options
+
+SEEDS = range(40)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1)])
+def test_few_differences_repeated_by_broadcasting(spec, device, shape, weighted):
+    # PyTorch's own error is up to 3 ulp here, and so was that of float32 arithmetic.
+    for seed in SEEDS:
+        torch.manual_seed(seed)
+        input, target = (torch.randn(shape, device=device).expand(3, 5000) for _ in range(2))
+        weight = torch.rand(3, 5000, device=device) if weighted else None
+        call = Call(spec, input, target, options=Options(weight=weight))
+        assert call.value_error() <= 1
+
+
+@pytest.mark.parametrize("shape", [(30, 22), (40, 100)])
+def test_float64_gradients_of_a_scaled_weighted_mean(spec, device, shape):
+    # Of multiples of 1/64, so that only the factor and its product with the slope are rounded.
+    for seed in SEEDS:
+        torch.manual_seed(seed)
+        input, target = (torch.randn(shape, dtype=torch.float64).mul(64).round().div(64) for _ in range(2))
+        weight = torch.rand(shape).mul(64).ceil().div(16)
+        input, target = input.to(device).requires_grad_(), target.to(device)
+        call = Call(spec, input, target, options=Options(weight=weight.to(device), scale=3.0), incoming="1")
+        call.assert_right()
