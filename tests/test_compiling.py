@@ -120,7 +120,7 @@ def test_torchs_own_check_lets_any_toolkit_pass(compiling, monkeypatch, tmp_path
     with pytest.raises(RuntimeError, match="mismatches"):
         check(None)
     build = compiling.Build(Distribution())
-    build.cuda = "12.8"
+    build.cuda, build.extensions = "12.8", []
     build.build_extensions()
     assert seen == ["12.8"]
     assert torch.version.cuda == "13.0"

@@ -1,6 +1,6 @@
 #include "cpu/gather.h"
 
-#include <algorithm>
+#include <type_traits>
 
 #include "cpu/convert.h"
 

@@ -272,8 +272,7 @@ void pass(const Pass& r, ParallelFor parallel_for) {
   };
   const bool float64 = any(DType::Float64) || is(r.reduction, DType::Float64) ||
                        (is(r.grad_output, DType::Float64) && varies(r.inner, kGradOutput));
-  const int64_t terms = distinct_terms(r.inner);  // of each sum
-  const bool many = terms > kFewTerms && terms * r.segments.count() > kSmallRequest;
+  const bool many = distinct_terms(r.inner) > kFewTerms && r.inner.count() * r.segments.count() > kSmallRequest;
   with_types(float64, !any(DType::Float32), [&](auto types) {
     using T = typename decltype(types)::T;
     using F = typename decltype(types)::F;

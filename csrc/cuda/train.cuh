@@ -13,10 +13,10 @@ namespace cudaloss::cuda {
 template <class A, class B>
 constexpr int kBlocksAProcessor = sizeof(A) == sizeof(B) && sizeof(A) < 8 ? 3 : 2;
 
-// A tile a block, one vector a thread: also the quickest way to the loss alone of few elements, with neither gradient
-// wanted. TV is the arithmetic of the loss, which averages rounding errors out, TG that of the gradients, which are
-// seen singly. Many aligned operands have a kernel of their own, which the loads of misaligned ones would cost
-// registers.
+// A tile a block, kTrainUnroll vectors a thread: also the quickest way to the loss alone of few elements, with neither
+// gradient wanted. TV is the arithmetic of the loss, which averages rounding errors out, TG that of the gradients,
+// which are seen singly. Many aligned operands have a kernel of their own, which the loads of misaligned ones would
+// cost registers.
 template <bool kAligned, class TV, class TG, class P, class A, class B, int N, class LossV, class LossG>
 __global__ void __launch_bounds__(plan::kTrainThreads, (kBlocksAProcessor<A, B>))
     train_kernel(LossV loss, LossG loss_of_gradients, Constant<Scalar<TG>> scale, Source<A> input, Source<B> target,
