@@ -80,5 +80,5 @@ $(VENV)/.packages: $(wildcard requirements/*.txt)
 	touch $@
 
 $(VENV)/.built: $(VENV)/.packages $(SOURCES)
-	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
+	PATH="$(CURDIR)/$(BIN):$$PATH" pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@

@@ -82,6 +82,14 @@ def version():
     return f"{release}+{label}" if label else release
 
 
+def readme():
+    """README.md, in which links into the repository hold where it is shown elsewhere, as on PyPI."""
+    (project,) = re.findall(r'^Repository = "https://github\.com/(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1https://raw.githubusercontent.com/{project}/HEAD/", text)
+    return re.sub(r"((?<!!)\[[^]]*\]\()(?!https?:|#)", rf"\1https://github.com/{project}/blob/HEAD/", text)
+
+
 def plain(wish):
     """A list as torch takes it ("Ampere 9.0", "native"), sorted and in plain names: ["8.0", "8.6+PTX", "9.0"]."""
     os.environ["TORCH_CUDA_ARCH_LIST"] = wish
@@ -258,7 +266,13 @@ def main():
     if found:
         toolkit.compare(found, torch.version.cuda)
     build = type("build_ext", (compiling.Build,), {"cuda": found and found.version})
-    setup(version=version(), ext_modules=[extension(found)], cmdclass={"build_ext": build})
+    setup(
+        version=version(),
+        long_description=readme(),
+        long_description_content_type="text/markdown",
+        ext_modules=[extension(found)],
+        cmdclass={"build_ext": build},
+    )
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def build() -> dict[str, Any]:
 
 
 def tests() -> dict[str, Any]:
-    # In parallel where pytest-xdist is, which refuses pytest-benchmark: 9,500 tests in eight processes take three minutes.
+    # In parallel where pytest-xdist is, which refuses pytest-benchmark: 9,500 tests take eight processes three minutes.
     parallel = ["-n", "auto", "-p", "no:benchmark"] if importlib.util.find_spec("xdist") else []
     return run("tests", [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *parallel])
 

@@ -80,6 +80,8 @@ PYBIND11_MODULE(_C, module) {
              "How many blocks and chunks `count` elements of these sizes in bytes are shared out over.");
   module.def("explain_uncovered", &explain_uncovered, py::arg("major"), py::arg("minor"), py::arg("cuda") = py::none(),
              py::arg("architectures") = py::none(), "What a launch says on a GPU of a capability that is not covered.");
+  module.def("is_old_driver", &cudaloss::misfit::is_old_driver, py::arg("driver"), py::arg("cuda"),
+             "Whether the driver, 12040 for CUDA 12.4, is too old for a build with that CUDA.");
   module.def("explain_old_driver", &explain_old_driver, py::arg("driver"), py::arg("cuda") = py::none(),
              "What a launch says where the driver, 12040 for CUDA 12.4, is too old for the build.");
   module.def("explain_old_driver_for_ptx", &explain_old_driver_for_ptx, py::arg("major"), py::arg("minor"),

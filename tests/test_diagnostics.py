@@ -70,12 +70,21 @@ def here(cuda: str | None = "13.0", built: str = WHEEL, gpus: Any = (H100,), dri
     return fit.Here(**{**base, "gpus": list(gpus), "driver": driver, **facts})
 
 
+@pytest.fixture(autouse=True)
+def no_mps(monkeypatch):
+    """Apple's GPU, which is no device of ours, and which torch lists on machines that cannot use it."""
+    if sys.platform == "darwin":
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+
+
 V100, SPARK, THOR = (Gpu("cuda:0", name, of) for name, of in (("V100", (7, 0)), ("GB10", (12, 1)), ("Thor", (11, 0))))
 FITTING = {
     "no GPU": here(gpus=(), driver=None),
     "no GPU, CPU-only": here(None, "", gpus=(), driver=None),
     "SASS": here(),
     "minor version of the driver": here("13.2"),
+    "a driver that undoes compression": here("12.9", driver=Driver("550.54", 12040, 1)),
+    "a driver for 12.6": here("12.6", driver=Driver("535.1", 12020, 1)),
     "a driver of a newer major": here("12.6", driver=Driver("580.65.06", 13000, 1)),
     "PTX": here(gpus=[THOR]),
     "GPUs hidden on purpose": here(gpus=(), hidden=True),
@@ -95,6 +104,7 @@ MISFITS = {
     "newer than the build": (here(built="8.0;9.0", gpus=[SPARK]), "uncovered", ["12.1", "8.0;9.0", "--upgrade"]),
     "driver": (here(driver=Driver("550.54", 12040, 1)), "driver", ["up to 12.4", "driver 580", "an older CUDA"]),
     "driver for 12": (here("12.6", driver=Driver("470.1", 11040, 1)), "driver", ["up to 11.4", "driver 525"]),
+    "driver for 12.9": (here("12.9", driver=Driver("535.1", 12020, 1)), "driver", ["up to 12.2", "driver 550"]),
     "ptx": (here("13.2", gpus=[THOR]), "ptx", ["11.0", "CUDA 13.2", "up to 13.0", "Update the driver"]),
     "CPU-only build": (here(None, ""), "cpu-build", ["1 NVIDIA GPU(s)", "CUDALOSS_CUDA=1", "--force-reinstall"]),
     "torch's CUDA": (here(gpus=(), torch_says="too old"), "torch-cuda", ["1 GPU(s)", "too old", "pytorch.org"]),

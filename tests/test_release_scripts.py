@@ -54,6 +54,18 @@ def test_a_tag_of_another_version_is_refused(tag: str) -> None:
     assert f"the tag '{tag}' is not the version's: src/cudaloss/_version.py says {matrix.version()}" in done.stderr
 
 
+def test_a_release_of_a_project_that_says_it_has_none_is_refused(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "docs").mkdir()
+    for name in ("pyproject.toml", "README.md", "docs/installing.md"):
+        (tmp_path / name).write_text("")
+    assert not list(changelog.unreleased(tmp_path))
+    (tmp_path / "pyproject.toml").write_text('Repository = "https://github.com/OWNER/cudaloss"')
+    (tmp_path / "docs/installing.md").write_text("There is no release yet: 0.1.0 is unreleased")
+    monkeypatch.setattr(changelog, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match=r"pyproject.toml has 'github.com/OWNER/'; docs/installing.md has 'There is"):
+        changelog.notes(f"v{matrix.version()}")
+
+
 def test_the_changelog_knows_the_version() -> None:
     log = (ROOT / "CHANGELOG.md").read_text()
     assert [heading["version"] for heading in changelog.HEADING.finditer(log)].count(matrix.version()) == 1

@@ -93,6 +93,11 @@ def test_a_driver_too_old_for_the_toolkit_is_told(toolkit, monkeypatch, tmp_path
     assert not capsys.readouterr().err
     toolkit.compare(toolkit.Toolkit(tmp_path, "13.0"), "13.0")
     assert "the driver here knows CUDA 12.4 at most" in documented(capsys.readouterr().err)
+    monkeypatch.setattr(toolkit, "driver_cuda", lambda: (12, 2))
+    toolkit.compare(toolkit.Toolkit(tmp_path, "12.6"), "12.8")
+    assert not capsys.readouterr().err
+    toolkit.compare(toolkit.Toolkit(tmp_path, "12.9"), "12.8")  # whose compression it does not know
+    assert "the driver here knows CUDA 12.2 at most" in documented(capsys.readouterr().err)
 
 
 def test_conda_toolkits_have_folders_of_their_own(toolkit, monkeypatch, tmp_path):
@@ -174,11 +179,21 @@ def test_cuda_sources_are_one_where_architectures_are_several(setup, monkeypatch
 
 def test_a_build_on_macos_has_none_of_linuxs_flags(setup, monkeypatch, tmp_path):
     monkeypatch.setattr(setup, "GENERATED", tmp_path / "generated")
+    monkeypatch.setattr(sys, "platform", "linux")
     assert "-s" in setup.extension(None).extra_link_args
     monkeypatch.setattr(sys, "platform", "darwin")
     module = setup.extension(None)
     assert module.extra_link_args == ["-Wl,-x"]
     assert not module.runtime_library_dirs
+
+
+def test_links_of_the_readme_hold_elsewhere(setup):
+    links = re.findall(r"\]\(([^)]+)\)", setup.readme())
+    assert len(links) > 5 and all(link.startswith("https://") for link in links), links
+    for link in links:
+        if found := re.match(r"https://(?:raw\.githubusercontent|github)\.com/\w+/cudaloss/(?:blob/)?HEAD/(.+)", link):
+            assert (setup.ROOT / found[1]).exists(), link
+            assert link.startswith("https://raw.") == link.endswith(".png")
 
 
 def test_the_version_has_the_label_that_is_asked_for(setup, monkeypatch):

@@ -173,7 +173,7 @@ def test_a_wheel_that_is_too_large_is_seen(tmp_path, files):
     with path.open("r+b") as file:  # an archive is read from its end: what stands before it is left alone
         content = file.read()
         file.seek(0)
-        file.write(bytes(wheel_static.LARGEST) + content)
+        file.write(bytes(5_000_000) + content)
     assert failures(path, tmp_path)["size"] == f"{path.stat().st_size / 1e6:.2f} MB, it must be less than 5 MB"
 
 

@@ -1,6 +1,7 @@
 """A release's section of CHANGELOG.md, for its notes: python -m tools.changelog v0.1.0
 
-Fails where the tag is not the version's, or where the section is missing, empty or not dated.
+Fails where the tag is not the version's, where the section is missing, empty or not dated, and where the project's
+pages are still those of a project without a release.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import argparse
 import datetime
 import re
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 from tools.matrix import ROOT, version
 
@@ -35,6 +38,17 @@ def section(changelog: str, release: str) -> str:
     return text
 
 
+def unreleased(root: Path) -> Iterator[str]:
+    """What must be rewritten before the first release: it would be on PyPI for good."""
+    for name, words in (
+        ("pyproject.toml", "github.com/OWNER/"),
+        ("README.md", "until the first release"),
+        ("docs/installing.md", "There is no release yet"),
+    ):
+        if words in (root / name).read_text(encoding="utf-8"):
+            yield f"{name} has {words!r}"
+
+
 def notes(tag: str) -> str:
     """The notes of the release that `tag` names."""
     release = version()
@@ -42,6 +56,8 @@ def notes(tag: str) -> str:
         raise ValueError(
             f"the tag {tag!r} is not the version's: src/cudaloss/_version.py says {release}, whose tag is v{release}"
         )
+    if found := list(unreleased(ROOT)):
+        raise ValueError(f"{'; '.join(found)}: that holds before the first release alone")
     return section((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), release)
 
 

@@ -23,24 +23,28 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 @dataclass(frozen=True)
 class Variant:
-    """A build: `name` is its local version and its folder in the index. `driver`: the least NVIDIA driver."""
+    """A build: `name` is its local version and its folder in the index. `driver`: the least NVIDIA driver. `megabytes`
+    (10^6 bytes): what its wheels must stay below."""
 
     name: str
     cuda: str = ""
     driver: str = ""
+    megabytes: int = 5
 
 
 # Drivers: NVIDIA's minor-version compatibility; kernels compressed by 12.8 or later take 550 (csrc/core/misfit.h). PTX
-# needs the toolkit's own, 560 for 12.6 and 575 for 12.9.
+# needs the toolkit's own, 560 for 12.6 and 575 for 12.9. Sizes: 4.9 MB was measured of 13.0. 12.9 compiles for one
+# architecture more, 0.45 MB each; 12.6 has no --compress-mode=size. Both are estimates until their first builds.
 VARIANTS = {
     variant.name: variant
     for variant in (
-        Variant("cu126", "12.6", "525"),
-        Variant("cu129", "12.9", "550"),
+        Variant("cu126", "12.6", "525", 12),
+        Variant("cu129", "12.9", "550", 6),
         Variant("cu130", "13.0", "580"),
-        Variant("cpu"),
+        Variant("cpu", megabytes=2),
     )
 }
+DEFAULT = "cu130"  # Linux's without a local version
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,8 @@ class Platform:
 
 
 PLATFORMS = (
-    Platform("manylinux", "x86_64", "manylinux_2_28_x86_64", "ubuntu-24.04", "cu130", tuple(VARIANTS)),
-    Platform("manylinux", "aarch64", "manylinux_2_28_aarch64", "ubuntu-24.04-arm", "cu130", tuple(VARIANTS)),
+    Platform("manylinux", "x86_64", "manylinux_2_28_x86_64", "ubuntu-24.04", DEFAULT, tuple(VARIANTS)),
+    Platform("manylinux", "aarch64", "manylinux_2_28_aarch64", "ubuntu-24.04-arm", DEFAULT, tuple(VARIANTS)),
     # macOS 11: what torch 2.10 and 2.11 ask for; later ones ask for 14.
     Platform("macosx", "arm64", "macosx_11_0_arm64", "macos-15", "cpu", ("cpu",)),
 )

@@ -25,8 +25,9 @@ from uv import find_uv_bin
 
 from tools import environments, measured
 from tools.environments import ROOT
+from tools.matrix import DEFAULT, VARIANTS
 
-CUDA = "13.0"  # of a toolkit from PyPI, which has no compiler of CUDA 12: the default wheels' own
+CUDA = VARIANTS[DEFAULT].cuda  # of a toolkit from PyPI, which has no compiler of CUDA 12
 PACKAGES = ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl")
 NOT_OURS = ("libtorch*", "libc10*", "libcuda*")  # torch brings its own; the driver is the machine's
 

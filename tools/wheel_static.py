@@ -24,9 +24,8 @@ from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from tools.matrix import PROJECT, VARIANTS, architectures
+from tools.matrix import DEFAULT, PROJECT, VARIANTS, Variant, architectures
 
-LARGEST = 5_000_000  # bytes, of a wheel with every architecture
 BINARY = re.compile(rf"{PROJECT}/_C\.[\w-]+\.so")
 # What torch brings, and what manylinux takes for granted of a machine.
 NEEDED = re.compile(
@@ -74,6 +73,11 @@ class Wheel:
             raise Wrong(f"{len(found)} files *.dist-info/METADATA, a wheel has one")
         return HeaderParser().parsestr(found[0].read_text(encoding="utf-8"))
 
+    @property
+    def variant(self) -> Variant:
+        """That which the version's local label names, or the default one."""
+        return VARIANTS[parse_wheel_filename(self.path.name)[1].local or DEFAULT]
+
     @functools.cached_property
     def least_torch(self) -> str:
         """``"2.10"``, as its metadata says."""
@@ -110,10 +114,10 @@ def name(wheel: Wheel) -> str:
 
 
 def size(wheel: Wheel) -> str:
-    bytes = wheel.path.stat().st_size
-    if bytes >= LARGEST:
-        raise Wrong(f"{bytes / 1e6:.2f} MB, it must be less than {LARGEST / 1e6:.0f} MB")
-    return f"{bytes / 1e6:.2f} MB"
+    megabytes, largest = wheel.path.stat().st_size / 1e6, wheel.variant.megabytes
+    if megabytes >= largest:
+        raise Wrong(f"{megabytes:.2f} MB, it must be less than {largest} MB")
+    return f"{megabytes:.2f} MB"
 
 
 def metadata(wheel: Wheel) -> str:
@@ -208,10 +212,9 @@ def as_list(found: Counter[str]) -> str:
 
 
 def expected(wheel: Wheel) -> str:
-    """Of the variant that the version's local label names, or of the default one."""
     if wheel.architectures is not None:
         return wheel.architectures
-    cuda = VARIANTS[parse_wheel_filename(wheel.path.name)[1].local or "cu130"].cuda
+    cuda = wheel.variant.cuda
     return ";".join(architectures(cuda)) if cuda else ""
 
 

@@ -29,14 +29,32 @@ inline std::string of_driver(int version) {
                       : "the NVIDIA driver supports CUDA up to " + dotted(version / 1000, version % 1000 / 10);
 }
 
-// The least driver of each CUDA major, whose every minor it runs (NVIDIA's minor-version compatibility); but kernels
-// are compressed from CUDA 12.8 on as drivers before 550 cannot undo.
-inline std::string least_driver(const std::string& cuda) {
+// "12.9" as drivers say it: 12090.
+inline int number_of(const std::string& cuda) {
   const size_t dot = cuda.find('.');
-  const std::string major = cuda.substr(0, dot);
-  const bool compresses = dot != std::string::npos && std::atoi(cuda.c_str() + dot + 1) >= 8;
-  const std::string release = major == "12" ? (compresses ? "550" : "525") : major == "13" ? "580" : "";
-  return release.empty() ? "one that supports CUDA " + cuda : release + " or newer";
+  return std::atoi(cuda.c_str()) * 1000 + (dot == std::string::npos ? 0 : std::atoi(cuda.c_str() + dot + 1) * 10);
+}
+
+// The least driver of each CUDA major, whose every minor it runs (NVIDIA's minor-version compatibility); but kernels
+// are compressed from CUDA 12.8 on as drivers before 550, which is of 12.4, cannot undo.
+inline int least_driver_cuda(const std::string& cuda) {
+  const int number = number_of(cuda);
+  return number / 1000 == 12 && number >= 12080 ? 12040 : number / 1000 * 1000;
+}
+
+inline bool is_old_driver(int driver, const std::string& cuda) { return driver < least_driver_cuda(cuda); }
+
+inline std::string least_driver(const std::string& cuda) {
+  switch (least_driver_cuda(cuda)) {
+    case 12000:
+      return "525 or newer";
+    case 12040:
+      return "550 or newer";
+    case 13000:
+      return "580 or newer";
+    default:
+      return "one that supports CUDA " + cuda;
+  }
 }
 
 inline std::string from_source(int major, int minor) {
@@ -54,7 +72,7 @@ inline std::string uncovered(int major, int minor, const Build& build) {
          from_source(major, minor) + ".";
 }
 
-// The driver is of an older CUDA major than the build.
+// The driver is older than the least one of the build.
 inline std::string old_driver(int driver, const Build& build) {
   return of_driver(driver) + ", and this build of cudaloss, with CUDA " + build.cuda + ", needs driver " +
          least_driver(build.cuda) + ". Update the driver, or install cudaloss for an older CUDA.";

@@ -30,6 +30,9 @@ inline std::string misfit_of(cudaError_t error) {
     case cudaErrorInsufficientDriver:
     case cudaErrorCallRequiresNewerDriver:
       return misfit::old_driver(driver, misfit::this_build());
+    case cudaErrorInvalidKernelImage:  // what a driver says that cannot undo the kernels' compression
+      if (!misfit::is_old_driver(driver, misfit::this_build().cuda)) return {};
+      return misfit::old_driver(driver, misfit::this_build());
     default:
       return {};
   }

@@ -45,9 +45,9 @@ class Here(NamedTuple):
 
 
 def _of_driver(here: Here) -> Problem | None:
-    """Whether the driver is of an older CUDA major than the build: minor versions are compatible."""
+    """Whether the driver is too old for the build."""
     cuda = here.info["cuda"]
-    if not here.driver or here.driver.cuda // 1000 >= int(cuda.split(".")[0]):
+    if not here.driver or not here.binary.is_old_driver(here.driver.cuda, cuda):
         return None
     return Problem("driver", here.binary.explain_old_driver(here.driver.cuda, cuda))
 
