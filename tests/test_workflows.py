@@ -31,7 +31,7 @@ def test_the_workflows_are_clean() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("matrix.python }}, ", "matrix.pithon }}, ", 'ci.yml:31:22: property "pithon" is not defined'),
+        ("matrix.python }}, ", "matrix.pithon }}, ", 'ci.yml:33:22: property "pithon" is not defined'),
         ("[self-hosted, gpu]", "[self-hosted, gpus]", 'label "gpus" is unknown'),
         ("timeout-minutes: 60", "timeout-minutes: soon", "ci.yml:15:22: expecting a single"),
         ("vars.GPU_RUNNER == 'true' &&", "true &&", "ignores nothing: remove it"),
