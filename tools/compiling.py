@@ -18,8 +18,8 @@ from torch.utils import cpp_extension
 
 from tools.toolkit import say
 
-# Memory of one compilation, with room: measured were 0.38 GiB at most of g++, 0.43 of a compiler that nvcc runs, and 1.8
-# in all of a build for every architecture with two jobs.
+# Memory of one compilation, with room: measured were 0.38 GiB at most of g++, 0.43 of a compiler that nvcc runs, and
+# 1.8 in all of a build for every architecture with two jobs.
 GIB_A_JOB = {"cpu": 0.5, "cuda": 1.0}
 LEAST_GCC = 9  # the first whose C++17 is not experimental
 INSTALL_A_COMPILER = (
