@@ -54,18 +54,6 @@ from tools import compiling, toolkit  # noqa: E402
 
 sys.path.remove(str(ROOT))
 GENERATED = ROOT / "build" / "generated"
-# For a machine without a GPU, each with the first CUDA that knows it and the first that no longer does. Within a major
-# a GPU runs the kernels of an older minor: 8.9 those of 8.6, 10.3 those of 10.0, 12.1 those of 12.0 (each more is 0.5
-# MB of the wheel). PTX of 8.0 runs on every newer GPU that none of them fits.
-DEFAULT_ARCHITECTURES = {
-    "7.0": ((9, 0), (13, 0)),
-    "7.5": ((10, 0), None),
-    "8.0+PTX": ((11, 0), None),
-    "8.6": ((11, 1), None),
-    "9.0": ((11, 8), None),
-    "10.0": ((12, 8), None),
-    "12.0": ((12, 8), None),
-}
 # A new loss needs no line here: its header in csrc/losses is its line in the source list.
 LOSSES = sorted(path.stem for path in (ROOT / "csrc" / "losses").glob("*.h"))
 
@@ -119,12 +107,7 @@ def architectures(found):
         names = [f"{major}.{minor}" for major, minor in sorted(present)]
         toolkit.check_architectures(found, names, "the GPUs here are of")
     else:
-        cuda = toolkit.number(found.version)
-        names = [
-            name
-            for name, (first, last) in DEFAULT_ARCHITECTURES.items()
-            if first <= cuda and not (last and last <= cuda)
-        ]
+        names = toolkit.default_architectures(found.version)
     return names
 
 

@@ -8,13 +8,14 @@ python -m tools.matrix wheels FOLDER  whether FOLDER holds every wheel of the re
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import runpy
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tools.toolkit import default_architectures
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = "cudaloss"
@@ -154,20 +155,6 @@ def jobs(few: bool = False) -> list[dict[str, str]]:
     ]
 
 
-def architectures(cuda: str) -> list[str]:
-    """The GPU architectures of a build with the toolkit `cuda`, from setup.py's list."""
-    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
-    lists = [
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "DEFAULT_ARCHITECTURES"
-    ]
-    if len(lists) != 1:
-        raise ValueError(f"setup.py sets DEFAULT_ARCHITECTURES {len(lists)} times, not once")
-    toolkit = tuple(int(part) for part in cuda.split("."))
-    return [name for name, (first, end) in lists[0].items() if first <= toolkit and (end is None or toolkit < end)]
-
-
 def table() -> str:
     """One row a variant: what it is built with, where it runs and how pip is told to take it."""
     rows = ["| variant | CUDA | NVIDIA driver | GPU architectures | platforms | from |", "|---|---|---|---|---|---|"]
@@ -180,7 +167,7 @@ def table() -> str:
             f"`{variant.name}`",
             variant.cuda or "none",
             f"{variant.driver} or newer" if variant.cuda else "none",
-            ", ".join(architectures(variant.cuda)) if variant.cuda else "none",
+            ", ".join(default_architectures(variant.cuda)) if variant.cuda else "none",
             ", ".join(platform.name for platform in platforms),
             ", ".join(sources),
         ]

@@ -13,6 +13,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 LEAST_CUDA = (12, 0)  # no torch that we build against (2.10 and later) comes with an older major
+# For a machine without a GPU, each with the first CUDA that knows it and the first that no longer does. Within a major
+# a GPU runs the kernels of an older minor: 8.9 those of 8.6, 10.3 those of 10.0, 12.1 those of 12.0 (each more is 0.5
+# MB of the wheel). PTX of 8.0 runs on every newer GPU that none of them fits.
+DEFAULT_ARCHITECTURES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
+    "7.0": ((9, 0), (13, 0)),
+    "7.5": ((10, 0), None),
+    "8.0+PTX": ((11, 0), None),
+    "8.6": ((11, 1), None),
+    "9.0": ((11, 8), None),
+    "10.0": ((12, 8), None),
+    "12.0": ((12, 8), None),
+}
 DEFAULT_ROOT = Path("/usr/local/cuda")  # where NVIDIA's installers leave a link, PATH or not
 CPU_ONLY = "or set CUDALOSS_CUDA=0 for the CPU kernels alone"
 
@@ -24,6 +36,12 @@ def say(message: str) -> None:
 def number(version: str) -> tuple[int, ...]:
     """``(12, 8)`` of ``"12.8"``: as a float 12.10 would come before 12.9."""
     return tuple(int(part) for part in version.split("."))
+
+
+def default_architectures(version: str) -> list[str]:
+    """Those of :data:`DEFAULT_ARCHITECTURES` that the toolkit of this version compiles for."""
+    cuda = number(version)
+    return [name for name, (first, end) in DEFAULT_ARCHITECTURES.items() if first <= cuda and not (end and end <= cuda)]
 
 
 class Toolkit(NamedTuple):

@@ -24,7 +24,8 @@ from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from tools.matrix import DEFAULT, PROJECT, VARIANTS, Variant, architectures
+from tools.matrix import DEFAULT, PROJECT, VARIANTS, Variant
+from tools.toolkit import default_architectures
 
 BINARY = re.compile(rf"{PROJECT}/_C\.[\w-]+\.so")
 # What torch brings, and what manylinux takes for granted of a machine.
@@ -215,7 +216,7 @@ def expected(wheel: Wheel) -> str:
     if wheel.architectures is not None:
         return wheel.architectures
     cuda = wheel.variant.cuda
-    return ";".join(architectures(cuda)) if cuda else ""
+    return ";".join(default_architectures(cuda)) if cuda else ""
 
 
 def gpu_code(wheel: Wheel) -> str:

@@ -28,6 +28,14 @@ struct Dims {
   }
 };
 
+// Whether the operand at `place` is more than one element along `dims`.
+inline bool varies(const Dims& dims, Place place) {
+  for (int d = 0; d < dims.rank; ++d) {
+    if (dims.stride[d][place] != 0) return true;
+  }
+  return false;
+}
+
 // How many terms of a sum over `dims` can differ but in their weights. A rounding error that all the terms have which
 // an element of input and one of target make does not average out among these.
 inline int64_t distinct_terms(const Dims& dims) {

@@ -23,6 +23,10 @@ struct SumOf {
     add(other.value);
     rest += other.rest;
   }
+  CUDALOSS_INLINE SumOf times(double factor) const {
+    const double product = value * factor;
+    return {product, fma(value, factor, -product) + rest * factor};
+  }
   // The sum divided by `divisor`, rounded once. Where the sum is Inf, or the divisor 0, the rest is NaN: it is left
   // out.
   CUDALOSS_INLINE double over(double divisor) const {

@@ -145,15 +145,10 @@ CUDALOSS_MULTIVERSION void add_rows(const T* terms, int64_t segments, int64_t le
   for (int64_t s = 0; s < segments; ++s) value[s] += sum_of_row(terms + s * length, length);
 }
 
-CUDALOSS_INLINE Sum scaled_sum(const Sum& sum, double scale) {
-  const double product = sum.value * scale;
-  return {product, fma(sum.value, scale, -product) + sum.rest * scale};
-}
-
 // `inverse` is the divisor's: where fp64 does not show it, a product is as good as a quotient.
 template <bool kEach, bool kFloat64>
 CUDALOSS_INLINE double quotient(const Sum& sum, double scale, double divisor, double inverse) {
-  if constexpr (kFloat64) return scaled_sum(sum, scale).over(divisor);
+  if constexpr (kFloat64) return sum.times(scale).over(divisor);
   const double total = sum.value + sum.rest;  // beside an infinite value, the rest is NaN
   const double known = select(total == total, total, sum.value) * scale;
   return kEach ? known / divisor : known * inverse;

@@ -119,14 +119,13 @@ void elementwise_as(const Forward& request, ParallelFor parallel_for) {
 template <class T, class F, class Loss>
 void backward_as(const Backward& request, ParallelFor parallel_for) {
   const Loss loss(request.parameter);
-  double scale = 1.0 / request.divisor;
+  double for_all = 1.0;
   if (request.grad_output_is_scalar) {
     double value;
-    const double grad_output = *read(request.grad_output, 0, 1, &value);
-    if (request.hold_unit_gradients && grad_output == 1.0) return;
-    scale *= grad_output;
+    for_all = *read(request.grad_output, 0, 1, &value);
+    if (request.hold_unit_gradients && for_all == 1.0) return;
   }
-  const Gradients wanted = {request.grad_input, request.grad_target, scale};
+  const Gradients wanted = {request.grad_input, request.grad_target, for_all / request.divisor};
   for_each_chunk(parallel_for, request.count, [&](int64_t, int64_t begin, int64_t end) {
     F input[kBlock], target[kBlock], grad_output[kBlock], buffer[kBlock];
     for_each_block(begin, end, [&](int64_t at, int64_t length) {

@@ -19,10 +19,6 @@ namespace cudaloss::cpu {
 constexpr int64_t kFewTerms = 96;
 constexpr int64_t kSmallRequest = 4096;
 
-inline bool varies(const Dims& dims, Place place) {
-  return std::any_of(dims.stride, dims.stride + dims.rank, [&](const int64_t* stride) { return stride[place] != 0; });
-}
-
 // What one thread works in. Only what a pass needs of it is ever touched.
 template <class TV, class T, class F>
 struct PassScratch {

@@ -12,7 +12,7 @@ using Stream = void*;  // cudaStream_t; this header is read by sources that no C
 
 // Memory that a reduction of several blocks needs beside its operands.
 struct Workspace {
-  void* partials;    // one a block
+  void* partials;    // one a block, or one a part of a segment
   void* folded;      // one a block of the second launch, where there is one
   unsigned* ticket;  // 0 before and after; null: one more launch instead
 };

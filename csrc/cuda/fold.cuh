@@ -20,7 +20,7 @@ using Partial = std::conditional_t<std::is_same_v<T, double>, Sum, double>;
 // Where a reduction's blocks leave their sums, and what becomes of them: `store(sum, segment)`.
 template <class P, class Store>
 struct Fold {
-  P* partials;       // one a block
+  P* partials;       // one a block, or one a part of a segment
   unsigned* ticket;  // 0 before and after; null: a later launch folds
   Store store;
 };
@@ -107,7 +107,8 @@ struct SegmentLoss {
     store_scalar(output, segment, divides ? sum / denominator.at(segment).value * scale : sum);
   }
   __device__ __forceinline__ void operator()(const Sum& sum, int64_t segment) const {
-    store_scalar(output, segment, sum.over(divides ? denominator.at(segment).value : 1.0) * (divides ? scale : 1.0));
+    const Sum scaled = divides ? sum.times(scale) : sum;
+    store_scalar(output, segment, scaled.over(divides ? denominator.at(segment).value : 1.0));
   }
 };
 

@@ -25,7 +25,6 @@ struct PassParameters {
   bool whole;                             // both of them
   bool input_is_first, target_is_second;  // laid out alike
   bool linear;                            // all four, and densely
-  bool beside_linear;                     // of a dense pass: mask and weight lie as the operands do, or are not there
   Port<uint8_t> mask;
   Weights<F> weight;
   int weight_dims;  // the last dimension along which it varies, and all before

@@ -8,31 +8,14 @@
 namespace cudaloss::cuda {
 
 template <class Element>
-struct MakePort {
-  static Port<Element> of(const Pass& r, Place place, const Operand& operand, int n) {
-    return {static_cast<Element*>(const_cast<void*>(operand.data)), spacing(r.segments, r.inner, place, operand, n)};
-  }
-};
-template <class F>
-struct MakePort<Any<F>> {
-  static Port<Any<F>> of(const Pass& r, Place place, const Operand& operand, int n) {
-    return {const_cast<void*>(operand.data), spacing(r.segments, r.inner, place, operand, n), operand.dtype};
-  }
-};
-
-template <>
-struct MakePort<Stored> {
-  static Port<Stored> of(const Pass& r, Place place, const Operand& operand, int n) {
-    return {const_cast<void*>(operand.data), spacing(r.segments, r.inner, place, operand, n), operand.dtype};
-  }
-};
-template <>
-struct MakePort<AnyHalf> {
-  static Port<AnyHalf> of(const Pass& r, Place place, const Operand& operand, int n) {
-    return {static_cast<AnyHalf*>(const_cast<void*>(operand.data)), spacing(r.segments, r.inner, place, operand, n),
-            operand.dtype == DType::BFloat16};
-  }
-};
+Port<Element> port(const Pass& r, Place place, const Operand& operand, int n) {
+  Port<Element> made = {};
+  made.data = static_cast<decltype(made.data)>(const_cast<void*>(operand.data));
+  made.spacing = spacing(r.segments, r.inner, place, operand, n);
+  if constexpr (std::is_same_v<decltype(made.data), void*>) made.dtype = operand.dtype;
+  if constexpr (std::is_same_v<Element, AnyHalf>) made.is_bfloat = operand.dtype == DType::BFloat16;
+  return made;
+}
 
 inline Operand as_operand(const Result& result) { return {result.data, result.dtype}; }
 
@@ -42,13 +25,13 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const Grid& grid) {
   p.grid = grid;
   p.segments = steps_of(r.segments);
   p.inner = vector_steps(r.inner, N);
-  p.input = MakePort<A>::of(r, kInput, r.input, N);
-  p.target = MakePort<B>::of(r, kTarget, r.target, N);
+  p.input = port<A>(r, kInput, r.input, N);
+  p.target = port<B>(r, kTarget, r.target, N);
   p.whole = !std::is_same_v<A, Any<F>> && p.input.spacing.whole && p.target.spacing.whole;
   p.linear = is_linear(r);
   p.input_is_first = same_strides(r.segments, r.inner, kInput, kFirst);
   p.target_is_second = same_strides(r.segments, r.inner, kTarget, kSecond);
-  p.mask = MakePort<uint8_t>::of(r, kMask, {r.selection.mask.data, DType::Bool}, N);
+  p.mask = port<uint8_t>(r, kMask, {r.selection.mask.data, DType::Bool}, N);
   p.weight = {r.selection.weight.data, p.inner.stride[kWeight], r.selection.weight.dtype};
   for (int d = 0; d < p.inner.rank; ++d) {
     if (p.inner.step[d][kWeight] != 0) p.weight_dims = d + 1;
@@ -64,9 +47,9 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const Grid& grid) {
   p.sums_gradients = r.summed_gradient != 0;
   p.sums_losses = r.reduction.data && !p.sums_gradients;
   p.sign = static_cast<F>(r.summed_gradient);
-  p.grad_input = MakePort<A>::of(r, kFirst, as_operand(r.grad_input), N);
-  p.grad_target = MakePort<B>::of(r, kSecond, as_operand(r.grad_target), N);
-  p.losses = MakePort<Any<F>>::of(r, kFirst, as_operand(r.losses), N);
+  p.grad_input = port<A>(r, kFirst, as_operand(r.grad_input), N);
+  p.grad_target = port<B>(r, kSecond, as_operand(r.grad_target), N);
+  p.losses = port<Any<F>>(r, kFirst, as_operand(r.losses), N);
   return p;
 }
 

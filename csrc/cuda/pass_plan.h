@@ -57,13 +57,6 @@ constexpr int64_t most_turns(PassKernel kernel) {
   }
 }
 
-inline bool varies(const Dims& dims, Place place) {
-  for (int d = 0; d < dims.rank; ++d) {
-    if (dims.stride[d][place] != 0) return true;
-  }
-  return false;
-}
-
 // Whether grad_output is neither one for all nor the next one for each segment.
 inline bool is_scattered(const Pass& r) {
   if (!r.grad_output.data) return false;

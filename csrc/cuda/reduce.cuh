@@ -49,12 +49,11 @@ __device__ __forceinline__ double tree_sum(const Brief (&term)[N]) {
   return tree_sum(value);
 }
 
-// The losses of a vector's first `length` elements.
 template <class T, class A, class B, int N, class Loss>
-__device__ __forceinline__ double vector_loss(const Loss& loss, const Vectors<A, B, N>& operands, int length = N) {
+__device__ __forceinline__ double vector_loss(const Loss& loss, const Vectors<A, B, N>& operands) {
   T value[N];
 #pragma unroll
-  for (int i = 0; i < N; ++i) value[i] = i < length ? loss.value(operands.template difference<T>(i)) : T();
+  for (int i = 0; i < N; ++i) value[i] = loss.value(operands.template difference<T>(i));
   return tree_sum(value);
 }
 
@@ -86,7 +85,7 @@ __device__ __forceinline__ double tile_loss(const Loss& loss, Source<A> input, S
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       const int64_t vector = first + threadIdx.x + (begin + u) * plan::kReduceThreads;
-      if (!kLastTile || vector < vectors) sum += vector_loss<T>(loss, operands[u], N);
+      if (!kLastTile || vector < vectors) sum += vector_loss<T>(loss, operands[u]);
     }
   }
   return sum;
