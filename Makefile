@@ -43,7 +43,7 @@ docs: $(VENV)/.built
 	$(BIN)/sphinx-build -W --keep-going -n -E -b html docs build/docs
 
 gpu-check:
-	$(PYTHON) benchmarks/gpu_check.py
+	$(PYTHON) benchmarks/gpu_check.py $(ARGS)
 
 # The README's tables and pictures from a committed report: make readme-figures REPORT=benchmarks/results/<report>.json
 readme-figures: $(VENV)/.built

@@ -1,19 +1,23 @@
 """Everything that only a GPU can show, in one command: ``make gpu-check``.
 
-Builds the extension, runs the whole test suite, compute-sanitizer's memcheck and racecheck over the GPU tests, the
-accuracy table up to 2^31 + 5 elements, the benchmark suites and the KernelBench runner, makes a build for another
-architecture explain itself, and writes one report to
-``benchmarks/results/``; stages run apart (``--stages``) add to the same day's report while the kernels' source stays
-the same. Needs no network: what it imports must be installed (see ``requirements/dev.txt``).
+Builds the extension, or installs a wheel that was built elsewhere (``--wheel``), has it describe itself, runs the
+whole test suite, compute-sanitizer's memcheck and racecheck over the GPU tests, the accuracy table up to 2^31 + 5
+elements, the benchmark suites and the KernelBench runner, makes a build for another architecture explain itself, and
+writes one report to ``benchmarks/results/`` as the stages end; stages run apart (``--stages``) add to the same day's
+report while the kernels' source stays the same. Needs no network: what it imports must be installed (see
+``requirements/dev.txt``).
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SCRATCH = ROOT / "build" / "gpu_check"
+SITE = SCRATCH / "site"  # where a wheel is installed, apart from the environment
 # The sanitizer slows every launch it watches: our kernels only, and the tests that launch them.
 SANITIZED_TESTS = (
     "values",
@@ -35,6 +40,7 @@ SANITIZED_TESTS = (
     "batch_dims",
     "operands",
 )
+PIP = [sys.executable, "-m", "pip", "install"]
 SANITIZER = ["compute-sanitizer", "--kernel-regex", "kns=cudaloss", "--error-exitcode", "9"]
 
 SUMMARY = r"^(?:=+ )?(\d+ (?:passed|failed).*?)(?: =+)?$|ERROR SUMMARY: (.*)$|RACECHECK SUMMARY: (.*)$"
@@ -73,8 +79,19 @@ def read_json(path: Path) -> Any:
 
 
 def build() -> dict[str, Any]:
-    command = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "-v", "-e", "."]
-    return run("build", command, CUDALOSS_CUDA="1")
+    return run("build", [*PIP, "--no-build-isolation", "--no-deps", "-v", "-e", "."], CUDALOSS_CUDA="1")
+
+
+def install(wheel: Path) -> dict[str, Any]:
+    shutil.rmtree(SITE, ignore_errors=True)
+    outcome = run("install", [*PIP, "-q", "--no-index", "--no-deps", "--target", str(SITE), str(wheel)])
+    return {**outcome, "wheel": wheel.name, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
+
+
+def diagnostics() -> dict[str, Any]:
+    outcome = run("diagnostics", [sys.executable, "-m", "cudaloss", "--json"])
+    said = (SCRATCH / "diagnostics.log").read_text()
+    return {**outcome, "report": json.loads(said[said.index("{") :]) if outcome["passed"] else None}
 
 
 def tests() -> dict[str, Any]:
@@ -122,8 +139,8 @@ def uncovered() -> dict[str, Any]:
     major, minor = torch.cuda.get_device_capability()
     other = "9.0" if major != 9 else "12.0"
     folder = SCRATCH / "uncovered"
-    install = ["-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "--upgrade", "--target", str(folder)]
-    outcome = run("uncovered-build", [sys.executable, *install, "."], CUDALOSS_CUDA="1", TORCH_CUDA_ARCH_LIST=other)
+    command = [*PIP, "-q", "--no-build-isolation", "--no-deps", "--upgrade", "--target", str(folder), "."]
+    outcome = run("uncovered-build", command, CUDALOSS_CUDA="1", TORCH_CUDA_ARCH_LIST=other)
     words = f"GPU has compute capability {major}.{minor}, and this build of cudaloss, with CUDA "
     code = f"""
 import torch, cudaloss
@@ -152,6 +169,7 @@ def script(name: str, *arguments: str) -> dict[str, Any]:
 
 STAGES = {
     "build": build,
+    "diagnostics": diagnostics,
     "tests": tests,
     "accuracy": lambda: script("accuracy", "benchmarks/accuracy.py"),
     "bench": lambda: script("bench", "-m", "cudaloss.bench", "--ceiling-size", "30", "--rounds", "20"),
@@ -162,31 +180,52 @@ STAGES = {
 }
 
 
+SANITIZERS = ("memcheck", "racecheck")
+
+
+def described() -> dict[str, Any]:
+    """The machine and the versions, from a process of its own: an editable install is found only by an interpreter
+    that starts after it."""
+    code = "import json; from cudaloss.bench.environment import environment as e; from pathlib import Path; "
+    code += "print(json.dumps(e(Path('csrc'))))"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    environment: dict[str, Any] = json.loads(found.stdout)
+    return environment
+
+
+def keep(name: str, environment: dict[str, Any], outcomes: dict[str, Any]) -> Path:
+    """Writes the report, with the stages of an earlier run over the same kernels."""
+    gpu = re.sub(r"\W+", "-", (environment["gpu"] or "cpu").lower()).strip("-")
+    path = RESULTS / f"{name}-{gpu}-{environment['date'][:10]}.json"
+    earlier = read_json(path)
+    if not earlier or earlier["environment"]["csrc_tree"] != environment["csrc_tree"]:
+        earlier = {}
+    path.write_text(json.dumps({**earlier, "environment": environment, **outcomes}, indent=1) + "\n")
+    return path
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
     parser.add_argument("--name", default="gpu_check", help="what the report's file name begins with")
+    parser.add_argument("--wheel", type=Path, help="what `build` installs instead of building, and every stage imports")
     arguments = parser.parse_args()
     SCRATCH.mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
+    stages = dict(STAGES)
+    if arguments.wheel:
+        stages["build"] = lambda: install(arguments.wheel)
+        os.environ["PYTHONPATH"] = f"{SITE}:{os.environ.get('PYTHONPATH', '')}"
 
     outcomes: dict[str, Any] = {}
-    for stage in arguments.stages:
-        outcomes[stage] = STAGES[stage]()
-        if stage == "build" and not outcomes[stage]["passed"]:
+    # One after the other, but both sanitizers at once: they are the host's work, and measure no time.
+    for _, group in itertools.groupby(arguments.stages, lambda stage: "sanitizer" if stage in SANITIZERS else stage):
+        together = list(group)
+        with ThreadPoolExecutor(len(together)) as pool:
+            outcomes.update(zip(together, pool.map(lambda stage: stages[stage](), together), strict=True))
+        if not outcomes.get("build", {"passed": True})["passed"]:
             return 1
-
-    # In a process of its own: an editable install is found only by an interpreter that starts after it.
-    code = "import json; from cudaloss.bench.environment import environment as e; from pathlib import Path; "
-    code += "print(json.dumps(e(Path('csrc'))))"
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    report = {"environment": json.loads(found.stdout), **outcomes}
-    gpu = re.sub(r"\W+", "-", (report["environment"]["gpu"] or "cpu").lower()).strip("-")
-    path = RESULTS / f"{arguments.name}-{gpu}-{report['environment']['date'][:10]}.json"
-    earlier = read_json(path)
-    if earlier and earlier["environment"]["csrc_tree"] == report["environment"]["csrc_tree"]:
-        report = {**earlier, **report}  # stages of an earlier run over the same kernels
-    path.write_text(json.dumps(report, indent=1) + "\n")
+        path = keep(arguments.name, described(), outcomes)
     for stage, outcome in outcomes.items():
         verdict = "passed" if outcome["passed"] else "FAILED"
         print(f"{stage:12} {verdict:7} {outcome['seconds']:7.1f} s  {'; '.join(outcome['summary'])}")
