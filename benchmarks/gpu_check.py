@@ -29,18 +29,28 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SCRATCH = ROOT / "build" / "gpu_check"
 SITE = SCRATCH / "site"  # where a wheel is installed, apart from the environment
-# The sanitizer slows every launch it watches: our kernels only, and the tests that launch them.
+# The sanitizer slows every launch it watches: our kernels only, and the tests that launch them, the longest first.
 SANITIZED_TESTS = (
+    "operands",
     "values",
-    "gradients",
     "one_pass",
-    "determinism",
     "selection",
     "weights",
+    "gradients",
     "batch_dims",
-    "operands",
+    "rounding",
+    "determinism",
 )
+SANITIZERS = ("memcheck", "racecheck")
+# That use the GPU at once: sixteen took each other's turns, and three times as long. Each with its part of the cores,
+# where by default each would start a thread on every one.
+PROCESSES = 8
+SHARED = {
+    "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // PROCESSES)),
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+}
 PIP = [sys.executable, "-m", "pip", "install"]
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 SANITIZER = ["compute-sanitizer", "--kernel-regex", "kns=cudaloss", "--error-exitcode", "9"]
 
 SUMMARY = r"^(?:=+ )?(\d+ (?:passed|failed).*?)(?: =+)?$|ERROR SUMMARY: (.*)$|RACECHECK SUMMARY: (.*)$"
@@ -60,7 +70,7 @@ def run(name: str, command: list[str], **environment: str) -> dict[str, Any]:
     )
     assert process.stdout is not None
     lines = []
-    with open(SCRATCH / f"{name}.log", "w") as log:
+    with open(SCRATCH / f"{name}.log", "w", buffering=1) as log:
         for line in process.stdout:
             lines.append(line)
             log.write(line)
@@ -94,10 +104,10 @@ def diagnostics() -> dict[str, Any]:
     return {**outcome, "report": json.loads(said[said.index("{") :]) if outcome["passed"] else None}
 
 
-def tests() -> dict[str, Any]:
-    # In parallel where pytest-xdist is, which refuses pytest-benchmark: 9,500 tests take eight processes three minutes.
-    parallel = ["-n", "auto", "-p", "no:benchmark"] if importlib.util.find_spec("xdist") else []
-    return run("tests", [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *parallel])
+def tests(name: str, marker: str) -> dict[str, Any]:
+    # In parallel where pytest-xdist is, which refuses pytest-benchmark.
+    parallel = ["-n", str(PROCESSES), "-p", "no:benchmark"] if importlib.util.find_spec("xdist") else []
+    return run(name, [*PYTEST, "-m", marker, *parallel], **(SHARED if parallel else {}))
 
 
 def sanitize(tool: str) -> dict[str, Any]:
@@ -106,24 +116,14 @@ def sanitize(tool: str) -> dict[str, Any]:
     no_caching = tool == "memcheck"
     left_out = ["compiled", "peak_memory", "underflow", *(["graph"] if no_caching else [])]  # not ours, or too large
     chosen = ["-m", "cuda", "-k", " and ".join(f"not {name}" for name in left_out)]
-    environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if no_caching else {}
+    environment = {**SHARED, **({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if no_caching else {})}
 
     def watched(name: str) -> dict[str, Any]:
-        pytest = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            *chosen,
-            f"tests/test_{name}.py",
-        ]
-        return run(f"{tool}-{name}", [*SANITIZER, "--tool", tool, *pytest], **environment)
+        command = [*SANITIZER, "--tool", tool, *PYTEST, "-x", *chosen, f"tests/test_{name}.py"]
+        return run(f"{tool}-{name}", command, **environment)
 
     start = time.monotonic()
-    with ThreadPoolExecutor(len(SANITIZED_TESTS)) as pool:  # the sanitizer is the host's work: a process a file
+    with ThreadPoolExecutor(PROCESSES // len(SANITIZERS)) as pool:  # the sanitizer is the host's work: a process a file
         outcomes = list(pool.map(watched, SANITIZED_TESTS))
     return {
         "passed": all(outcome["passed"] for outcome in outcomes),
@@ -170,7 +170,8 @@ def script(name: str, *arguments: str) -> dict[str, Any]:
 STAGES = {
     "build": build,
     "diagnostics": diagnostics,
-    "tests": tests,
+    "tests": lambda: tests("tests", "cuda"),
+    "host_tests": lambda: tests("host_tests", "not cuda"),
     "accuracy": lambda: script("accuracy", "benchmarks/accuracy.py"),
     "bench": lambda: script("bench", "-m", "cudaloss.bench", "--ceiling-size", "30", "--rounds", "20"),
     "kernelbench": lambda: script("kernelbench", "examples/kernelbench/run.py"),
@@ -178,9 +179,6 @@ STAGES = {
     "racecheck": lambda: sanitize("racecheck"),
     "uncovered": uncovered,
 }
-
-
-SANITIZERS = ("memcheck", "racecheck")
 
 
 def described() -> dict[str, Any]:
