@@ -27,6 +27,16 @@ def assert_within(found: Tensor, exact: Tensor, size: Tensor, theirs: Tensor) ->
     assert error(found, exact, found.dtype, size) <= allowed
 
 
+def selecting(shape: Sequence[int], device: str, batch_dims: int = 0) -> Options:
+    """Weights and a mask that leaves out two elements of five."""
+    mask = torch.rand(shape, device=device) < 0.6
+    return Options(torch.rand(shape, device=device) + 0.1, mask, batch_dims=batch_dims)
+
+
+def with_and_without(shape: Sequence[int], device: str) -> tuple[Options, Options]:
+    return NONE, selecting(shape, device, min(1, len(shape)))
+
+
 @dataclass
 class Call:
     """What a loss is called with, and what comes back to its backward."""

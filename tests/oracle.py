@@ -91,6 +91,11 @@ def error(found: Tensor, exact: Tensor, dtype: torch.dtype, size: Tensor | None 
     return largest_error(found.cpu(), exact.cpu(), dtype, size)
 
 
+def leaf(x: Tensor) -> Tensor:
+    """A copy of x, laid out alike, whose gradient is asked for."""
+    return x.detach().clone().requires_grad_()
+
+
 def operands(
     shape: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype], device: str, parameter: float = 1.0
 ) -> tuple[Tensor, Tensor]:

@@ -10,13 +10,7 @@ import torch
 import cudaloss
 from calls import Call
 from cudaloss._options import Options
-from oracle import op, operands
-
-REDUCTIONS = ("mean", "sum", "none")
-
-
-def leaf(x):
-    return x.detach().clone().requires_grad_()
+from oracle import leaf, op, operands
 
 
 def pair(shape, device, dtypes=(torch.float32,) * 2):

@@ -9,18 +9,14 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from calls import Call
+from cudaloss._modes import REDUCTIONS
 from cudaloss._options import Options
 from cudaloss._specs import SPECS
 from exact import Exact
-from oracle import error, op, operands, parameters, spelled_out
+from oracle import error, leaf, op, operands, parameters, spelled_out
 
-REDUCTIONS = ("mean", "sum", "none")
 SHAPE = (4, 250)
 GRAD_OUTPUTS = (1.0, 0.5, -1.0, 65536.0, 0.3, -7.0, 0.0, 1e-30)
-
-
-def leaf(x):
-    return x.detach().clone().requires_grad_()
 
 
 @pytest.fixture

@@ -9,15 +9,11 @@ import pytest
 import torch
 
 from calls import Call
+from cudaloss._modes import REDUCTIONS
 from cudaloss._options import Options
-from oracle import error, op, operands
+from oracle import error, leaf, op, operands
 
-REDUCTIONS = ("mean", "sum", "none")
 SHAPE = (4, 6, 50)
-
-
-def leaf(x):
-    return x.detach().clone().requires_grad_()
 
 
 @pytest.fixture

@@ -13,10 +13,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import cudaloss
 from cudaloss import reference
-from cudaloss._modes import FOR_TARGET, pack
+from cudaloss._modes import FOR_TARGET, REDUCTIONS, pack
 from oracle import op, operands, parameters, torch_op
-
-REDUCTIONS = ("mean", "sum", "none")
 
 
 @pytest.fixture

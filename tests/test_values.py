@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cudaloss._modes import REDUCTIONS
 from oracle import DTYPES, error, exact_loss, op, operands, parameters, torch_op
 
 # 0 and 1 elements, below and above a vector, a tile, a block's tile, a chunk of the CPU engine
 SIZES = (0, 1, 2, 3, 5, 8, 17, 63, 64, 65, 1000, 4096, 4097, 8192, 8193, 32768, 32769, 100_003)
-REDUCTIONS = ("mean", "sum", "none")
 
 
 def assert_accurate(spec, input, target, reduction, parameter):

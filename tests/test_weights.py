@@ -10,15 +10,11 @@ import torch
 
 import cudaloss
 from calls import Call
+from cudaloss._modes import REDUCTIONS
 from cudaloss._options import Options
-from oracle import DTYPES, error, op, operands, spelled_out
+from oracle import DTYPES, error, leaf, op, operands, spelled_out
 
-REDUCTIONS = ("mean", "sum", "none")
 SHAPE = (4, 6, 50)
-
-
-def leaf(x):
-    return x.detach().clone().requires_grad_()
 
 
 @pytest.fixture
