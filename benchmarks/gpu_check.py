@@ -61,6 +61,8 @@ def run(name: str, command: list[str], **environment: str) -> dict[str, Any]:
     """Runs `command`, showing its output and keeping it under SCRATCH; the outcome as a row of the report."""
     print(f"==== {name}: {' '.join(command)}", flush=True)
     start = time.monotonic()
+    if not shutil.which(command[0]):
+        return {"passed": False, "seconds": 0.0, "summary": [f"{command[0]} is not on PATH"]}
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -95,8 +97,7 @@ def build() -> dict[str, Any]:
 
 def install(wheel: Path) -> dict[str, Any]:
     shutil.rmtree(SITE, ignore_errors=True)
-    outcome = run("install", [*PIP, "-q", "--no-index", "--no-deps", "--target", str(SITE), str(wheel)])
-    return {**outcome, "wheel": wheel.name, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
+    return run("install", [*PIP, "-q", "--no-index", "--no-deps", "--target", str(SITE), str(wheel)])
 
 
 def diagnostics() -> dict[str, Any]:
@@ -182,22 +183,24 @@ STAGES = {
 }
 
 
-def described() -> dict[str, Any]:
+def described(wheel: Path | None) -> dict[str, Any]:
     """The machine and the versions, from a process of its own: an editable install is found only by an interpreter
-    that starts after it."""
+    that starts after it. A wheel does not say what source it is of: that is the checkout's, by assumption."""
     code = "import json; from cudaloss.bench.environment import environment as e; from pathlib import Path; "
     code += "print(json.dumps(e(Path('csrc'))))"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     environment: dict[str, Any] = json.loads(found.stdout)
+    if wheel:
+        environment["wheel"] = {"name": wheel.name, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
     return environment
 
 
 def keep(name: str, environment: dict[str, Any], outcomes: dict[str, Any]) -> Path:
-    """Writes the report, with the stages of an earlier run over the same kernels."""
+    """Writes the report, with the stages of an earlier run over the same kernels, of the same wheel if of one."""
     gpu = re.sub(r"\W+", "-", (environment["gpu"] or "cpu").lower()).strip("-")
     path = RESULTS / f"{name}-{gpu}-{environment['date'][:10]}.json"
     earlier = read_json(path)
-    if not earlier or earlier["environment"]["csrc_tree"] != environment["csrc_tree"]:
+    if not earlier or any(earlier["environment"].get(key) != environment.get(key) for key in ("csrc_tree", "wheel")):
         earlier = {}
     path.write_text(json.dumps({**earlier, "environment": environment, **outcomes}, indent=1) + "\n")
     return path
@@ -205,26 +208,28 @@ def keep(name: str, environment: dict[str, Any], outcomes: dict[str, Any]) -> Pa
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
+    parser.add_argument("--stages", nargs="+", choices=list(STAGES), help="all, unless some are named")
     parser.add_argument("--name", default="gpu_check", help="what the report's file name begins with")
-    parser.add_argument("--wheel", type=Path, help="what `build` installs instead of building, and every stage imports")
+    parser.add_argument("--wheel", type=Path, help="a wheel of this source, installed instead of a build")
     arguments = parser.parse_args()
     SCRATCH.mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
     stages = dict(STAGES)
+    chosen = arguments.stages or list(STAGES)
     if arguments.wheel:
+        chosen = ["build", *(stage for stage in chosen if stage != "build")]
         stages["build"] = lambda: install(arguments.wheel)
         os.environ["PYTHONPATH"] = f"{SITE}:{os.environ.get('PYTHONPATH', '')}"
 
     outcomes: dict[str, Any] = {}
     # One after the other, but both sanitizers at once: they are the host's work, and measure no time.
-    for _, group in itertools.groupby(arguments.stages, lambda stage: "sanitizer" if stage in SANITIZERS else stage):
+    for _, group in itertools.groupby(chosen, lambda stage: "sanitizer" if stage in SANITIZERS else stage):
         together = list(group)
         with ThreadPoolExecutor(len(together)) as pool:
             outcomes.update(zip(together, pool.map(lambda stage: stages[stage](), together), strict=True))
         if not outcomes.get("build", {"passed": True})["passed"]:
             return 1
-        path = keep(arguments.name, described(), outcomes)
+        path = keep(arguments.name, described(arguments.wheel), outcomes)
     for stage, outcome in outcomes.items():
         verdict = "passed" if outcome["passed"] else "FAILED"
         print(f"{stage:12} {verdict:7} {outcome['seconds']:7.1f} s  {'; '.join(outcome['summary'])}")

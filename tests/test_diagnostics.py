@@ -100,7 +100,11 @@ def test_what_fits(name):
 
 
 MISFITS = {
-    "uncovered": (here(gpus=[V100]), "uncovered", ["capability 7.0", WHEEL, "for CUDA 12", "TORCH_CUDA_ARCH_LIST=7.0"]),
+    "uncovered": (
+        here(gpus=[V100]),
+        "uncovered",
+        ["capability 7.0", WHEEL, "for CUDA 12", "TORCH_CUDA_ARCH_LIST=7.0", "--no-cache-dir"],
+    ),
     "newer than the build": (here(built="8.0;9.0", gpus=[SPARK]), "uncovered", ["12.1", "8.0;9.0", "--upgrade"]),
     "driver": (here(driver=Driver("550.54", 12040, 1)), "driver", ["up to 12.4", "driver 580", "an older CUDA"]),
     "driver for 12": (here("12.6", driver=Driver("470.1", 11040, 1)), "driver", ["up to 11.4", "driver 525"]),
@@ -108,6 +112,7 @@ MISFITS = {
     "ptx": (here("13.2", gpus=[THOR]), "ptx", ["11.0", "CUDA 13.2", "up to 13.0", "Update the driver"]),
     "CPU-only build": (here(None, ""), "cpu-build", ["1 NVIDIA GPU(s)", "CUDALOSS_CUDA=1", "--force-reinstall"]),
     "torch's CUDA": (here(gpus=(), torch_says="too old"), "torch-cuda", ["1 GPU(s)", "too old", "pytorch.org"]),
+    "not hidden, but unusable": (here(gpus=(), torch_says="too old", hidden=True), "torch-cuda", ["too old"]),
     "ROCm": (here(gpus=[Gpu("cuda:0", "MI300", None)], torch={**TORCH, "rocm": "6.4"}), "rocm", ["CUDALOSS_CUDA=0"]),
 }
 

@@ -56,13 +56,15 @@ def test_a_tag_of_another_version_is_refused(tag: str) -> None:
 
 def test_a_release_of_a_project_that_says_it_has_none_is_refused(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "docs").mkdir()
-    for name in ("pyproject.toml", "README.md", "docs/installing.md"):
+    for name in ("pyproject.toml", "README.md", "docs/installing.md", "docs/wheels.md"):
         (tmp_path / name).write_text("")
     assert not list(changelog.unreleased(tmp_path))
     (tmp_path / "pyproject.toml").write_text('Repository = "https://github.com/OWNER/cudaloss"')
+    (tmp_path / "docs/wheels.md").write_text("gh attestation verify FILE --repo OWNER/cudaloss")
     (tmp_path / "docs/installing.md").write_text("There is no release yet: 0.1.0 is unreleased")
     monkeypatch.setattr(changelog, "ROOT", tmp_path)
-    with pytest.raises(ValueError, match=r"pyproject.toml has 'github.com/OWNER/'; docs/installing.md has 'There is"):
+    found = r"pyproject.toml has 'OWNER'; docs/wheels.md has 'OWNER'; docs/installing.md has 'There is"
+    with pytest.raises(ValueError, match=found):
         changelog.notes(f"v{matrix.version()}")
 
 

@@ -283,3 +283,5 @@ def test_a_release_wheel_has_its_variants_architectures(tmp_path):
     assert wheel_static.expected(wheel("1.2+cpu")) == ""
     assert wheel_static.expected(wheel("1.2")) == wheel_static.expected(wheel("1.2+cu130"))
     assert wheel_static.expected(wheel("1.2+cu129")).startswith("7.0;7.5;8.0+PTX;")
+    with pytest.raises(wheel_static.Wrong, match="local version cu128 is no variant"):
+        wheel("1.2+cu128").variant  # noqa: B018

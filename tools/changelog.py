@@ -40,8 +40,9 @@ def section(changelog: str, release: str) -> str:
 
 def unreleased(root: Path) -> Iterator[str]:
     """What must be rewritten before the first release: it would be on PyPI for good."""
+    pages = sorted(path.relative_to(root).as_posix() for path in (root / "docs").rglob("*.md"))
     for name, words in (
-        ("pyproject.toml", "github.com/OWNER/"),
+        *((name, "OWNER") for name in ("pyproject.toml", *pages)),
         ("README.md", "until the first release"),
         ("docs/installing.md", "There is no release yet"),
     ):

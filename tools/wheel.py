@@ -1,8 +1,8 @@
 """Builds a wheel as users get it: ``make wheel``, or ``python -m tools.wheel --python 3.12``.
 
-From an sdist, in a fresh environment of what pyproject.toml asks for, for every architecture that setup.py lists for
-the toolkit, and repaired by auditwheel for the oldest glibc that its symbols allow. Time and memory of the compilation
-are measured and kept in build/wheel-builds for `python -m tools.check_wheel`.
+From an sdist, in a fresh environment of what pyproject.toml asks for, for every architecture that tools/toolkit.py has
+for the toolkit, and repaired by auditwheel for the oldest glibc that its symbols allow. Time and memory of the
+compilation are measured and kept in build/wheel-builds for `python -m tools.check_wheel`.
 """
 
 from __future__ import annotations

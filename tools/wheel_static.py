@@ -77,7 +77,10 @@ class Wheel:
     @property
     def variant(self) -> Variant:
         """That which the version's local label names, or the default one."""
-        return VARIANTS[parse_wheel_filename(self.path.name)[1].local or DEFAULT]
+        label = parse_wheel_filename(self.path.name)[1].local or DEFAULT
+        if label not in VARIANTS:
+            raise Wrong(f"its local version {label} is no variant: those are {', '.join(VARIANTS)} (tools/matrix.py)")
+        return VARIANTS[label]
 
     @functools.cached_property
     def least_torch(self) -> str:

@@ -59,7 +59,7 @@ inline std::string least_driver(const std::string& cuda) {
 
 inline std::string from_source(int major, int minor) {
   return "build from source for it (TORCH_CUDA_ARCH_LIST=" + dotted(major, minor) +
-         " pip install --force-reinstall --no-deps --no-binary cudaloss cudaloss)";
+         " pip install --force-reinstall --no-deps --no-cache-dir --no-binary cudaloss cudaloss)";
 }
 
 // Neither SASS nor PTX of the build runs on a GPU of this compute capability.

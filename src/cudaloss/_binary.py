@@ -21,10 +21,13 @@ _MACHINES = {3: "x86", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"} 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")  # of 64-bit ELF, as all platforms of our wheels have it
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 
-REINSTALL = "Install a wheel for this Python and platform: pip install --force-reinstall --no-deps cudaloss."
+# A variant of another index must be asked for there, or pip takes PyPI's; and pip would reuse what it built before.
+AGAIN = "pip install --force-reinstall --no-deps cudaloss (with the --extra-index-url of its variant, where it has one)"
+FROM_SDIST = "pip install --force-reinstall --no-deps --no-cache-dir --no-binary cudaloss cudaloss"
+REINSTALL = f"Install a wheel for this Python and platform: {AGAIN}."
 BUILD = "Build it: pip install --no-build-isolation . in the checkout (CUDALOSS_CUDA=0: without CUDA)."
-ELSE = "If that does not help, build from source: add --no-binary cudaloss."
-FROM_SOURCE = "Build it from source: pip install --force-reinstall --no-deps --no-binary cudaloss cudaloss."
+ELSE = "If that does not help, build from source: add --no-cache-dir --no-binary cudaloss."
+FROM_SOURCE = f"Build it from source: {FROM_SDIST}."
 
 
 class Fault(NamedTuple):

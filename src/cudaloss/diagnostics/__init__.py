@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .. import _build
+from .._binary import AGAIN
 from .._specs import SPECS
 from . import facts, fit, selftest
 
@@ -68,8 +69,7 @@ def _self_test(paths: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[
         if not result["passed"]:
             message = (
                 f"{row['loss']} on {row['device']} ({row['path']}) fails its self-test: {result['message']}. "
-                "Reinstall cudaloss (pip install --force-reinstall --no-deps cudaloss); if it stays, report it with "
-                "the output of `python -m cudaloss --json`."
+                f"Reinstall cudaloss: {AGAIN}; if it stays, report it with the output of `python -m cudaloss --json`."
             )
             problems.append(fit.Problem("self-test", message))
     return results, problems

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .._binary import Fault
+from .._binary import FROM_SDIST, Fault
 from .coverage import Code, codes, covering
 from .facts import Driver, Gpu
 
 CPU_KERNELS, CUDA_KERNELS, PLAIN, NONE = "compiled CPU kernels", "compiled CUDA kernels", "plain PyTorch", "an error"
-SOURCE = "pip install --force-reinstall --no-deps --no-binary cudaloss cudaloss"
-CPU_ONLY = f"Build it for the CPU: CUDALOSS_CUDA=0 {SOURCE}."
+CPU_ONLY = f"Build it for the CPU: CUDALOSS_CUDA=0 {FROM_SDIST}."
 CUDA_TORCH = "Install a torch for it: https://pytorch.org/get-started/locally."
 
 
@@ -39,6 +38,11 @@ class Here(NamedTuple):
     gpus: list[Gpu]
     torch_says: str  # where it cannot use the GPUs
     hidden: bool  # CUDA_VISIBLE_DEVICES is set
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the variable explains that torch sees no GPU, of which torch then has no words of its own."""
+        return self.hidden and not self.torch_says
 
     def code_for(self, gpu: Gpu) -> Code | None:
         return gpu.capability and covering(codes(self.info.get("cuda_architectures", "")), gpu.capability)
@@ -97,7 +101,7 @@ def problems(here: Here) -> list[Problem]:
     elif any(gpu.capability for gpu in here.gpus):
         found += _of_gpus(here)
     unseen = here.driver.gpus if here.driver and not here.gpus else 0
-    if unseen and here.torch["cuda"] and not here.hidden:
+    if unseen and here.torch["cuda"] and not here.is_hidden:
         said = f": {here.torch_says}" if here.torch_says else ""
         message = f"the driver sees {unseen} GPU(s), which torch {here.torch['version']} cannot use{said}."
         found.append(Problem("torch-cuda", f"{message} {CUDA_TORCH}"))
@@ -111,8 +115,9 @@ def _of_gpus(here: Here) -> list[Problem]:
         return list(dict.fromkeys(found))  # a driver's once
     message = (
         f"torch sees {len(nvidia)} NVIDIA GPU(s), and this build has CPU kernels alone: losses on a GPU run as plain "
-        "PyTorch, slower. Install a build with CUDA kernels: pip install --force-reinstall --no-deps cudaloss, or from "
-        f"source with a CUDA toolkit: CUDALOSS_CUDA=1 {SOURCE}."
+        "PyTorch, slower. Install a build with CUDA kernels, of the variant that the driver takes (docs/wheels.md): "
+        "pip install --force-reinstall --no-deps cudaloss, or from source with a CUDA toolkit: CUDALOSS_CUDA=1 "
+        f"{FROM_SDIST}."
     )
     return [Problem("cpu-build", message)]
 
@@ -121,7 +126,7 @@ def notes(here: Here) -> list[str]:
     """What is worth a word and no problem."""
     found = []
     if here.driver and here.driver.gpus and not here.gpus:
-        if here.hidden:
+        if here.is_hidden:
             found.append("CUDA_VISIBLE_DEVICES is set, and torch sees no GPU.")
         elif not here.torch["cuda"] and not here.torch["rocm"]:
             seen = f"The driver sees {here.driver.gpus} GPU(s), and torch {here.torch['version']} has no CUDA"
