@@ -87,6 +87,11 @@ def run(name: str, command: list[str], **environment: str) -> dict[str, Any]:
     }
 
 
+def ahead(folder: Path) -> str:
+    """PYTHONPATH with `folder` before what it has."""
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+
+
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
 
@@ -158,7 +163,7 @@ for size in (3, 5000, 10**7, 5000):
         raise SystemExit("no error")
 print("1 passed")
 """
-    found = run("uncovered", [sys.executable, "-c", code], PYTHONPATH=f"{folder}:{os.environ.get('PYTHONPATH', '')}")
+    found = run("uncovered", [sys.executable, "-c", code], PYTHONPATH=ahead(folder))
     return {**found, "passed": outcome["passed"] and found["passed"], "seconds": outcome["seconds"] + found["seconds"]}
 
 
@@ -219,9 +224,10 @@ def main() -> int:
     if arguments.wheel:
         chosen = ["build", *(stage for stage in chosen if stage != "build")]
         stages["build"] = lambda: install(arguments.wheel)
-        os.environ["PYTHONPATH"] = f"{SITE}:{os.environ.get('PYTHONPATH', '')}"
+        os.environ["PYTHONPATH"] = ahead(SITE)
 
     outcomes: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
     # One after the other, but both sanitizers at once: they are the host's work, and measure no time.
     for _, group in itertools.groupby(chosen, lambda stage: "sanitizer" if stage in SANITIZERS else stage):
         together = list(group)
@@ -229,7 +235,8 @@ def main() -> int:
             outcomes.update(zip(together, pool.map(lambda stage: stages[stage](), together), strict=True))
         if not outcomes.get("build", {"passed": True})["passed"]:
             return 1
-        path = keep(arguments.name, described(arguments.wheel), outcomes)
+        environment = environment or described(arguments.wheel)  # once there is something to import
+        path = keep(arguments.name, environment, outcomes)
     for stage, outcome in outcomes.items():
         verdict = "passed" if outcome["passed"] else "FAILED"
         print(f"{stage:12} {verdict:7} {outcome['seconds']:7.1f} s  {'; '.join(outcome['summary'])}")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cudaloss import _C
 from cudaloss._build import INFO
 from tools import matrix
 
@@ -20,6 +21,11 @@ EVERYWHERE = [f"cp3{minor}-{{}}" for minor in range(10, 15)]
 
 def text(path: str) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("variant", [variant for variant in matrix.VARIANTS.values() if variant.cuda])
+def test_a_variants_driver_is_the_one_that_a_launch_asks_for(variant: matrix.Variant) -> None:
+    assert f"needs driver {variant.driver} or newer" in _C.explain_old_driver(0, variant.cuda)
 
 
 @pytest.mark.parametrize("platform", matrix.PLATFORMS, ids=lambda platform: platform.tag)

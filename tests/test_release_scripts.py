@@ -68,6 +68,12 @@ def test_a_release_of_a_project_that_says_it_has_none_is_refused(tmp_path: Path,
         changelog.notes(f"v{matrix.version()}")
 
 
+def test_the_words_that_a_release_is_refused_for_are_the_pages_own() -> None:
+    found = " ".join(changelog.unreleased(ROOT))  # nothing, after the first release
+    pages = ("pyproject.toml", "README.md", "docs/installing.md has 'There is")
+    assert not found or all(page in found for page in pages)
+
+
 def test_the_changelog_knows_the_version() -> None:
     log = (ROOT / "CHANGELOG.md").read_text()
     assert [heading["version"] for heading in changelog.HEADING.finditer(log)].count(matrix.version()) == 1

@@ -7,6 +7,7 @@ import torch
 
 from calls import Call
 from cudaloss._options import Options
+from oracle import op
 
 SEEDS = range(40)
 
@@ -33,3 +34,15 @@ def test_float64_gradients_of_a_scaled_weighted_mean(spec, device, shape):
         input, target = input.to(device).requires_grad_(), target.to(device)
         call = Call(spec, input, target, options=Options(weight=weight.to(device), scale=3.0), incoming="1")
         call.assert_right()
+
+
+def test_float64_gradients_of_a_mean_are_rounded_once_on_the_cpu(spec):
+    # A difference of 0.5, where every slope is a power of two: all that is rounded is grad_output over the count.
+    target = torch.zeros(200, dtype=torch.float64)
+    for count in range(3, 200):
+        for grad_output in (3.0, 7.0, 0.3):
+            input = torch.full((count,), 0.5, dtype=torch.float64, requires_grad=True)
+            value = op(spec)(input, target[:count])
+            (found,) = torch.autograd.grad(value, input, value.new_tensor(grad_output), retain_graph=True)
+            (slope,) = torch.autograd.grad(op(spec)(input, target[:count], "sum"), input)
+            assert (found == slope * (grad_output / count)).all()

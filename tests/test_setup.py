@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from building import PAGE, ROOT, documented, nvcc, run_setup, stopped
+from cudaloss import _C
 
 
 def test_cuda_home_is_used(toolkit, monkeypatch, tmp_path, capsys):
@@ -98,6 +99,15 @@ def test_a_driver_too_old_for_the_toolkit_is_told(toolkit, monkeypatch, tmp_path
     assert not capsys.readouterr().err
     toolkit.compare(toolkit.Toolkit(tmp_path, "12.9"), "12.8")  # whose compression it does not know
     assert "the driver here knows CUDA 12.2 at most" in documented(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("cuda", ["12.0", "12.6", "12.8", "12.9", "13.0", "13.2"])
+def test_a_build_warns_of_the_drivers_that_a_launch_refuses(toolkit, monkeypatch, tmp_path, capsys, cuda):
+    for driver in ((11, 8), (12, 0), (12, 2), (12, 4), (12, 9), (13, 0)):
+        monkeypatch.setattr(toolkit, "driver_cuda", lambda driver=driver: driver)
+        toolkit.compare(toolkit.Toolkit(tmp_path, cuda), cuda)
+        refused = _C.is_old_driver(driver[0] * 1000 + driver[1] * 10, cuda)
+        assert ("the driver here knows" in capsys.readouterr().err) == refused, driver
 
 
 def test_conda_toolkits_have_folders_of_their_own(toolkit, monkeypatch, tmp_path):
