@@ -120,17 +120,27 @@ def write_if_changed(path, text):
 
 
 def write_stubs():
-    """The type stubs of the public functions and modules, from the package's own rows."""
+    """The type stubs of the public functions and modules, from the package's own rows; the ids that these have."""
     package = types.ModuleType("cudaloss")  # without its __init__, which would load the extension
     package.__path__ = [str(ROOT / "src" / "cudaloss")]
     sys.modules["cudaloss"] = package
     try:
         stubs = importlib.import_module("cudaloss._faces").stubs()
+        ids = {spec.name: spec.id for spec in importlib.import_module("cudaloss._specs").SPECS}
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "cudaloss"]:
             del sys.modules[name]
     for name, text in stubs.items():
         write_if_changed(ROOT / "src" / "cudaloss" / name, text)
+    return ids
+
+
+def write_losses(ids):
+    """The list of losses that the C++ of all of them is made from, with their ids."""
+    unknown = [loss for loss in LOSSES if loss not in ids]
+    if unknown:
+        sys.exit(f"cudaloss: csrc/losses has {unknown[0]}.h, but src/cudaloss/_specs.py has no row of that name.")
+    write_if_changed(GENERATED / "losses.inc", "".join(f"CUDALOSS_LOSS({loss}, {ids[loss]})\n" for loss in LOSSES))
 
 
 class Engine(NamedTuple):
@@ -154,7 +164,7 @@ class Engine(NamedTuple):
 
 
 CPU = Engine("cpu", "cpu/engine_impl.h", "ParallelFor", "ParallelFor", ".cpp")
-CUDA = Engine("cuda", "cuda/engine_impl.cuh", "const Workspace&, Stream", "Stream", ".cu")
+CUDA = Engine("cuda", "cuda/engine_impl.cuh", "const Memory&, Stream", "Stream", ".cu")
 
 
 def write_source(name, engine, losses, includes=()):
@@ -183,7 +193,6 @@ def without_places(folders):
 
 def extension(found):
     """The extension with CUDA kernels of the toolkit `found`, or without any."""
-    write_if_changed(GENERATED / "losses.inc", "".join(f"CUDALOSS_LOSS({loss})\n" for loss in LOSSES))
     include_dirs = [pybind11.get_include(), str(ROOT / "csrc"), str(GENERATED)]
     sources = ["csrc/binding.cpp", "csrc/torch/ops.cpp"]
     sources += [f"csrc/cpu/{name}.cpp" for name in ("blocks", "convert", "count", "gather")]
@@ -244,7 +253,7 @@ def extension(found):
 
 
 def main():
-    write_stubs()
+    write_losses(write_stubs())
     found = toolkit.choose(torch.version.hip)
     if found:
         toolkit.compare(found, torch.version.cuda)

@@ -95,8 +95,10 @@ class Call:
         """`found` are those of the operands that require gradients."""
         both = self.input, self.target
         needed = self.input.requires_grad, self.target.requires_grad
-        arguments = *(x.detach() for x in both), self.reduction, self.parameter, self.result_dtype, needed, self.options
-        plain = reference.gradients(self.spec, grad_output, *arguments)
+        leaves = [x.detach().requires_grad_(need) for x, need in zip(both, needed, strict=True)]
+        value = reference.loss(self.spec, *leaves, self.reduction, self.parameter, self.result_dtype, self.options)
+        of_leaves = iter(torch.autograd.grad(value, [x for x in leaves if x.requires_grad], grad_output))
+        plain = [next(of_leaves) if need else None for need in needed]
         rows = zip(both, needed, plain, self.exact.gradients(grad_output), strict=True)
         wanted = [(operand, theirs, truth) for operand, need, theirs, truth in rows if need]
         for gradient, (operand, theirs, (exact, size)) in zip(found, wanted, strict=True):

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import cudaloss
-from cudaloss._modes import MAY_DECLINE, pack
+from cudaloss import _private
+from cudaloss._modes import FOR_INPUT, MAY_DECLINE, pack
 from oracle import op
 
 X = torch.ones(3)
@@ -121,32 +122,56 @@ def test_devices_without_a_gpu(spec):
         op(spec)(X, X.to("meta"))
 
 
+def private(kind):
+    return getattr(torch.ops.cudaloss, f"_pointwise_{kind}")
+
+
 def test_private_ops_refuse_what_they_cannot_read(spec):
-    loss, training, gradient, rescale_ = (
-        getattr(torch.ops.cudaloss, f"_{spec.name}_{kind}") for kind in ("loss", "training", "gradient", "rescale_")
-    )
-    mean, none = pack("mean", torch.float32), pack("none", torch.float32)
-    for bad in (torch.ones(4), torch.ones(6)[::2], torch.ones(3, dtype=torch.int32)):
-        for private in (loss, training):
-            with pytest.raises(RuntimeError, match="cudaloss: "):
-                private(X, bad, mean, 1.0)
-            assert private(X, bad, mean | MAY_DECLINE, 1.0) in (None, (None, None))
-    with pytest.raises(RuntimeError, match="cudaloss: grad_output must be dense"):
-        gradient(torch.ones(6)[::2], X, X, none, 1.0)
+    mean, none = (pack(reduction, torch.float32, spec.id) | FOR_INPUT for reduction in ("mean", "none"))
+    for bad in (torch.ones(4), torch.ones(3, dtype=torch.float8_e4m3fn)):
+        for kind in ("loss", "forward", "loss_with_grad", "forward_with_grad"):
+            with pytest.raises(RuntimeError):
+                private(kind)(X, bad, mean, 1.0)
+    for kind in ("loss", "loss_with_grad", "forward", "forward_with_grad"):
+        for declined in (private(kind)(X, torch.ones(3, 1), mean | MAY_DECLINE, 1.0),):
+            assert declined is None or set(declined) == {None}
     for grad_output, mode in ((torch.ones(9), mean), (torch.ones(1), none), (torch.ones(()), none)):
         with pytest.raises(RuntimeError, match="cudaloss: grad_output must be of the result's shape"):
-            gradient(grad_output, X, X, mode, 1.0)
+            _private.backward(grad_output, None, X, X, mode, 1.0)
     with pytest.raises(RuntimeError, match=r"cudaloss: mode must be one of _modes\.py's"):
-        loss(X, X, 1 << 8, 1.0)
-    with pytest.raises(RuntimeError, match="cudaloss: only a scalar loss has its gradients in the same pass"):
-        training(X, X, none, 1.0)
-    with pytest.raises(RuntimeError, match="cudaloss: a float64 loss takes a float64 operand"):
-        training(X, X, pack("mean", torch.float64), 1.0)
+        private("loss")(X, X, 3, 1.0)
+    with pytest.raises(RuntimeError, match="cudaloss: no loss has this id"):
+        private("loss")(X, X, pack("mean", torch.float32, 1000), 1.0)
+    with pytest.raises(RuntimeError, match="cudaloss: only a reduced loss has its gradients in the same pass"):
+        private("loss_with_grad")(X, X, none, 1.0)
     one = torch.ones(())
-    with pytest.raises(RuntimeError, match="cudaloss: gradient must be laid out as its operand"):
-        rescale_(torch.ones(4), one, X, X, mean, 1.0)
-    with pytest.raises(RuntimeError, match="cudaloss: gradient must be of its operand's dtype"):
-        rescale_(torch.ones(3, dtype=torch.bfloat16), one, X, X, mean, 1.0)
+    for gradient in (torch.ones(4), torch.ones(3, dtype=torch.bfloat16), None):
+        with pytest.raises(RuntimeError, match="cudaloss: gradients must be of their operands' shapes and dtypes"):
+            private("rescale_")(gradient, None, one, None, X, X, mean, 1.0)
+        assert private("rescale_")(gradient, None, one, None, X, X, mean | MAY_DECLINE, 1.0) is False
+
+
+@pytest.mark.parametrize(
+    "denominators",
+    [
+        None,
+        torch.ones(4, 2),  # float32: what hooks on saved tensors may make of them
+        torch.ones(2, 2, dtype=torch.float64),  # of two segments, where there are four
+        torch.ones(8, 2, dtype=torch.float64)[::2],
+        torch.ones(4, dtype=torch.float64),
+    ],
+)
+def test_private_ops_refuse_foreign_denominators(spec, denominators):
+    """Read as if they were the forward's, they were other numbers, or memory beyond their end."""
+    x, mask = torch.ones(4, 3), torch.ones(4, 3, dtype=torch.bool)
+    how = pack("mean", torch.float32, spec.id, batch_dims=1) | FOR_INPUT
+    options = 1.0, None, mask
+    _, gradient, _, right = private("forward_with_grad")(x, x, how, 1.0, *options)
+    assert right.shape == (4, 2)
+    with pytest.raises(RuntimeError, match="cudaloss: denominators must be those of the forward"):
+        private("rescale_")(gradient, None, torch.ones(4), denominators, x, x, how, 1.0, *options)
+    for found in private("backward")(torch.ones(4), right, x, x, how, 1.0, *options)[:1]:
+        torch.testing.assert_close(private("backward")(torch.ones(4), denominators, x, x, how, 1.0, *options)[0], found)
 
 
 @pytest.mark.parametrize(
@@ -154,16 +179,17 @@ def test_private_ops_refuse_what_they_cannot_read(spec):
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of their deprecation
 def test_private_ops_decline_backends_without_kernels(spec, strange):
-    loss = getattr(torch.ops.cudaloss, f"_{spec.name}_loss")
-    mean = pack("mean", torch.float32)
-    assert loss(strange(X), strange(X), mean | MAY_DECLINE, 1.0) is None
-    with pytest.raises(NotImplementedError, match="cudaloss has no compiled kernel"):
-        loss(strange(X), strange(X), mean, 1.0)
+    mean = pack("mean", torch.float32, spec.id)
+    for kind in ("loss", "forward", "loss_with_grad", "forward_with_grad"):
+        found = private(kind)(strange(X), strange(X), mean | MAY_DECLINE, 1.0)
+        assert found is None or set(found) == {None}
+        with pytest.raises(NotImplementedError, match="cudaloss has no compiled kernel"):
+            private(kind)(strange(X), strange(X), mean, 1.0)
 
 
 def test_broadcast_warns_in_the_function_only(spec, recwarn):
     op(spec)(torch.ones(3, 1), X)
     assert not recwarn
-    with pytest.warns(UserWarning, match=r"target has shape \(3,\), input \(3, 1\)") as caught:
+    with pytest.warns(UserWarning, match="Using a target size .* Please ensure they have the same size") as caught:
         getattr(cudaloss, spec.function)(torch.ones(3, 1), X)
     assert caught[0].filename == __file__

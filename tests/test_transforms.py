@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import cudaloss
 from cudaloss import reference
-from cudaloss._modes import FOR_TARGET, REDUCTIONS, pack
+from cudaloss._modes import FOR_INPUT, FOR_TARGET, REDUCTIONS, pack
 from oracle import op, operands, parameters, torch_op
 
 
@@ -37,28 +37,34 @@ def test_opcheck_of_the_public_op(spec, device):
 
 
 def test_opcheck_of_the_private_ops(spec, device):
-    def private(kind):
-        return getattr(torch.ops.cudaloss, f"_{spec.name}_{kind}").default
+    def check(kind, *arguments):
+        private = getattr(torch.ops.cudaloss, f"_pointwise_{kind}").default
+        # What is changed in place and answers whether it was, no compiler is shown.
+        all_but_traces = ("test_schema", "test_autograd_registration", "test_faketensor")
+        torch.library.opcheck(private, arguments, **({"test_utils": all_but_traces} if kind == "rescale_" else {}))
+        return private(*arguments)
 
-    tensors = operands((3, 4), (torch.float32, torch.bfloat16), device)
+    input, target = operands((3, 4), (torch.float32, torch.bfloat16), device)
+    weight, mask = torch.rand(4, device=device) + 0.1, torch.rand(3, 1, device=device) < 0.9
+    seven, half = torch.tensor(7.0, device=device), torch.tensor(0.3, device=device)
     for reduction in REDUCTIONS:
-        mode = pack(reduction, torch.float32)
-        arguments = (*tensors, mode, 0.5)
-        value = private("loss")(*arguments)
-        torch.library.opcheck(private("loss"), arguments)
-        torch.library.opcheck(private("gradients"), (torch.ones_like(value), *arguments))
-        for flag in (0, FOR_TARGET):
-            torch.library.opcheck(private("gradient"), (torch.ones_like(value), *tensors, mode | flag, 0.5))
-        if reduction == "none":
-            continue
-        torch.library.opcheck(private("training_both"), arguments)
-        gradients = private("training_both")(*arguments)[1:]
-        torch.library.opcheck(private("rescale_both_"), (*gradients, torch.tensor(0.3, device=device), *arguments))
-        for flag in (0, FOR_TARGET):
-            arguments = (*tensors, mode | flag, 0.5)
-            torch.library.opcheck(private("training"), arguments)
-            gradient = private("training")(*arguments)[1]
-            torch.library.opcheck(private("rescale_"), (gradient, torch.tensor(0.3, device=device), *arguments))
+        for given in ((), (0.5, weight, mask), (0.5, None, None, seven), (1.0, None, None, None, 3.0)):
+            how = pack(reduction, torch.float32, spec.id, batch_dims=1 if given else 0)
+            for flags in (0, FOR_INPUT, FOR_TARGET, FOR_INPUT | FOR_TARGET):
+                call = input, target, how | flags, 0.5, *given
+                value, denominators = check("forward", *call)
+                if not given:
+                    check("loss", *call)
+                if not flags:
+                    continue
+                check("backward", torch.ones_like(value), denominators, *call)
+                if reduction == "none":
+                    continue
+                if not given:
+                    check("loss_with_grad", *call)
+                _, *gradients, _ = check("forward_with_grad", *call)
+                incoming = half.expand(value.shape)
+                check("rescale_", *gradients, incoming, denominators, *call)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -205,8 +211,8 @@ def test_compile_traces_to_the_fused_kernels(spec, device):
     compiled = torch.compile(function, backend=aot_autograd(fw_compiler=compiler), fullgraph=True)
     input, target = operands((8, 8), (torch.float32,) * 2, device)
     compiled(input.requires_grad_(), target).backward()
-    assert f"cudaloss._{spec.name}_traced_training.default" in targets
-    assert f"cudaloss._{spec.name}_traced_gradient.default" in targets
+    assert "cudaloss._pointwise_forward_with_grad.default" in targets
+    assert "cudaloss._pointwise_finish.default" in targets
     assert not any(name.startswith("aten.sub") for name in targets)
 
 

@@ -95,7 +95,7 @@ struct Count {
   Operand target;
   Dims segments, inner;
   double multiplicity;
-  // Where nothing is in play, the reciprocal is 0, so that gradients are 0 and not NaN.
+  // Where nothing is in play, the reciprocal is 0: gradients of finite data are then 0, not NaN.
   Divisor* output;
 };
 

@@ -161,7 +161,7 @@ CUDALOSS_MULTIVERSION void divide(const double* value, const double* rest, int64
   for (int64_t s = 0; s < segments; ++s) {
     const Divisor divisor = divisors[kEach ? s : 0];
     const double result = quotient<kEach, kFloat64>({value[s], rest[s]}, scale, divisor.value, inverse);
-    out[s] = select(zero_if_nothing & (divisor.reciprocal == 0.0), 0.0, result);
+    out[s] = select(zero_if_nothing & (divisor.reciprocal == 0.0), value[s] * 0.0 + 0.0, result);
   }
 }
 

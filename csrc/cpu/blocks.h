@@ -81,7 +81,7 @@ struct Quotient {
   double scale;
   const Divisor* divisors;
   bool each;             // a divisor for each segment, or one for all
-  bool zero_if_nothing;  // 0 where the divisor's reciprocal is
+  bool zero_if_nothing;  // where the divisor's reciprocal is 0, the sum is multiplied by that
   bool float64;          // rounded once in fp64, or as good as that for any other dtype
 };
 void finish(const Sums& sums, int64_t segments, const Quotient& quotient, double* out);

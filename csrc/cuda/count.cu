@@ -119,7 +119,7 @@ Grid count_grid(const Count& r) {
 }
 
 template <bool kMaskAlone, int N>
-void launch_count(const Count& r, const Workspace& workspace, Stream stream) {
+void launch_count(const Count& r, const Memory& memory, Stream stream) {
   CountParameters p = {};
   p.grid = count_grid(r);
   p.segments = steps_of(r.segments);
@@ -134,7 +134,7 @@ void launch_count(const Count& r, const Workspace& workspace, Stream stream) {
   }
   const SegmentDivisor store = {r.multiplicity, r.output};
   const int64_t blocks = p.grid.blocks(plan::kPassThreads);
-  launch_folded<Sum>(p.grid, blocks, store, workspace, stream, [&](const Fold<Sum, SegmentDivisor>& fold) {
+  launch_folded<Sum>(p.grid, blocks, store, memory, stream, [&](const Fold<Sum, SegmentDivisor>& fold) {
     p.fold = fold;
     launch(count_kernel<kMaskAlone, N>, blocks, plan::kPassThreads, stream, p);
   });
@@ -142,16 +142,9 @@ void launch_count(const Count& r, const Workspace& workspace, Stream stream) {
 
 }  // namespace
 
-Need pass_need(const Pass& request) {
-  if (!request.reduction.data) return {1, 0};
-  return need_of(plan_of(request).grid, wants_float64(request) ? sizeof(Sum) : sizeof(double));
-}
-
-Need count_need(const Count& request) { return need_of(count_grid(request), sizeof(Sum)); }
-
-void count(const Count& request, const Workspace& workspace, Stream stream) {
-  if (is_mask_alone(request)) return launch_count<true, kMaskVector>(request, workspace, stream);
-  launch_count<false, kVector>(request, workspace, stream);
+void count(const Count& request, const Memory& memory, Stream stream) {
+  if (is_mask_alone(request)) return launch_count<true, kMaskVector>(request, memory, stream);
+  launch_count<false, kVector>(request, memory, stream);
 }
 
 }  // namespace cudaloss::cuda

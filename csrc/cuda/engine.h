@@ -17,33 +17,34 @@ struct Workspace {
   unsigned* ticket;  // 0 before and after; null: one more launch instead
 };
 
-struct Need {
-  int64_t blocks;         // 1: no workspace at all
-  int64_t partial_bytes;  // of one partial
+// Where a launch gets it, once it is planned.
+struct Memory {
+  Workspace (*take)(void* context, int64_t partials, int64_t partial_bytes);
+  void* context;
+
+  // For partials of type P; one needs none.
+  template <class P>
+  Workspace of(int64_t partials) const {
+    return partials == 1 ? Workspace{} : take(context, partials, sizeof(P));
+  }
 };
 
-Need reduce_need(const Forward& request);
-Need train_need(const Training& request);
-
 template <template <class> class Loss>
-void reduce(const Forward& request, const Workspace& workspace, Stream stream);
+void reduce(const Forward& request, const Memory& memory, Stream stream);
 
 template <template <class> class Loss>
 void elementwise(const Forward& request, Stream stream);
 
 template <template <class> class Loss>
-void train(const Training& request, const Workspace& workspace, Stream stream);
+void train(const Training& request, const Memory& memory, Stream stream);
 
 template <template <class> class Loss>
 void backward(const Backward& request, Stream stream);
 
-Need pass_need(const Pass& request);
-Need count_need(const Count& request);
-
 template <template <class> class Loss>
-void pass(const Pass& request, const Workspace& workspace, Stream stream);
+void pass(const Pass& request, const Memory& memory, Stream stream);
 
-void count(const Count& request, const Workspace& workspace, Stream stream);
+void count(const Count& request, const Memory& memory, Stream stream);
 
 bool is_capturing(Stream stream);
 unsigned long long stream_id(Stream stream);  // unique among the streams of a device

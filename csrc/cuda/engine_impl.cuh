@@ -39,10 +39,10 @@ void dispatch_pair(const Operand& input, const Operand& target, const Body& body
 }
 
 template <class T, class P, class Loss>
-void launch_reduce(const Forward& r, const Workspace& workspace, Stream stream) {
+void launch_reduce(const Forward& r, const Memory& memory, Stream stream) {
   using Kept = Partial<T>;
   const int64_t blocks = plan::reduce_blocks(r.count, P::N);
-  folded<Kept>(blocks, Quotient{divisor_of(r.divisor), r.output}, workspace, stream, [&](const auto& fold) {
+  folded<Kept>(blocks, Quotient{divisor_of(r.divisor), r.output}, memory, stream, [&](const auto& fold) {
     launch(reduce_kernel<T, Kept, typename P::A, typename P::B, P::N, Loss>, blocks, plan::kReduceThreads, stream,
            Loss(r.parameter), Source<typename P::A>(r.input), Source<typename P::B>(r.target),
            vector_aligned({r.input.data, r.target.data}), r.count, fold);
@@ -63,7 +63,7 @@ void elementwise(const Forward& r, Stream stream) {
 }
 
 template <class TV, class P, template <class> class Loss>
-void launch_train(const Training& t, const Workspace& workspace, Stream stream) {
+void launch_train(const Training& t, const Memory& memory, Stream stream) {
   using A = typename P::A;
   using B = typename P::B;
   using TG = typename P::Gradient;
@@ -75,7 +75,7 @@ void launch_train(const Training& t, const Workspace& workspace, Stream stream) 
   if constexpr (!std::is_same_v<TV, typename P::Exact>) {
     if (aligned) kernel = train_kernel<true, TV, TG, Kept, A, B, P::N, Loss<TV>, Loss<TG>>;
   }
-  folded<Kept>(blocks, Quotient{divisor_of(r.divisor), r.output}, workspace, stream, [&](const auto& fold) {
+  folded<Kept>(blocks, Quotient{divisor_of(r.divisor), r.output}, memory, stream, [&](const auto& fold) {
     launch(kernel, blocks, plan::train_threads(r.count, P::N), stream, Loss<TV>(r.parameter), Loss<TG>(r.parameter),
            ratio(1.0, r.divisor, Scalar<TG>()), Source<A>(r.input), Source<B>(r.target), aligned, r.count,
            Sink<A>(t.grad_input), Sink<B>(t.grad_target), fold);
@@ -83,28 +83,28 @@ void launch_train(const Training& t, const Workspace& workspace, Stream stream) 
 }
 
 template <template <class> class Loss>
-void reduce(const Forward& r, const Workspace& workspace, Stream stream) {
+void reduce(const Forward& r, const Memory& memory, Stream stream) {
   const Training no_gradients = {r, {}, {}};
-  if (!is_native(r)) return pass<Loss>(as_pass(no_gradients), workspace, stream);
+  if (!is_native(r)) return pass<Loss>(as_pass(no_gradients), memory, stream);
   dispatch_pair(r.input, r.target, [&](auto pair) {
     using P = decltype(pair);
     using Fast = typename P::Fast;
-    if (r.count <= plan::kExactCount) return launch_train<typename P::Exact, P, Loss>(no_gradients, workspace, stream);
+    if (r.count <= plan::kExactCount) return launch_train<typename P::Exact, P, Loss>(no_gradients, memory, stream);
     if constexpr (P::kTrains) {
-      if (r.count <= plan::train_tile(P::N)) return launch_train<Fast, P, Loss>(no_gradients, workspace, stream);
+      if (r.count <= plan::train_tile(P::N)) return launch_train<Fast, P, Loss>(no_gradients, memory, stream);
     }
-    launch_reduce<Fast, P, Loss<Fast>>(r, workspace, stream);
+    launch_reduce<Fast, P, Loss<Fast>>(r, memory, stream);
   });
 }
 
 template <template <class> class Loss>
-void train(const Training& t, const Workspace& workspace, Stream stream) {
-  if (!is_native(t)) return pass<Loss>(as_pass(t), workspace, stream);
+void train(const Training& t, const Memory& memory, Stream stream) {
+  if (!is_native(t)) return pass<Loss>(as_pass(t), memory, stream);
   dispatch_pair(t.forward.input, t.forward.target, [&](auto pair) {
     using P = decltype(pair);
     if constexpr (P::kTrains) {
-      if (t.forward.count <= plan::kExactCount) return launch_train<typename P::Exact, P, Loss>(t, workspace, stream);
-      launch_train<typename P::Fast, P, Loss>(t, workspace, stream);
+      if (t.forward.count <= plan::kExactCount) return launch_train<typename P::Exact, P, Loss>(t, memory, stream);
+      launch_train<typename P::Fast, P, Loss>(t, memory, stream);
     }
   });
 }

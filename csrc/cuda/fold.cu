@@ -1,4 +1,3 @@
-#include "cuda/as_pass.h"
 #include "cuda/fold.cuh"
 #include "cuda/launch.h"
 
@@ -47,27 +46,7 @@ __global__ void __launch_bounds__(plan::kSegmentFoldThreads)
   if (threadIdx.x == 0) store(total, blockIdx.x);
 }
 
-// Of one partial: of fp64 operands, since others with an fp64 result are no plain reduction.
-int64_t partial_bytes(const Forward& request) {
-  return request.input.dtype == DType::Float64 ? sizeof(Sum) : sizeof(double);
-}
-
-int vector_elements(const Forward& request) {
-  return plan::vector_elements(size_of(request.input.dtype), size_of(request.target.dtype));
-}
-
 }  // namespace
-
-Need reduce_need(const Forward& request) {
-  if (!is_native(request)) return pass_need(as_pass({request, {}, {}}));
-  return {plan::reduce_blocks(request.count, vector_elements(request)), partial_bytes(request)};
-}
-
-Need train_need(const Training& request) {
-  if (!is_native(request)) return pass_need(as_pass(request));
-  const Forward& forward = request.forward;
-  return {plan::train_blocks(forward.count, vector_elements(forward)), partial_bytes(forward)};
-}
 
 bool is_capturing(Stream stream) {
   if (stream == nullptr) return false;  // the legacy default stream cannot be captured

@@ -158,7 +158,8 @@ void fold_segments(int64_t segments, int64_t parts, const Store& store, const Wo
 
 // Runs `pass(fold)` over `blocks` blocks, and what follows it.
 template <class P, class Store, class Pass>
-void folded(int64_t blocks, const Store& store, const Workspace& workspace, Stream stream, const Pass& pass) {
+void folded(int64_t blocks, const Store& store, const Memory& memory, Stream stream, const Pass& pass) {
+  const Workspace workspace = memory.of<P>(blocks);
   const bool counted = blocks <= plan::kCountedBlocks;
   pass(Fold<P, Store>{static_cast<P*>(workspace.partials), counted ? workspace.ticket : nullptr, store});
   if (blocks > 1 && !(counted && workspace.ticket)) fold<P>(blocks, store, workspace, stream);

@@ -41,10 +41,17 @@ inline int64_t vectors_of(const Dims& inner, int vector) {
              : plan::ceil_div(inner.size[0], vector) * (inner.count() / std::max<int64_t>(inner.size[0], 1));
 }
 
+inline int64_t turns_of(int64_t segments, int64_t vectors, int64_t most_turns) {
+  return plan::ceil_div(vectors, plan::pass_turns(segments * vectors, most_turns));
+}
+
+// Whether a segment has a block of its own, or several: not where it is short.
+inline bool has_blocks(int64_t segments, int64_t turns) { return segments <= 1 || turns > plan::kWarpTurns * 32; }
+
 inline Grid grid_of(const Dims& segments_dims, const Dims& inner, int vector, int64_t most_turns, int64_t most_blocks) {
   constexpr int threads = plan::kPassThreads;
   const int64_t segments = segments_dims.count(), vectors = vectors_of(inner, vector);
-  const int64_t turns = plan::ceil_div(vectors, plan::pass_turns(segments * vectors, most_turns));
+  const int64_t turns = turns_of(segments, vectors, most_turns);
   Grid grid = {};
   grid.across = lies_across(segments_dims, inner);
   int64_t parts = 1;
@@ -53,7 +60,7 @@ inline Grid grid_of(const Dims& segments_dims, const Dims& inner, int vector, in
     // Parts where segments alone would leave processors idle, each of some turns.
     const int64_t wanted = plan::ceil_div(plan::kPersistentBlocks * threads, std::max<int64_t>(segments, 1));
     parts = std::max<int64_t>(1, std::min(wanted, turns / 4));
-  } else if (segments > 1 && turns <= plan::kWarpTurns * 32) {
+  } else if (!has_blocks(segments, turns)) {
     grid.lanes = 1;
     while (grid.lanes < 32 && grid.lanes < turns) grid.lanes *= 2;
   } else {

@@ -67,19 +67,15 @@ __device__ __forceinline__ void hand_in(const P& sum, const Grid& grid, const Sh
   }
 }
 
-// Memory for the sums of all shares, where they need any.
-inline Need need_of(const Grid& grid, int64_t partial_bytes) {
-  const bool one_launch = grid.segments != 1 && grid.parts == 1;
-  return {one_launch ? 1 : std::max<int64_t>(grid.groups, 1), partial_bytes};
-}
-
 // Runs `start(fold)` over `blocks` blocks, and what follows it.
 template <class P, class Store, class Start>
-void launch_folded(const Grid& grid, int64_t blocks, const Store& store, const Workspace& workspace, Stream stream,
+void launch_folded(const Grid& grid, int64_t blocks, const Store& store, const Memory& memory, Stream stream,
                    const Start& start) {
   if (grid.segments == 1 && grid.lanes == plan::kPassThreads) {
-    return folded<P>(blocks, store, workspace, stream, start);
+    return folded<P>(blocks, store, memory, stream, start);
   }
+  const bool one_launch = grid.segments != 1 && grid.parts == 1;
+  const Workspace workspace = memory.of<P>(one_launch ? 1 : std::max<int64_t>(grid.groups, 1));
   start(Fold<P, Store>{static_cast<P*>(workspace.partials), nullptr, store});
   if (grid.parts > 1) fold_segments<P>(grid.segments, grid.parts, store, workspace, stream);
 }

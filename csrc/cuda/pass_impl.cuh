@@ -20,11 +20,11 @@ Port<Element> port(const Pass& r, Place place, const Operand& operand, int n) {
 inline Operand as_operand(const Result& result) { return {result.data, result.dtype}; }
 
 template <class F, class P, class A, class B, int N>
-PassParameters<A, B, F, P> parameters(const Pass& r, const Grid& grid) {
+PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   PassParameters<A, B, F, P> p = {};
-  p.grid = grid;
-  p.segments = steps_of(r.segments);
-  p.inner = vector_steps(r.inner, N);
+  p.grid = plan.grid;
+  p.segments = plan.segments;
+  p.inner = plan.inner;
   p.input = port<A>(r, kInput, r.input, N);
   p.target = port<B>(r, kTarget, r.target, N);
   p.whole = !std::is_same_v<A, Any<F>> && p.input.spacing.whole && p.target.spacing.whole;
@@ -55,7 +55,7 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const Grid& grid) {
 
 template <class Kernel, class Parameters, class LossV, class LossG, class P>
 void launch_pass(Kernel kernel, const Pass& r, Parameters p, const LossV& loss, const LossG& loss_of_gradients, Type<P>,
-                 const Workspace& workspace, Stream stream) {
+                 const Memory& memory, Stream stream) {
   const SegmentLoss store = {r.denominator, r.scale, r.summed_gradient == 0, r.reduction};
   int64_t blocks = p.grid.blocks(plan::kPassThreads);
   if (r.hold_unit_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
@@ -64,7 +64,7 @@ void launch_pass(Kernel kernel, const Pass& r, Parameters p, const LossV& loss, 
     launch(kernel, blocks, plan::kPassThreads, stream, loss, loss_of_gradients, p);
   };
   if (!r.reduction.data) return start({nullptr, nullptr, store});
-  launch_folded<P>(p.grid, blocks, store, workspace, stream, start);
+  launch_folded<P>(p.grid, blocks, store, memory, stream, start);
 }
 
 // A pass on the way to its kernel. TV is the arithmetic of the losses, TG that of the gradients.
@@ -72,7 +72,7 @@ template <template <class> class Loss>
 struct PassLauncher {
   const Pass& r;
   const PassPlan& plan;
-  const Workspace& workspace;
+  const Memory& memory;
   Stream stream;
 
   template <PassKernel kKernel, Beside kBeside, class TV, class TG, class A, class B>
@@ -91,17 +91,17 @@ struct PassLauncher {
   template <class TV, class TG, class A, class B, int N, class Kernel>
   void start(Kernel kernel) const {
     using P = Partial<TV>;
-    launch_pass(kernel, r, parameters<Scalar<TG>, P, A, B, N>(r, plan.grid), Loss<TV>(r.parameter),
-                Loss<TG>(r.parameter), Type<P>(), workspace, stream);
+    launch_pass(kernel, r, parameters<Scalar<TG>, P, A, B, N>(r, plan), Loss<TV>(r.parameter),
+                Loss<TG>(r.parameter), Type<P>(), memory, stream);
   }
 };
 
 template <template <class> class Loss>
-void pass(const Pass& r, const Workspace& workspace, Stream stream) {
+void pass(const Pass& r, const Memory& memory, Stream stream) {
   using K = PassKernel;
   using B = Beside;
   const PassPlan plan = plan_of(r);
-  const PassLauncher<Loss> to = {r, plan, workspace, stream};
+  const PassLauncher<Loss> to = {r, plan, memory, stream};
   switch (plan.kernel) {
     case K::Floats:
       return to.template whole<K::Floats, B::Nothing, float, Wide, float, float>();

@@ -101,10 +101,17 @@ inline bool reads_whole(const Pass& r, int n) {
          serves(kTarget, r.target.data, r.target.dtype) && serves(kFirst, r.grad_input.data, r.grad_input.dtype) &&
          serves(kSecond, r.grad_target.data, r.grad_target.dtype) &&
          (r.inner.size[0] % n == 0 || (r.inner.rank == 1 && r.segments.rank == 0)) &&
-         grid_of(r.segments, r.inner, n, plan::kManyTurns, plan::kMaxBlocks).lanes == plan::kPassThreads;
+         !lies_across(r.segments, r.inner) &&
+         has_blocks(r.segments.count(), turns_of(r.segments.count(), vectors_of(r.inner, n), plan::kManyTurns));
 }
 
-inline PassKernel kernel_of(const Pass& r) {
+// Elements that a kernel reads at once where all that it reads lies in whole vectors.
+inline int whole_vector(const Pass& r) {
+  return pass_vector(is_half(r.input.dtype) ? PassKernel::HalfBesideAnything : PassKernel::FloatBesideAnything);
+}
+
+// `segments` and `inner` are the steps of vectors of n.
+inline PassKernel kernel_of(const Pass& r, int n, const Steps& segments, const Steps& inner) {
   using K = PassKernel;
   const DType input = r.input.dtype, target = r.target.dtype;
   if (wants_float64(r)) return K::StridedDoubles;
@@ -114,12 +121,10 @@ inline PassKernel kernel_of(const Pass& r) {
   if (!(input == DType::Float32 || is_half(input)) || !is_stored(target)) return strided;
   // The gradient of a float takes more arithmetic than halves have beside it.
   if (is_half(input) && target == DType::Float32 && r.grad_target.data) return strided;
-  const int n = is_half(input) ? pass_vector(K::HalfBesideAnything) : pass_vector(K::FloatBesideAnything);
   if (!reads_whole(r, n)) return strided;
-  const Steps steps = vector_steps(r.inner, n);
-  const bool is_narrow = steps.narrow && steps_of(r.segments).narrow;
+  const bool is_narrow = inner.narrow && segments.narrow;
   const Selection& selection = r.selection;
-  if (steps.rank <= kFewSteps && is_linear(r) && !selection.ignore_nan && has_plain_mask(r, n)) {
+  if (inner.rank <= kFewSteps && is_linear(r) && !selection.ignore_nan && has_plain_mask(r, n)) {
     if (!selection.weight.data) {
       if (are_floats) return selection.mask.data ? K::MaskedFloats : K::Floats;
       if (is_half(input) && is_half(target)) return K::MaskedHalves;
@@ -129,18 +134,26 @@ inline PassKernel kernel_of(const Pass& r) {
       return K::WeightedFloats;
     }
   }
-  if (steps.rank > kFewSteps || !is_narrow) return strided;
+  if (inner.rank > kFewSteps || !is_narrow) return strided;
   return is_half(input) ? K::HalfBesideAnything : K::FloatBesideAnything;
 }
 
 struct PassPlan {
   PassKernel kernel;
   Grid grid;
+  Steps segments, inner;
 };
 
 inline PassPlan plan_of(const Pass& r) {
-  const PassKernel kernel = kernel_of(r);
-  return {kernel, grid_of(r.segments, r.inner, pass_vector(kernel), most_turns(kernel), plan::kMaxBlocks)};
+  const int whole = whole_vector(r);
+  PassPlan plan = {};
+  plan.segments = steps_of(r.segments);
+  plan.inner = vector_steps(r.inner, whole);
+  plan.kernel = kernel_of(r, whole, plan.segments, plan.inner);
+  const int vector = pass_vector(plan.kernel);
+  if (vector != whole) plan.inner = vector_steps(r.inner, vector);
+  plan.grid = grid_of(r.segments, r.inner, vector, most_turns(plan.kernel), plan::kMaxBlocks);
+  return plan;
 }
 
 }  // namespace cudaloss::cuda

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "cuda/engine.h"
-#include "torch/operands.h"
+#include "torch/kernels.h"
 #include "torch/scratch.h"
 
 // In libtorch_cuda, which a CPU-only torch lacks: weak, so that the library still loads there.
@@ -14,51 +14,44 @@ extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stre
 
 namespace cudaloss::tensors {
 
-struct Cuda {
-  // The caller's stream on the tensor's device, which is current while this lives. A guard is made only where
-  // another device is current: it costs an allocation and four calls.
-  struct Context {
-    std::optional<torch::stable::accelerator::DeviceGuard> guard;
-    cuda::Stream stream = nullptr;
+// The caller's stream on the tensor's device, which is current while this lives. A guard is made only where another
+// device is current: it costs an allocation and four calls.
+struct CudaContext {
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  cuda::Stream stream = nullptr;
 
-    explicit Context(const Tensor& tensor) {
-      require(aoti_torch_get_current_cuda_stream != nullptr, "this torch has no CUDA");
-      const int32_t device = tensor.get_device_index();
-      if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
-      require(aoti_torch_get_current_cuda_stream(device, &stream) == TORCH_SUCCESS, "no current CUDA stream");
-    }
-  };
-  template <template <class> class Loss>
-  static void reduce(const Forward& request, const Tensor& input) {
-    const Context context(input);
-    const Scratch scratch(cuda::reduce_need(request), input, context.stream);
-    cuda::reduce<Loss>(request, scratch.workspace, context.stream);
+  explicit CudaContext(const Tensor& tensor) {
+    require(aoti_torch_get_current_cuda_stream != nullptr, "this torch has no CUDA");
+    const int32_t device = tensor.get_device_index();
+    if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
+    require(aoti_torch_get_current_cuda_stream(device, &stream) == TORCH_SUCCESS, "no current CUDA stream");
   }
-  template <template <class> class Loss>
+};
+
+// A launch of a reduction, which may need memory beside its operands.
+template <class Request, class Launch>
+void with_scratch(const Request& request, const Tensor& input, const Launch& launch) {
+  const CudaContext context(input);
+  Scratch scratch(input, context.stream);
+  launch(request, scratch.memory(), context.stream);
+}
+
+template <template <class> class Loss>
+struct CudaKernels {
+  static void reduce(const Forward& request, const Tensor& input) { with_scratch(request, input, cuda::reduce<Loss>); }
   static void elementwise(const Forward& request, const Tensor& input) {
-    cuda::elementwise<Loss>(request, Context(input).stream);
+    cuda::elementwise<Loss>(request, CudaContext(input).stream);
   }
-  template <template <class> class Loss>
-  static void train(const Training& request, const Tensor& input) {
-    const Context context(input);
-    const Scratch scratch(cuda::train_need(request), input, context.stream);
-    cuda::train<Loss>(request, scratch.workspace, context.stream);
-  }
-  template <template <class> class Loss>
+  static void train(const Training& request, const Tensor& input) { with_scratch(request, input, cuda::train<Loss>); }
   static void backward(const Backward& request, const Tensor& input) {
-    cuda::backward<Loss>(request, Context(input).stream);
+    cuda::backward<Loss>(request, CudaContext(input).stream);
   }
-  template <template <class> class Loss>
-  static void pass(const Pass& request, const Tensor& input) {
-    const Context context(input);
-    const Scratch scratch(cuda::pass_need(request), input, context.stream);
-    cuda::pass<Loss>(request, scratch.workspace, context.stream);
-  }
-  static void count(const Count& request, const Tensor& input) {
-    const Context context(input);
-    const Scratch scratch(cuda::count_need(request), input, context.stream);
-    cuda::count(request, scratch.workspace, context.stream);
-  }
+  static void pass(const Pass& request, const Tensor& input) { with_scratch(request, input, cuda::pass<Loss>); }
+};
+
+struct Cuda {
+  static const Kernels& kernels(int64_t loss) { return kernels_of<CudaKernels>(loss); }
+  static void count(const Count& request, const Tensor& input) { with_scratch(request, input, cuda::count); }
 };
 
 }  // namespace cudaloss::tensors

@@ -15,7 +15,11 @@ class Layout {
  public:
   Layout(const Tensor& input, const Tensor& target) {
     rank_ = static_cast<int>(std::max(input.dim(), target.dim()));
-    require(rank_ <= kMaxDims, "at most 6 dimensions");
+    if (rank_ > kMaxDims) {
+      fault_ = "at most 6 dimensions";
+      rank_ = 0;
+      return;
+    }
     std::fill(sizes_, sizes_ + rank_, int64_t{1});
     widen_by(input);
     widen_by(target);
@@ -23,6 +27,8 @@ class Layout {
     add(kTarget, target);
   }
 
+  // What is wrong with the tensors' shapes; null: nothing. The rest of it holds where nothing is.
+  const char* fault() const { return fault_; }
   int rank() const { return rank_; }
   torch::headeronly::IntHeaderOnlyArrayRef sizes() const { return {sizes_, static_cast<size_t>(rank_)}; }
   torch::headeronly::IntHeaderOnlyArrayRef leading_sizes(int64_t dims) const {
@@ -32,11 +38,17 @@ class Layout {
   // Gives `place` the strides of a tensor that broadcasts to the shape, aligned at the last dimension; or at the first
   // (`leading`), for a tensor with one element for each index of the leading dimensions.
   void add(Place place, const Tensor& tensor, bool leading = false) {
+    if (fault_) return;
     const int missing = leading ? 0 : rank_ - static_cast<int>(tensor.dim());
-    require(missing >= 0 && tensor.dim() <= rank_, "a shape that does not broadcast to the result's");
+    const auto misfits = [&](int64_t dim) {
+      return tensor.sizes()[dim] != 1 && tensor.sizes()[dim] != sizes_[missing + dim];
+    };
     for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+      if (tensor.dim() > rank_ || misfits(dim)) {
+        fault_ = "a shape that does not broadcast to the result's";
+        return;
+      }
       const int64_t size = tensor.sizes()[dim];
-      require(size == 1 || size == sizes_[missing + dim], "a shape that does not broadcast to the result's");
       strides_[missing + dim][place] = size == 1 ? 0 : tensor.strides()[dim];
     }
   }
@@ -84,7 +96,7 @@ class Layout {
     for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
       int64_t& size = sizes_[missing + dim];
       const int64_t other = tensor.sizes()[dim];
-      require(size == 1 || other == 1 || size == other, "input and target must broadcast together");
+      if (size != 1 && other != 1 && size != other) fault_ = "input and target must broadcast together";
       if (other != 1) size = other;
     }
   }
@@ -125,6 +137,7 @@ class Layout {
     return found;
   }
 
+  const char* fault_ = nullptr;
   int rank_;
   int64_t sizes_[kMaxDims];
   int64_t strides_[kMaxDims][kPlaces] = {};
@@ -149,6 +162,16 @@ inline Tensor empty_as(const Tensor& like, ScalarType dtype) {
     stride *= std::max<int64_t>(sizes[order[i]], 1);
   }
   return empty(sizes, {dense.data(), dense.size()}, dtype, like);
+}
+
+inline Tensor empty_contiguous(torch::headeronly::IntHeaderOnlyArrayRef sizes, ScalarType dtype, const Tensor& like) {
+  int64_t strides[kMaxDims];
+  int64_t stride = 1;
+  for (size_t dim = sizes.size(); dim-- > 0;) {
+    strides[dim] = stride;
+    stride *= std::max<int64_t>(sizes[dim], 1);
+  }
+  return empty(sizes, {strides, sizes.size()}, dtype, like);
 }
 
 }  // namespace cudaloss::tensors

@@ -42,29 +42,40 @@ inline unsigned* ticket_for_capture(int32_t device) {
 // The workspace of one reduction, valid for launches on `stream` while this lives. A captured launch runs again
 // whenever its graph does, beside other graphs and other work: it gets memory of its graph's own and a ticket of its
 // own.
-struct Scratch {
-  cuda::Workspace workspace = {};
+class Scratch {
+ public:
+  Scratch(const Tensor& device_of, cuda::Stream stream) : device_of_(device_of), stream_(stream) {}
 
-  Scratch(const cuda::Need& need, const Tensor& device_of, cuda::Stream stream) {
-    if (need.blocks == 1) return;
-    const int32_t device = device_of.get_device_index();
-    const bool capturing = cuda::is_capturing(stream);
-    if (capturing) {
-      workspace.ticket = ticket_for_capture(device);
-    } else {
-      workspace = workspace_of(device, stream);
-      if (workspace.partials && need.blocks <= plan::kCountedBlocks) return;
-    }
-    const int64_t bytes = need.blocks * need.partial_bytes;
-    const int64_t all_bytes = bytes + plan::fold_blocks(need.blocks) * need.partial_bytes;
-    const int64_t stride = 1;
-    memory = empty({&all_bytes, 1}, {&stride, 1}, ScalarType::Byte, device_of);
-    workspace.partials = memory->mutable_data_ptr();
-    workspace.folded = static_cast<char*>(workspace.partials) + bytes;
+  // Of which the engine takes what its launch needs, once.
+  cuda::Memory memory() {
+    return {[](void* scratch, int64_t partials, int64_t partial_bytes) {
+              return static_cast<Scratch*>(scratch)->take(partials, partial_bytes);
+            },
+            this};
   }
 
  private:
-  std::optional<Tensor> memory;
+  cuda::Workspace take(int64_t partials, int64_t partial_bytes) {
+    const int32_t device = device_of_.get_device_index();
+    cuda::Workspace workspace = {};
+    if (cuda::is_capturing(stream_)) {
+      workspace.ticket = ticket_for_capture(device);
+    } else {
+      workspace = workspace_of(device, stream_);
+      if (workspace.partials && partials <= plan::kCountedBlocks) return workspace;
+    }
+    const int64_t bytes = partials * partial_bytes;
+    const int64_t all_bytes = bytes + plan::fold_blocks(partials) * partial_bytes;
+    const int64_t stride = 1;
+    memory_ = empty({&all_bytes, 1}, {&stride, 1}, ScalarType::Byte, device_of_);
+    workspace.partials = memory_->mutable_data_ptr();
+    workspace.folded = static_cast<char*>(workspace.partials) + bytes;
+    return workspace;
+  }
+
+  const Tensor& device_of_;
+  const cuda::Stream stream_;
+  std::optional<Tensor> memory_;
 };
 
 }  // namespace cudaloss::tensors

@@ -1,194 +1,355 @@
-"""The fused losses with autograd, called as ``f(input, target, mode, parameter)``.
-
-Old-style ``autograd.Function`` (no ``setup_context``), the cheaper kind: it never runs under functorch, which would
-need the other.
+"""The losses with autograd: which calls the compiled kernels serve, in how many passes, and what the private ops are
+under autograd and transforms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from . import reference
-from ._modes import FOR_TARGET, dtype_of, reduction_of
-from ._private import PrivateOps
-from ._specs import LossSpec
+from . import _private, reference
+from ._build import DEVICES
+from ._modes import (
+    DTYPES,
+    FOR_INPUT,
+    FOR_TARGET,
+    IGNORE_NAN,
+    INTEGERS,
+    MAX_DIMS,
+    MAY_DECLINE,
+    batch_dims_of,
+    dtype_of,
+    loss_of,
+    pack,
+    reduction_of,
+)
+from ._options import Options
+from ._specs import BY_ID, LossSpec
 
-Loss = Callable[..., Tensor]
+PLAIN_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
+_DEVICES = DEVICES | {"meta"}  # the private ops' fake kernels serve meta tensors
 
-keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
+# PyTorch's own, bound here once.
+_is_grad_enabled, _any_functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
+_dispatch_modes, _is_dynamo_compiling = torch._C._len_torch_dispatch_stack, torch.compiler.is_dynamo_compiling
+_is_included, _VMAP = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._dispatch_key_parse("VmapMode")
+_is_excluded, _set_excluded, _AUTOGRAD = _private.is_excluded, _private.set_excluded, _private.AUTOGRAD
+_loss_with_grad, _forward_with_grad = _private.loss_with_grad.op, _private.forward_with_grad.op
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
+_OTHERS = (None,) * 7  # the gradients of all arguments but input and target
 
 
-def same_dense_order(a: Tensor, b: Tensor) -> bool:
-    """Whether a and b, of one shape, are dense and position i in memory is the same element of both."""
-    if a.is_contiguous() and b.is_contiguous():
-        return True
-    return a.stride() == b.stride() == torch.empty_like(a, device="meta").stride()  # which a layout with holes loses
-
-
-def transformed() -> bool:
+def _transformed() -> bool:
     """Whether functorch or forward-mode AD is at work, which need the reference's composite ops."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return _any_functorch() or forward_ad._current_level >= 0
 
 
-def is_differentiated() -> bool:
-    """Whether a backward must be differentiable itself: grad mode is on under ``create_graph``."""
-    return torch.is_grad_enabled() or transformed()
+def _unpacked(input, target, how, parameter, scale=1.0, weight=None, mask=None, normalizer=None, divisor=None):
+    """A private op's call as the reference takes it: the loss, its operands and number, the result's dtype, options."""
+    normalizer = normalizer if divisor is None else divisor
+    mask = None if mask is None else mask.to(torch.bool)  # hooks on saved tensors may have changed it
+    options = Options(weight, mask, normalizer, scale, batch_dims_of(how), bool(how & IGNORE_NAN))
+    return BY_ID[loss_of(how)], input, target, reduction_of(how), parameter, dtype_of(how), options
 
 
-def _is_one_value(tensor: Tensor) -> bool:
-    """Whether all elements are one in memory: an expanded scalar, as the backward of sum() sends it."""
-    return all(stride == 0 or size == 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+# ---- nodes: called as f(input, target, how, parameter[, scale, weight, mask, normalizer, divisor]) ----
+# Written out on one level where the commonest calls pass: for a GPU a backward runs in a thread of its own, where each
+# call costs twice as much.
 
 
-def _needs_reference(input: Tensor, *others: Tensor) -> bool:
-    """Whether a backward must be differentiable itself, or hooks on saved tensors have given them layouts that the
-    kernels do not take."""
-    return is_differentiated() or not all(same_dense_order(input, other) for other in others)
+def _keep(ctx: Any, call: tuple[Any, ...], *results: Tensor | None) -> None:
+    """What a backward needs: the call, and the gradients and denominators that the forward has found. Hooks on saved
+    tensors may give them back changed, of which the ops decline what they do not take."""
+    input, target, how, parameter, *rest = call
+    scale, weight, mask, normalizer, divisor = rest or (1.0, None, None, None, None)
+    ctx.save_for_backward(input, target, *results, weight, mask, normalizer)
+    ctx.numbers = how | MAY_DECLINE, parameter, scale, divisor
 
 
-def _by_reference(spec: LossSpec, ctx, grad_output: Tensor, input: Tensor, target: Tensor):
-    mode, parameter = ctx.arguments
-    for_input, for_target, *_ = ctx.needs_input_grad
-    wanted = for_input, for_target
-    arguments = input, target, reduction_of(mode), parameter, dtype_of(mode), wanted
-    return *reference.gradients(spec, grad_output, *arguments), None, None
+def _kept(ctx: Any, saved: tuple[Tensor | None, ...] | None = None) -> tuple[tuple[Tensor | None, ...], tuple[Any, ...]]:
+    """The results and the call that :func:`_keep`, or a plain forward, has kept; of tensors that are unpacked already,
+    which checkpoints allow once."""
+    input, target, grad_input, grad_target, *rest = ctx.saved_tensors if saved is None else saved
+    if not rest:
+        return (grad_input, grad_target, None), (input, target, *ctx.numbers)
+    denominators, *beside = rest
+    how, parameter, scale, divisor = ctx.numbers
+    return (grad_input, grad_target, denominators), (input, target, how, parameter, scale, *beside, divisor)
 
 
-def apply_of(name: str, forward: Callable, backward: Callable) -> Loss:
+def _one_pass_forward(ctx, input, target, how, parameter, *rest):
+    denominators = None
+    _set_excluded(_AUTOGRAD, True)  # as _private's own do, a call sooner: it never is when this runs
+    try:
+        if rest:
+            value, grad_input, grad_target, denominators = _forward_with_grad(input, target, how, parameter, *rest)
+        else:
+            value, grad_input, grad_target = _loss_with_grad(input, target, how, parameter)
+    finally:
+        _set_excluded(_AUTOGRAD, False)
+    if value is None:
+        return None
+    if rest:
+        _keep(ctx, (input, target, how, parameter, *rest), grad_input, grad_target, denominators)
+    else:
+        ctx.save_for_backward(input, target, grad_input, grad_target)
+        ctx.numbers = how | MAY_DECLINE, parameter
+    ctx.unspent = True
+    return value
+
+
+def _backward(ctx, grad_output):
+    """Hands the forward's gradients out once; a second backward (``retain_graph``) computes them anew."""
+    if _is_grad_enabled() or _any_functorch() or forward_ad._current_level >= 0 or _is_dynamo_compiling():
+        return *_by_reference(grad_output, _kept(ctx)[1]), *_OTHERS
+    if not ctx.__dict__.pop("unspent", False):  # one of several threads gets it
+        (_, _, denominators), call = _kept(ctx)
+        return *_gradients(grad_output, denominators, *call), *_OTHERS
+    saved = ctx.saved_tensors
+    grad_input, grad_target = saved[2], saved[3]
+    # Known to be 1 without waiting for a GPU, or asking what a trace or a vmap cannot tell: spares a training step on
+    # the CPU 4 us.
+    is_one = grad_output.is_cpu and len(saved) == 4 and not _dispatch_modes() and not _is_included(_VMAP)
+    if not (is_one and grad_output.item() == 1.0):
+        (_, _, denominators), call = _kept(ctx, saved)
+        if not _private.rescale_(grad_input, grad_target, grad_output, denominators, *call):
+            return *_gradients(grad_output, denominators, *call), *_OTHERS
+    if _keeps_graph():  # it keeps the saved tensors, and would notice if the receiver wrote to those very ones
+        grad_input = None if grad_input is None else grad_input.data
+        grad_target = None if grad_target is None else grad_target.data
+    return grad_input, grad_target, *_OTHERS
+
+
+def _two_passes_forward(ctx, *call):
+    value, denominators = _private.forward(*call)
+    if value is not None:
+        _keep(ctx, call, None, None, denominators)
+    return value
+
+
+def _traced_forward(ctx, *call):
+    value, *results = _private.forward_with_grad(*call)
+    _keep(ctx, call, *results)
+    return value
+
+
+def _traced_backward(ctx, grad_output):
+    """The same for a compiler's trace, which cannot follow what is handed out."""
+    if _is_grad_enabled() or _transformed():
+        return *_by_reference(grad_output, _kept(ctx)[1]), *_OTHERS
+    (grad_input, grad_target, denominators), call = _kept(ctx)
+    if grad_input is None and grad_target is None:
+        return *_gradients(grad_output, denominators, *call), *_OTHERS
+    return *_private.finish(grad_input, grad_target, grad_output, denominators, *call), *_OTHERS
+
+
+def _gradients(grad_output, denominators, input, target, how, *rest):
+    """The gradients wanted, from a second reading of the operands; by the reference where the kernels decline, because
+    hooks on saved tensors have changed dtypes or devices."""
+    given = grad_output, denominators
+    if denominators is not None and denominators.shape[0] > 1 and input.shape != target.shape:
+        # A broadcast operand's gradient sums over segments: their denominators go into what is summed.
+        grad_output = grad_output.double() * denominators[:, 1].view(grad_output.shape)
+        given = grad_output, denominators.new_ones(1, 2)
+    found = _private.backward(*given, input, target, how | MAY_DECLINE, *rest)
+    if found[0] is None and found[1] is None:
+        return _by_reference(given[0], (input, target, how, *rest))
+    return found
+
+
+def _by_reference(grad_output, call):
+    spec, input, target, reduction, parameter, dtype, options = _unpacked(*call)
+    wanted = bool(call[2] & FOR_INPUT), bool(call[2] & FOR_TARGET)
+    return reference.gradients(spec, grad_output, input, target, reduction, parameter, dtype, wanted, options)
+
+
+def _node(name: str, forward: Callable, backward: Callable) -> Callable[..., Tensor | None]:
+    """An old-style ``autograd.Function`` (no ``setup_context``), the cheaper kind: it never runs under functorch, which
+    would need the other."""
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": __name__}
     function: Any = type(name, (torch.autograd.Function,), methods)
-    node = function._backward_cls  # of which every ctx is one
-    node.apply = backward  # what its own apply comes down to, 0.4 us later
-    node.spent = False  # whether the one-pass gradient has been handed out
+    function._backward_cls.apply = backward  # what its own apply comes down to, 0.4 us later
     # The base class's apply: Function.apply's own work (1 us) is for functorch and for setup_context.
     return super(torch.autograd.Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def one_pass(spec: LossSpec, ops: PrivateOps) -> Loss:
-    """A scalar loss and the gradient of the one operand that needs it, from one reading of both.
-
-    The gradient is handed out once, in a buffer that is nobody else's; a second backward (``retain_graph``) computes
-    it anew. None where the kernels decline.
-
-    Written out on one level: for a GPU a backward runs in a thread of its own, where each call costs twice as much.
-    """
-    training, rescale_ = ops.training, ops.rescale_
-    is_grad_enabled, any_functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
-
-    def forward(ctx, input, target, mode, parameter):
-        value, gradient = training(input, target, mode, parameter)
-        if value is not None:
-            ctx.save_for_backward(input, target, gradient)
-            ctx.arguments = mode, parameter
-        return value
-
-    def later(ctx, grad_output, input, target, gradient):
-        """Any but the first, plain backward."""
-        if _needs_reference(input, target, gradient):
-            return _by_reference(spec, ctx, grad_output, input, target)
-        gradient = ops.gradient(grad_output, input, target, *ctx.arguments)
-        return (None, gradient, None, None) if ctx.arguments[0] & FOR_TARGET else (gradient, None, None, None)
-
-    def backward(ctx, grad_output):
-        input, target, gradient = ctx.saved_tensors
-        if ctx.spent or is_grad_enabled() or any_functorch() or forward_ad._current_level >= 0:
-            return later(ctx, grad_output, input, target, gradient)
-        ctx.spent = True
-        mode, parameter = ctx.arguments
-        # Known to be 1 without waiting for a GPU: spares a training step on the CPU 1 us.
-        if not (grad_output.is_cpu and grad_output.item() == 1.0):
-            try:
-                rescale_(gradient, grad_output, input, target, mode, parameter)
-            except RuntimeError:  # hooks on saved tensors have changed the operands' layouts
-                return later(ctx, grad_output, input, target, gradient)
-        # Where the graph stays, it keeps the saved tensor, and would notice if the receiver wrote to that very one.
-        if keeps_graph():
-            gradient = gradient.data
-        return (None, gradient, None, None) if mode & FOR_TARGET else (gradient, None, None, None)
-
-    return apply_of(f"{spec.module}OnePass", forward, backward)
+one_pass = _node("PointwiseOnePass", _one_pass_forward, _backward)
+two_passes = _node("PointwiseTwoPasses", _two_passes_forward, _backward)
+_traced_one_pass = _node("PointwiseTracedOnePass", _traced_forward, _traced_backward)
+_traced_two_passes = _node("PointwiseTracedTwoPasses", _two_passes_forward, _traced_backward)
 
 
-def one_pass_both(spec: LossSpec, ops: PrivateOps) -> Loss:
-    """The same with the gradients of both operands."""
-
-    def forward(ctx, input, target, mode, parameter):
-        value, grad_input, grad_target = ops.training_both(input, target, mode, parameter)
-        if value is not None:
-            ctx.save_for_backward(input, target, grad_input, grad_target)
-            ctx.arguments = mode, parameter
-        return value
-
-    def backward(ctx, grad_output):
-        input, target, grad_input, grad_target = ctx.saved_tensors
-        if _needs_reference(input, target, grad_input, grad_target):
-            return _by_reference(spec, ctx, grad_output, input, target)
-        mode, parameter = ctx.arguments
-        if ctx.spent:
-            return *ops.gradients(grad_output, input, target, mode, parameter), None, None
-        ctx.spent = True
-        ops.rescale_both_(grad_input, grad_target, grad_output, input, target, mode, parameter)
-        if keeps_graph():
-            grad_input, grad_target = grad_input.data, grad_target.data
-        return grad_input, grad_target, None, None
-
-    return apply_of(f"{spec.module}OnePassBoth", forward, backward)
+# ---- which of them ----
 
 
-def traced(spec: LossSpec, ops: PrivateOps) -> Loss:
-    """:func:`one_pass` and :func:`one_pass_both` for a compiler's trace, which cannot follow what is handed out."""
-
-    def forward(ctx, input, target, mode, parameter):
-        for_input, for_target, *_ = ctx.needs_input_grad
-        training = ops.traced_training_both if for_input and for_target else ops.traced_training
-        value, *gradients = training(input, target, mode, parameter)
-        ctx.save_for_backward(input, target, *gradients)
-        ctx.arguments = mode, parameter
-        return value
-
-    def backward(ctx, grad_output):
-        input, target, *gradients = ctx.saved_tensors
-        if _needs_reference(input, target):
-            return _by_reference(spec, ctx, grad_output, input, target)
-        mode, parameter = ctx.arguments
-        for_input, for_target, *_ = ctx.needs_input_grad
-        operands = grad_output, input, target
-        if for_input and for_target:
-            grad_input, grad_target = gradients
-            grad_input = ops.traced_gradient(grad_input, *operands, mode, parameter)
-            return grad_input, ops.traced_gradient(grad_target, *operands, mode | FOR_TARGET, parameter), None, None
-        gradient = ops.traced_gradient(gradients[0], *operands, mode, parameter)
-        return (None, gradient, None, None) if for_target else (gradient, None, None, None)
-
-    return apply_of(f"{spec.module}Traced", forward, backward)
+def takes_one_pass(reduction: str, differentiated: Iterable[torch.dtype]) -> bool:
+    """Whether the loss and its gradients come from one pass: not where a gradient of fp16, already divided by the
+    count, could underflow before a gradient scaler's factor comes."""
+    return reduction != "none" and torch.float16 not in differentiated
 
 
-def two_passes(spec: LossSpec, ops: PrivateOps) -> Loss:
-    """The loss from one reading, the gradients from another: for ``reduction="none"``, and for fp16 gradients, which a
-    division by the count could flush to 0 before a gradient scaler's factor comes."""
+def _is_readable(tensor: Tensor, device: torch.device) -> bool:
+    """Whether the compiled kernels can read the tensor at all, given a dtype that they take."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.device == device
+        and device.type in _DEVICES
+        and not is_traceable_wrapper_subclass(tensor)  # a DTensor, say, which knows PyTorch's ops, not ours
+        and not tensor._is_zerotensor()
+    )
 
-    def forward(ctx, input, target, mode, parameter):
-        value = ops.loss(input, target, mode, parameter)
-        if value is not None:
-            ctx.save_for_backward(input, target)
-            ctx.arguments = mode, parameter
-        return value
 
-    def backward(ctx, grad_output):
-        input, target = ctx.saved_tensors
-        mode, parameter = ctx.arguments
-        whole = grad_output.dim() > 0 and not _is_one_value(grad_output)
-        if _needs_reference(input, target, *([grad_output] if whole else [])):
-            return _by_reference(spec, ctx, grad_output, input, target)
-        for_input, for_target, *_ = ctx.needs_input_grad
-        if for_input and for_target:
-            return *ops.gradients(grad_output, input, target, mode, parameter), None, None
-        gradient = ops.gradient(grad_output, input, target, mode, parameter)
-        return (None, gradient, None, None) if for_target else (gradient, None, None, None)
+def _is_served(input: Tensor, target: Tensor, dtype: torch.dtype, options: Options) -> bool:
+    """Whether the compiled kernels serve this call; the reference serves all others."""
+    weight, mask = options.weight, options.mask
+    normalizer = options.normalizer if isinstance(options.normalizer, Tensor) else None
+    beside = [tensor for tensor in (weight, mask, normalizer) if tensor is not None]
+    return (
+        input.dtype in DTYPES
+        and (target.dtype in DTYPES or target.dtype in INTEGERS)
+        and dtype in DTYPES
+        and (weight is None or weight.dtype in DTYPES)
+        and (normalizer is None or normalizer.dtype in DTYPES or normalizer.dtype in INTEGERS)
+        and all(_is_readable(tensor, input.device) for tensor in (input, target, *beside))
+        and not (_is_grad_enabled() and any(tensor.requires_grad for tensor in beside))
+        and not _transformed()
+        and (max(input.dim(), target.dim()) <= MAX_DIMS or _is_dense_alike(input, target, options))
+    )
 
-    return apply_of(f"{spec.module}TwoPasses", forward, backward)
+
+def _is_dense_alike(input: Tensor, target: Tensor, options: Options) -> bool:
+    """Whether the plain kernels serve these operands, which may have any number of dimensions."""
+    known = options.normalizer is None or not isinstance(options.normalizer, Tensor)
+    if not (known and options._replace(normalizer=None).are_default()):
+        return False
+    if target.dtype not in DTYPES or input.shape != target.shape:
+        return False
+    if input.is_contiguous() and target.is_contiguous():
+        return True
+    return input.stride() == target.stride() == torch.empty_like(input, device="meta").stride()  # which holes change
+
+
+def _is_exporting_to_onnx() -> bool:
+    onnx = sys.modules.get("torch.onnx")
+    return onnx is not None and onnx.is_in_onnx_export()
+
+
+def loss(
+    spec: LossSpec,
+    input: Tensor,
+    target: Tensor,
+    reduction: str,
+    parameter: float,
+    dtype: torch.dtype,
+    options: Options,
+) -> Tensor:
+    """The loss of a call whose arguments have been checked, with autograd."""
+    is_plain = type(input) in PLAIN_TENSORS and type(target) in PLAIN_TENSORS
+    is_plain = is_plain and not _dispatch_modes() and not _is_excluded(_AUTOGRAD)
+    weight, mask, normalizer, scale, batch_dims, ignore_nan = options
+    # A compiler fuses PyTorch's own ops with what comes next, where that is of the size of the data; ONNX knows no other.
+    decomposes = not is_plain and (reduction == "none" or _is_exporting_to_onnx())
+    is_served = _is_served(input, target, dtype, options)
+    if decomposes or not is_served:
+        value = reference.loss(spec, input, target, reduction, parameter, dtype, options)
+        return _private.laid_out(value, input, target) if reduction == "none" and is_served else value
+    how = pack(reduction, dtype, spec.id, batch_dims) | (IGNORE_NAN if ignore_nan else 0)
+    divisor = None if normalizer is None or isinstance(normalizer, Tensor) else normalizer
+    call = scale, weight, mask, normalizer if divisor is None else None, divisor
+    wanting = []
+    if _is_grad_enabled():
+        how |= (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
+        wanting = [operand for operand in (input, target) if operand.requires_grad]
+    if not wanting:
+        return _private.forward(input, target, how, parameter, *call)[0]
+    whole = input.shape == target.shape or all(
+        x.shape == torch.broadcast_shapes(input.shape, target.shape) for x in wanting
+    )
+    if whole and takes_one_pass(reduction, [x.dtype for x in wanting]):
+        way = one_pass if is_plain else _traced_one_pass
+    else:
+        way = two_passes if is_plain else _traced_two_passes
+    found = way(input, target, how, parameter, *call)
+    assert found is not None
+    return found
+
+
+# ---- the private ops under autograd and transforms ----
+
+
+def _denominators(*call):
+    _, input, target, reduction, _, dtype, options = _unpacked(*call)
+    return reference.denominators(input, target, dtype, options) if reduction == "mean" else None
+
+
+def _composed(*call):
+    return reference.loss(*_unpacked(*call)), _denominators(*call)
+
+
+def _composed_with_grad(*call):
+    value, denominators = _composed(*call)
+    return value, *_by_reference(torch.ones_like(value), call), denominators
+
+
+def _composed_rescale_(grad_input, grad_target, grad_output, denominators, *call):
+    for gradient, found in zip((grad_input, grad_target), _by_reference(grad_output, call), strict=True):
+        if gradient is not None:
+            gradient.copy_(found)
+    return True
+
+
+# What each op is in plain PyTorch.
+_COMPOSED: dict[str, Callable[..., Any]] = {
+    "loss": lambda *call: _composed(*call)[0],
+    "loss_with_grad": lambda *call: _composed_with_grad(*call)[:3],
+    "forward": _composed,
+    "forward_with_grad": _composed_with_grad,
+    "backward": lambda grad_output, denominators, *call: _by_reference(grad_output, call),
+    "rescale_": _composed_rescale_,
+    "finish": lambda grad_input, grad_target, grad_output, denominators, *call: _by_reference(grad_output, call),
+}
+
+
+def _finish(grad_input, grad_target, grad_output, denominators, input, target, how, *rest):
+    """Gradients for `grad_output`, in the memory of ``forward_with_grad``'s where that is safe."""
+    call = input, target, how | MAY_DECLINE, *rest
+    gradients = grad_input, grad_target
+    if _private.claimed(*gradients) and _private.rescale_(*gradients, grad_output, denominators, *call):
+        # Other tensors, with version counters of their own: what becomes of them is not ours.
+        return tuple(None if gradient is None else gradient.data for gradient in gradients)
+    return _gradients(grad_output, denominators, *call)
+
+
+def _register(kind: str, composed: Callable[..., Any]) -> None:
+    """Makes the op right wherever PyTorch may replay it: with its derivatives under autograd, and under transforms."""
+    overload = _private.op(kind)
+
+    def autograd(keyset, *call):
+        if (_is_grad_enabled() and torch._C._any_requires_grad(*call)) or _transformed():
+            if kind == "forward":  # by the kernels, where they serve
+                return loss(*_unpacked(*call)), _denominators(*call)
+            return composed(*call)
+        if kind == "backward":
+            return _gradients(*call)
+        found = overload.redispatch(keyset & torch._C._after_autograd_keyset, *call)
+        if kind == "forward_with_grad":
+            _private.mark(*found[1:3])
+        return found
+
+    name = overload._schema.name
+    _private.LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
+    # Of a backward that is batched, no gradients can be handed out: a rescale_ declines.
+    batched = (lambda *call: False) if kind == "rescale_" else composed
+    for key in ("FuncTorchBatched", "Batched"):
+        _private.LIBRARY.impl(name, batched, key)
+
+
+for _kind, _function in _COMPOSED.items():
+    _register(_kind, _function)
+_private.LIBRARY.impl("_pointwise_finish", _finish, "CompositeExplicitAutograd")

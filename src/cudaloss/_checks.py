@@ -49,8 +49,10 @@ def check_parameter(spec: LossSpec, value: Any) -> Any:
     parameter = spec.parameter
     if parameter is None:
         return value
-    if isinstance(value, Tensor) and (value.numel() != 1 or value.requires_grad or not value.is_cpu):
-        raise TypeError(f"{parameter.name} must be {parameter.accepts}, got a tensor that is not one number on the CPU")
+    if isinstance(value, Tensor) and not (
+        value.is_cpu and value.numel() == 1 and not (value.requires_grad or value.is_complex())
+    ):
+        raise TypeError(f"{parameter.name} must be {parameter.accepts}, got a tensor that is not one real number on the CPU")
     if not (isinstance(value, Tensor) or _is_number(value)):
         raise TypeError(f"{parameter.name} must be {parameter.accepts}, got {type(value).__name__}")
     number = as_float(parameter.name, value)
@@ -113,9 +115,15 @@ def _broadcasts_to(tensor: Tensor, shape: torch.Size) -> bool:
     return all(size == wanted or size == 1 for size, wanted in sizes)
 
 
+def check_beside_layout(name: str, value: Any) -> None:
+    check_dense(name, value)
+    if value.is_nested and value.layout is torch.strided:
+        raise RuntimeError(f"{name} must be a dense tensor, got a nested one; call {name}.to_padded_tensor(0)")
+
+
 def check_beside(name: str, value: Any, input: Tensor, shape: torch.Size) -> None:
     """That the weight or the mask `value` lies on the data's device and broadcasts to the loss's `shape`."""
-    check_dense(name, value)
+    check_beside_layout(name, value)
     if value.device != input.device:
         raise RuntimeError(f"{name} must be on the data's device, {input.device}, got {value.device}")
     if not _broadcasts_to(value, shape):
@@ -128,18 +136,19 @@ def check_only_with_mean(reduction: Any) -> None:
         raise ValueError(f"normalizer must be None where reduction is {reduction!r}: it is what 'mean' divides by")
 
 
-def check_number_normalizer(value: Any, reduction: Any) -> None:
-    """Of a function, which takes a Python number too."""
+def check_number_normalizer(value: Any, reduction: Any) -> Any:
+    """Of a function, which takes a Python number too; returns it as one."""
     check_only_with_mean(reduction)
     if not _is_number(value):
         raise TypeError(f"normalizer must be a 0-d tensor or a number, got {type(value).__name__}")
     if value == 0:
         raise ValueError("normalizer must be a 0-d tensor or a number other than 0, got 0")
+    return as_float("normalizer", value)
 
 
-def check_normalizer(value: Any, input: Tensor, reduction: str) -> None:
+def check_normalizer(value: Tensor, input: Tensor, reduction: str) -> None:
     check_only_with_mean(reduction)
-    check_dense("normalizer", value)
+    check_beside_layout("normalizer", value)
     if value.dtype.is_complex or value.dtype == torch.bool:
         raise RuntimeError(f"normalizer must be a floating-point or integer tensor, got {value.dtype}")
     if value.dim() != 0:
@@ -160,7 +169,8 @@ def check_batch_dims(value: Any, shape: torch.Size) -> None:
         raise ValueError(f"batch_dims must be at least 0 and at most {len(shape)}, the rank of the loss, got {value}")
 
 
-def check_options(options: Options, input: Tensor, target: Tensor, reduction: str) -> None:
+def check_options(options: Options, input: Tensor, target: Tensor, reduction: str) -> Options:
+    """The options, with numbers as Python's own."""
     if input.is_nested or target.is_nested:
         raise RuntimeError(
             "weight, mask, normalizer, scale, batch_dims and ignore_nan must keep their defaults where "
@@ -176,12 +186,16 @@ def check_options(options: Options, input: Tensor, target: Tensor, reduction: st
         check_beside("mask", options.mask, input, shape)
         if options.mask.dtype != torch.bool:
             raise RuntimeError(f"mask must be a bool tensor, got {options.mask.dtype}; call mask.bool()")
-    if options.normalizer is not None:
-        check_normalizer(options.normalizer, input, reduction)
+    normalizer = options.normalizer
+    if isinstance(normalizer, Tensor):
+        check_normalizer(normalizer, input, reduction)
+    elif normalizer is not None:
+        normalizer = check_number_normalizer(normalizer, reduction)
     check_scale(options.scale)
     check_batch_dims(options.batch_dims, shape)
     if not isinstance(options.ignore_nan, bool):
         raise TypeError(f"ignore_nan must be a bool, got {type(options.ignore_nan).__name__}")
+    return options._replace(scale=as_float("scale", options.scale), normalizer=normalizer)
 
 
 def check(
@@ -192,12 +206,13 @@ def check(
     parameter: Any,
     dtype: Any,
     options: Options = NONE,
-) -> Any:
-    """Raises what is wrong with a call of `spec`'s loss, if anything; returns its own parameter as a number."""
+) -> tuple[Any, Options]:
+    """Raises what is wrong with a call of `spec`'s loss, if anything; returns its own parameter and the options, with
+    numbers as Python's own."""
     check_operands(input, target)
     check_reduction(reduction)
     number = check_parameter(spec, parameter)
     check_dtype(dtype)
-    if options is not NONE:
-        check_options(options, input, target, reduction)
-    return number
+    if not options.are_default():
+        options = check_options(options, input, target, reduction)
+    return number, options

@@ -12,7 +12,6 @@ from textwrap import indent
 from typing import Any
 
 import torch
-from torch.nn._reduction import legacy_get_string
 
 from ._docs import function_doc, module_doc
 from ._options import ROWS, Row
@@ -30,7 +29,13 @@ def {function}(
 """
 
 _FUNCTION_BODY = """\
-    {legacy}return _{function}(
+    {legacy}if not is_dynamo_compiling():
+        result = _fused_{name}(
+            input, target, reduction, {parameter}, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
+        )
+        if result is not None:
+            return result
+    return _unusual_{name}(
         input, target, reduction, {parameter}, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 """
@@ -87,6 +92,11 @@ _MODULE_STUB = """
     ) -> Tensor: ...
 """
 
+_LEGACY = """\
+if size_average is not None or reduce is not None:
+{indent}    reduction = legacy_get_string(size_average, reduce)
+{indent}"""
+
 _STUB_HEAD = """\
 # Generated from the rows of _specs.py when the package is built.
 import torch
@@ -100,13 +110,6 @@ def changed_options(module: torch.nn.Module) -> str:
     return "".join(f", {row.name}={value!r}" for row, value in kept if value != row.default)
 
 
-def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
-    """The reduction that PyTorch's deprecated arguments stand for, where one of them is given."""
-    if size_average is None and reduce is None:
-        return reduction
-    return legacy_get_string(size_average, reduce)
-
-
 def _fields(spec: LossSpec) -> dict[str, str]:
     arguments = ["size_average: bool | None = None", "reduce: bool | None = None"] if spec.legacy_arguments else []
     own_name = spec.parameter.name if spec.parameter else ""
@@ -117,15 +120,14 @@ def _fields(spec: LossSpec) -> dict[str, str]:
     per_call = [row.name for row in ROWS if not row.of_module]
     forwarded = [f"{name}=self.{name}" for name in ["reduction", *(name for name, _ in kept)]]
     return {
+        "name": spec.name,
         "function": spec.function,
         "module": spec.module,
         "options": ",\n{indent}".join(arguments),
         "keywords": _keywords(ROWS),
         "module_keywords": _keywords(row for row in ROWS if row.of_module),
         "call_keywords": _keywords(row for row in ROWS if not row.of_module),
-        "legacy": "reduction = legacy_reduction(size_average, reduce, reduction)\n{indent}"
-        if spec.legacy_arguments
-        else "",
+        "legacy": _LEGACY if spec.legacy_arguments else "",
         "parameter": own_name or repr(spec.default),
         "store": "\n        ".join(f"self.{name} = {name}" for name, _ in kept),
         "store_stub": "\n        ".join(f"self.{name}: {annotation}" for name, annotation in kept),
@@ -160,12 +162,12 @@ def _define(name: str, source: str, module_globals: dict[str, Any]) -> None:
 
 
 def define_function(spec: LossSpec, module_globals: dict[str, Any]) -> None:
-    """Adds the public function of `spec` to a module that has its ``_<function>`` and ``legacy_reduction``."""
+    """Adds the public function of `spec` to a module that has what its body names."""
     _define(spec.function, _function_head(spec) + _fill(_FUNCTION_BODY, spec, "    "), module_globals)
 
 
 def define_module(spec: LossSpec, module_globals: dict[str, Any]) -> None:
-    """Adds the public module of `spec` to a module that has ``functional`` and ``legacy_reduction``."""
+    """Adds the public module of `spec` to a module that has ``functional`` and ``legacy_get_string``."""
     _define(spec.module, _module_head(spec) + _fill(_MODULE_BODY, spec, "        "), module_globals)
 
 

@@ -10,20 +10,21 @@ import torch
 REDUCTIONS = ("none", "mean", "sum")
 # What the compiled kernels read, in any pair, and what they write.
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
 # What the compiled kernels read in a target besides.
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 MAX_DIMS = 6  # of the result: kMaxDims of csrc/core/pass.h
 
-FOR_TARGET = 1 << 4  # the target's gradient is wanted; of a plain op's two: instead of the input's
-MAY_DECLINE = 1 << 5  # nobody has looked at the operands: an op that does not serve them answers None
-FOR_INPUT = 1 << 6  # the input's gradient is wanted: of a general op, a plain one takes it for granted
-IGNORE_NAN = 1 << 7
+FOR_INPUT = 1 << 4  # the input's gradient is wanted
+FOR_TARGET = 1 << 5  # the target's is
+IGNORE_NAN = 1 << 6
+MAY_DECLINE = 1 << 7  # nobody has looked at the operands: an op that does not serve them answers None, or False
+BATCH_DIMS = 8  # where their number begins
+LOSS = 16  # where the loss's id begins
 
 
-def pack(reduction: str, dtype: torch.dtype) -> int:
-    """The mode of `reduction` with a loss of `dtype`, to which the flags below may be added."""
-    return REDUCTIONS.index(reduction) | DTYPES.index(dtype) << 2
+def pack(reduction: str, dtype: torch.dtype, loss: int = 0, batch_dims: int = 0) -> int:
+    """The mode of a loss's id and a reduction with a result of `dtype`, to which the flags above may be added."""
+    return REDUCTIONS.index(reduction) | DTYPES.index(dtype) << 2 | batch_dims << BATCH_DIMS | loss << LOSS
 
 
 def reduction_of(mode: int) -> str:
@@ -32,3 +33,11 @@ def reduction_of(mode: int) -> str:
 
 def dtype_of(mode: int) -> torch.dtype:
     return DTYPES[mode >> 2 & 3]
+
+
+def batch_dims_of(mode: int) -> int:
+    return mode >> BATCH_DIMS & 0xFF
+
+
+def loss_of(mode: int) -> int:
+    return mode >> LOSS

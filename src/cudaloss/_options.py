@@ -14,10 +14,17 @@ class Options(NamedTuple):
 
     weight: Tensor | None = None
     mask: Tensor | None = None
-    normalizer: Tensor | None = None
+    normalizer: Tensor | float | None = None
     scale: float = 1.0
     batch_dims: int = 0
     ignore_nan: bool = False
+
+    def are_default(self) -> bool:
+        """Without a comparison of tensors, for which a GPU would wait."""
+        return all(
+            value is default or (type(value) is type(default) and not isinstance(value, Tensor) and value == default)
+            for value, default in zip(self, NONE, strict=True)
+        )
 
 
 NONE = Options()

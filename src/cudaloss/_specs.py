@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 
+Formula = Callable[[Tensor, float], Tensor]
+
+
 @dataclass(frozen=True)
 class Parameter:
     """A loss's own number, as the function, the module and the op take it."""
@@ -31,10 +34,11 @@ class Parameter:
 class LossSpec:
     """A pointwise loss: a function of the difference ``d = input - target`` of two elements."""
 
+    id: int  # for ever: graphs that PyTorch keeps over an upgrade name the loss by it
     name: str  # of the op, of the functor and of its header in csrc/losses
     module: str
     parameter: Parameter | None
-    value: Callable[[Tensor, float], Tensor]  # of d and the parameter
+    derivatives: tuple[Formula, ...]  # of d and the parameter: the loss, its slope, and what follows in closed form
     formula: str
     source: str
     legacy_arguments: bool = False  # PyTorch's namesake takes size_average and reduce
@@ -44,69 +48,91 @@ class LossSpec:
         return f"{self.name}_loss"
 
     @property
+    def value(self) -> Formula:
+        return self.derivatives[0]
+
+    @property
     def default(self) -> float:
         """The parameter's default; 1.0, which nothing reads, where the loss has none."""
         return self.parameter.default if self.parameter else 1.0
 
 
-def _distance(d: Tensor) -> Tensor:
-    """|d|, with a gradient of 0 at 0, and of NaN at NaN, where that of ``Tensor.abs`` is 0 and would hide the NaN."""
-    is_nan = d.isnan()
-    only_nan = torch.where(is_nan, d, torch.ones_like(d))
-    return torch.where(is_nan, only_nan * only_nan, d.abs())
+def _sign(d: Tensor, _: float = 0.0) -> Tensor:
+    """The sign of d, NaN of NaN, where ``Tensor.sign`` is 0."""
+    return torch.where(d.isnan(), d, d.sign())
 
 
-def _quadratic_below(threshold: float, d: Tensor, quadratic: Callable, linear: Callable) -> Tensor:
-    """`quadratic(d)` where |d| < threshold, else `linear(|d|)`; no Inf or NaN leaks between their gradients."""
-    distance = _distance(d)
-    inside = distance < threshold
-    return torch.where(inside, quadratic(torch.where(inside, d, torch.zeros_like(d))), linear(distance))
+def _distance(d: Tensor, _: float = 0.0) -> Tensor:
+    """|d|, whose gradient is NaN at NaN, where that of ``Tensor.abs`` is 0, also in a graph that was captured from it."""
+    return d * _sign(d)
 
 
 def _smooth_l1(d: Tensor, beta: float) -> Tensor:
     if beta == 0:
         return _distance(d)
-    return _quadratic_below(beta, d, lambda x: 0.5 * x * x / beta, lambda z: z - 0.5 * beta)
+    distance = d.abs()
+    inside = distance.clamp(max=beta)
+    return inside / beta * (distance - 0.5 * inside)
+
+
+def _smooth_l1_slope(d: Tensor, beta: float) -> Tensor:
+    return _sign(d) if beta == 0 else d.clamp(-beta, beta) / beta
+
+
+def _smooth_l1_curvature(d: Tensor, beta: float) -> Tensor:
+    return torch.zeros_like(d) if beta == 0 else (d.abs() < beta).to(d.dtype) / beta
 
 
 def _huber(d: Tensor, delta: float) -> Tensor:
-    return _quadratic_below(delta, d, lambda x: 0.5 * x * x, lambda z: delta * (z - 0.5 * delta))
+    distance = d.abs()
+    inside = distance.clamp(max=delta)
+    return inside * (distance - 0.5 * inside)
 
 
 SPECS: tuple[LossSpec, ...] = (
     LossSpec(
+        id=0,
         name="smooth_l1",
         module="SmoothL1Loss",
         parameter=Parameter("beta", 1.0, "where the loss turns from quadratic to linear; 0 is L1", zero_allowed=True),
-        value=_smooth_l1,
+        derivatives=(_smooth_l1, _smooth_l1_slope, _smooth_l1_curvature),
         formula="0.5 * d**2 / beta where |d| < beta, else |d| - 0.5 * beta",
         source="Girshick, Fast R-CNN, 2015, equation 3",
         legacy_arguments=True,
     ),
     LossSpec(
+        id=1,
         name="mse",
         module="MSELoss",
         parameter=None,
-        value=lambda d, _: d * d,
+        derivatives=(lambda d, _: d * d, lambda d, _: 2 * d, lambda d, _: torch.full_like(d, 2)),
         formula="d**2",
         source="Legendre, Nouvelles méthodes pour la détermination des orbites des comètes, 1805",
         legacy_arguments=True,
     ),
     LossSpec(
+        id=2,
         name="huber",
         module="HuberLoss",
         parameter=Parameter("delta", 1.0, "where the loss turns from quadratic to linear", zero_allowed=False),
-        value=_huber,
+        derivatives=(
+            _huber,
+            lambda d, delta: d.clamp(-delta, delta),
+            lambda d, delta: (d.abs() < delta).to(d.dtype),
+        ),
         formula="0.5 * d**2 where |d| < delta, else delta * (|d| - 0.5 * delta)",
         source="Huber, Robust Estimation of a Location Parameter, 1964",
     ),
     LossSpec(
+        id=3,
         name="l1",
         module="L1Loss",
         parameter=None,
-        value=lambda d, _: _distance(d),
+        derivatives=(_distance, _sign, lambda d, _: torch.zeros_like(d)),
         formula="|d|",
         source="Laplace, Sur quelques points du système du monde, 1793",
         legacy_arguments=True,
     ),
 )
+
+BY_ID = {spec.id: spec for spec in SPECS}

@@ -8,66 +8,43 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling  # noqa: F401  (used by the generated code)
+from torch.nn._reduction import legacy_get_string  # noqa: F401  (likewise)
+from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _checks
-from ._faces import define_function, legacy_reduction  # noqa: F401  (used by the generated code)
+from ._faces import define_function
 from ._ops import KERNELS
-from ._options import NONE, Options
-from ._quick import PLAIN_TENSORS
+from ._options import Options
 from ._specs import SPECS, LossSpec
 
 __all__ = [spec.function for spec in SPECS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def _divided(reduction: Any, scale: Any, normalizer: Any) -> tuple[str, float, None]:
-    """The reduction and the scale that a mean with a number for a normalizer comes down to."""
-    _checks.check_number_normalizer(normalizer, reduction)
-    _checks.check_scale(scale)
-    return "sum", _checks.as_float("scale", scale) / _checks.as_float("normalizer", normalizer), None
+def _unusual(spec: LossSpec) -> Callable[..., Tensor]:
+    """What the function of `spec` does with all but the commonest calls."""
+    thorough, op = KERNELS[spec.name].thorough, getattr(torch.ops.cudaloss, spec.name)
 
-
-def _caller(spec: LossSpec) -> Callable[..., Tensor]:
-    """What the function of `spec` does with its arguments."""
-    quick, quick_general, thorough = KERNELS[spec.name]
-    op = getattr(torch.ops.cudaloss, spec.name)
-
-    def as_op(input, target, reduction, parameter, dtype, options):
-        own = (parameter,) if spec.parameter else ()
-        return op(input, target, reduction, *own, dtype=dtype, **options._asdict())
-
-    def call(input, target, reduction, parameter, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan):
-        options = NONE
-        if (
-            weight is not None
-            or mask is not None
-            or normalizer is not None
-            or type(scale) is not float  # a tensor, say, which must not be compared: on a GPU that waits
-            or scale != 1.0
-            or type(batch_dims) is not int
-            or batch_dims != 0
-            or ignore_nan is not False
-        ):
+    def call(input: Any, target: Any, reduction: Any, parameter: Any, dtype: Any, *options: Any) -> Any:
+        own = {spec.parameter.name: parameter} if spec.parameter else {}
+        keywords = {**own, "dtype": dtype, **Options(*options)._asdict()}
+        tensors = input, target, *options[:3]
+        if has_torch_function(tensors):  # a subclass, fx's Proxy, a mode
+            public = globals()[spec.function]
+            return handle_torch_function(public, tensors, input, target, reduction=reduction, **keywords)
+        if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
+            # A trace has the op in it, which takes tensors alone.
+            normalizer = keywords["normalizer"]
             if normalizer is not None and not isinstance(normalizer, Tensor):
-                reduction, scale, normalizer = _divided(reduction, scale, normalizer)
-            options = Options(weight, mask, normalizer, scale, batch_dims, ignore_nan)
-        if torch.compiler.is_compiling():
-            return as_op(input, target, reduction, parameter, dtype, options)
-        if options is NONE:
-            result = quick(input, target, reduction, parameter, dtype)
-        else:
-            result = quick_general(input, target, reduction, parameter, dtype, options)
-        if result is not None:
-            return result
-        if type(input) not in PLAIN_TENSORS or type(target) not in PLAIN_TENSORS:
-            parameter = _checks.check(spec, input, target, reduction, parameter, dtype, options)
-            result = as_op(input, target, reduction, parameter, dtype, options)  # a subclass sees the op
-        else:
-            # The dispatcher would only lead back here.
-            result = thorough(input, target, reduction, parameter, dtype, options)
+                normalizer = _checks.check_number_normalizer(normalizer, reduction)
+                wide = torch.float32 if input.device.type == "mps" else torch.float64
+                keywords["normalizer"] = input.new_full((), normalizer, dtype=wide)
+            return op(input, target, reduction, **keywords)
+        result = thorough(input, target, reduction, parameter, dtype, *options)
         if input.shape != target.shape:
             warnings.warn(
-                f"target has shape {tuple(target.shape)}, input {tuple(input.shape)}: the loss is of the two broadcast "
-                "together, which is seldom what is meant. Give them the same shape.",
+                f"Using a target size ({target.size()}) that is different to the input size ({input.size()}). This "
+                "will likely lead to incorrect results due to broadcasting. Please ensure they have the same size.",
                 stacklevel=3,
             )
         return result
@@ -76,5 +53,6 @@ def _caller(spec: LossSpec) -> Callable[..., Tensor]:
 
 
 for _spec in SPECS:
-    globals()[f"_{_spec.function}"] = _caller(_spec)
+    globals()[f"_fused_{_spec.name}"] = KERNELS[_spec.name].fused
+    globals()[f"_unusual_{_spec.name}"] = _unusual(_spec)
     define_function(_spec, globals())

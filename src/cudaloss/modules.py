@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import torch  # noqa: F401  (the generated code uses it, Tensor, functional and legacy_reduction)
+import torch  # noqa: F401  (the generated code uses it, Tensor, functional and legacy_get_string)
 from torch import Tensor  # noqa: F401
+from torch.nn._reduction import legacy_get_string  # noqa: F401
 
 from . import functional  # noqa: F401
-from ._faces import changed_options, define_module, legacy_reduction  # noqa: F401
+from ._faces import changed_options, define_module  # noqa: F401
 from ._specs import SPECS
 
 __all__ = [spec.module for spec in SPECS]  # pyright: ignore[reportUnsupportedDunderAll]

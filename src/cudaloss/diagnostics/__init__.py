@@ -36,9 +36,9 @@ def _here() -> fit.Here:
     )
 
 
-def _is_registered(loss: str, device: str) -> bool:
+def _is_registered(device: str) -> bool:
     key = KEYS.get(device.partition(":")[0])
-    return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(f"cudaloss::_{loss}_loss", key)
+    return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key("cudaloss::_pointwise_loss", key)
 
 
 def _paths(here: fit.Here) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def _paths(here: fit.Here) -> list[dict[str, Any]]:
         {"loss": spec.name, "device": device, "path": chosen.name, "reason": chosen.reason}
         for device, gpu in devices
         for spec in SPECS
-        for chosen in [fit.path(here, device, gpu, _is_registered(spec.name, device))]
+        for chosen in [fit.path(here, device, gpu, _is_registered(device))]
     ]
 
 

@@ -1,0 +1,139 @@
+// One call of a pointwise op: what it is given, whether the kernels serve it, and the engine's request for it.
+#pragma once
+
+#include <optional>
+
+#include "torch/layout.h"
+#include "torch/mode.h"
+
+namespace cudaloss::tensors {
+
+using Maybe = std::optional<Tensor>;
+
+struct Call {
+  const Tensor &input, &target;
+  Mode mode;
+  double parameter, scale;
+  const Maybe &weight, &mask, &normalizer;
+  const std::optional<double>& divisor;  // a normalizer that is a number
+
+  bool elementwise() const { return mode.reduction == Reduction::None; }
+  bool ignores_nan() const { return mode.ignore_nan && is_floating(any_dtype_of(target.scalar_type())); }
+  // Whether the denominator must be found out before the pass.
+  bool counts() const {
+    return mode.reduction == Reduction::Mean && !normalizer && !divisor && (weight || mask || ignores_nan());
+  }
+  // Whether it is one for the engines' plain kernels: at 4,096 elements they take a GPU 0.7 us less than the general
+  // pass, at 2^20 elements 2.7 of its 7.1 (smooth L1, fp32, H200).
+  bool is_plain() const {
+    return !weight && !mask && !normalizer && scale == 1.0 && mode.batch_dims == 0 && !mode.ignore_nan &&
+           is_floating(any_dtype_of(target.scalar_type())) && same_device(input, target) && same_order(input, target);
+  }
+  // What the sum over `count` elements is divided by, where nothing must be counted for it.
+  double known_divisor(int64_t count) const {
+    if (mode.reduction != Reduction::Mean) return 1.0;
+    return divisor ? *divisor : static_cast<double>(count);
+  }
+};
+
+// Why the general kernels do not serve a call over this layout; null where they do.
+inline const char* fault_of(const Call& call, const Layout& layout) {
+  if (layout.fault()) return layout.fault();
+  if (!same_device(call.input, call.target)) return "input and target must be on one device";
+  for (const Maybe* beside : {&call.weight, &call.mask, &call.normalizer}) {
+    if (*beside && !same_device(call.input, **beside)) return "all operands must be on one device";
+  }
+  if (call.mask && call.mask->scalar_type() != ScalarType::Bool) return "mask must be bool";
+  if (call.normalizer && call.normalizer->dim() != 0) return "normalizer must be 0-d";
+  if (call.mode.batch_dims > layout.rank()) return "batch_dims must be at most the rank";
+  return nullptr;
+}
+
+// Whether the answer to a call with this fault is that the op declines; raises where the caller has looked already.
+inline bool declines(const Call& call, const char* fault) {
+  if (!fault) return false;
+  require(call.mode.may_decline, fault);
+  return true;
+}
+
+inline Layout layout_of(const Call& call) {
+  Layout layout(call.input, call.target);
+  if (call.weight) layout.add(kWeight, *call.weight);
+  if (call.mask) layout.add(kMask, *call.mask);
+  return layout;
+}
+
+inline Selection selection_of(const Call& call) {
+  return {call.mask ? any_operand(*call.mask) : kNoOperand, call.weight ? operand(*call.weight) : kNoOperand,
+          call.ignores_nan()};
+}
+
+inline int64_t segments_of(const Call& call, const Layout& layout) {
+  int64_t segments = 1;
+  for (int64_t dim = 0; dim < call.mode.batch_dims; ++dim) segments *= layout.sizes()[dim];
+  return segments;
+}
+
+// Whether `denominators` are what a forward of this call gave: a row for each segment, or one for all of them.
+inline bool has_denominators(const Call& call, const Layout& layout, const Maybe& denominators) {
+  if (!call.counts()) return true;
+  if (!denominators || !same_device(call.input, *denominators)) return false;
+  const auto sizes = denominators->sizes();
+  return denominators->scalar_type() == ScalarType::Double && denominators->is_contiguous() && sizes.size() == 2 &&
+         (sizes[0] == segments_of(call, layout) || sizes[0] == 1) && sizes[1] == 2;
+}
+
+// The denominators, where they must be counted: (segments, 2) of float64, each with its reciprocal.
+template <class Engine>
+Maybe counted(const Call& call, const Layout& layout) {
+  if (!call.counts()) return {};
+  const int64_t sizes[] = {segments_of(call, layout), 2}, strides[] = {2, 1};
+  Tensor found = empty({sizes, 2}, {strides, 2}, ScalarType::Double, call.input);
+  if (sizes[0] == 0) return found;
+  Count count = {selection_of(call), any_operand(call.target), {}, {}, 1.0, nullptr};
+  const auto is_leading = [&](int dim) { return dim < call.mode.batch_dims; };
+  count.segments = layout.in_order(is_leading);
+  count.inner = layout.by_memory([&](int dim) { return !is_leading(dim); });
+  // What does not vary is not read again.
+  Dims varying = {};
+  for (int dim = 0; dim < count.inner.rank; ++dim) {
+    const int64_t* stride = count.inner.stride[dim];
+    if (stride[kWeight] || stride[kMask] || (call.ignores_nan() && stride[kTarget])) {
+      varying.size[varying.rank] = count.inner.size[dim];
+      std::copy(stride, stride + kPlaces, varying.stride[varying.rank++]);
+    } else {
+      count.multiplicity *= static_cast<double>(count.inner.size[dim]);
+    }
+  }
+  count.inner = varying;
+  count.output = static_cast<Divisor*>(found.mutable_data_ptr());
+  Engine::count(count, call.input);
+  return found;
+}
+
+// The pass over all elements; its dimensions, and what it is to write, are still missing.
+inline Pass pass_of(const Call& call, const Layout& layout, const Maybe& denominators) {
+  Pass pass = {};
+  pass.input = operand(call.input);
+  pass.target = any_operand(call.target);
+  pass.selection = selection_of(call);
+  pass.parameter = call.parameter;
+  pass.scale = call.scale;
+  const bool counts = call.counts() && denominators && denominators->numel() > 0;
+  int64_t count = 1;
+  for (int dim = static_cast<int>(call.mode.batch_dims); dim < layout.rank(); ++dim) count *= layout.sizes()[dim];
+  pass.denominator = {divisor_of(counts ? 1.0 : call.known_divisor(count)),
+                      call.normalizer ? any_operand(*call.normalizer) : kNoOperand,
+                      counts ? static_cast<const Divisor*>(denominators->const_data_ptr()) : nullptr,
+                      counts && denominators->numel() > 2};
+  return pass;
+}
+
+// A segment for each index of the leading dimensions.
+inline void set_dims(Pass& pass, const Call& call, const Layout& layout) {
+  const int64_t leading = call.elementwise() ? 0 : call.mode.batch_dims;
+  pass.segments = layout.in_order([&](int dim) { return dim < leading; });
+  pass.inner = layout.by_memory([&](int dim) { return dim >= leading; });
+}
+
+}  // namespace cudaloss::tensors
