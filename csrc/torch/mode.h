@@ -16,6 +16,7 @@ struct Mode {
   bool for_input, for_target;  // whose gradient is wanted
   bool ignore_nan;
   bool may_decline;  // the caller has not looked at the operands: the answer may be undefined tensors, None in Python
+  bool is_below_autograd;  // the caller is the op's autograd, or knows that nothing asks for it
   int64_t batch_dims;
   int64_t loss;  // the id of its row in _specs.py
 
@@ -26,7 +27,8 @@ struct Mode {
         for_target(packed >> 5 & 1),
         ignore_nan(packed >> 6 & 1),
         may_decline(packed >> 7 & 1),
-        batch_dims(packed >> 8 & 0xff),
+        is_below_autograd(packed >> 15 & 1),
+        batch_dims(packed >> 8 & 0x7f),
         loss(packed >> 16) {
     require(packed >= 0 && (packed & 3) < 3, "mode must be one of _modes.py's");
   }

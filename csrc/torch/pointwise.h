@@ -101,15 +101,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward_with_grad(CUDALOSS_PARAMETERS
   return {output, or_undefined(grad_input), or_undefined(grad_target), or_undefined(denominators)};
 }
 
+// Ops that autograd does not see: who calls them says that he knows.
+inline void require_below_autograd(int64_t mode) {
+  require(Mode(mode).is_below_autograd, "autograd does not see this op: call the loss's own, torch.ops.cudaloss.*");
+}
+
 // The two for calls without options: five arguments and one result less take the dispatcher 0.9 of 4.4 us (smooth L1 of
 // 64 elements on the CPU).
 template <class Engine>
 Tensor loss(Tensor input, Tensor target, int64_t mode, double parameter) {
+  require_below_autograd(mode);
   return std::get<0>(forward<Engine>(input, target, mode, parameter, 1.0, {}, {}, {}, {}));
 }
 
 template <class Engine>
 std::tuple<Tensor, Tensor, Tensor> loss_with_grad(Tensor input, Tensor target, int64_t mode, double parameter) {
+  require_below_autograd(mode);
   const auto found = forward_with_grad<Engine>(input, target, mode, parameter, 1.0, {}, {}, {}, {});
   return {std::get<0>(found), std::get<1>(found), std::get<2>(found)};
 }
@@ -212,12 +219,20 @@ std::tuple<Tensor, Tensor> backward(Tensor grad_output, Maybe denominators, CUDA
   return {of_input, of_target};
 }
 
+// Whether all of it is known to be 1 without waiting for a GPU.
+inline bool is_unit_on_cpu(const Tensor& grad_output) {
+  return grad_output.is_cpu() && grad_output.numel() > 0 && is_broadcast_scalar(grad_output) &&
+         number_at<double>(operand(grad_output), 0) == 1.0;
+}
+
 // Makes the gradients that `forward_with_grad` gave those for `grad_output`; nothing to do where that is 1. False
 // where the op declines: hooks on saved tensors may have answered with anything.
 template <class Engine>
 bool rescale(Maybe grad_input, Maybe grad_target, Tensor grad_output, Maybe denominators, CUDALOSS_PARAMETERS) {
+  require_below_autograd(mode);
   const Call call = CUDALOSS_CALL;
   require(!call.elementwise(), "only a reduced loss has its gradients in the same pass");
+  if (is_unit_on_cpu(grad_output)) return true;
   const auto fits = [&](const Maybe& gradient, const Tensor& operand, bool wanted, const auto& lies) {
     return gradient.has_value() == wanted &&
            (!wanted || (gradient->scalar_type() == operand.scalar_type() && same_device(operand, *gradient) &&

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from . import _private, reference
 from ._build import DEVICES
 from ._modes import (
+    BELOW_AUTOGRAD,
     DTYPES,
     FOR_INPUT,
     FOR_TARGET,
@@ -37,10 +38,9 @@ _DEVICES = DEVICES | {"meta"}  # the private ops' fake kernels serve meta tensor
 
 # PyTorch's own, bound here once.
 _is_grad_enabled, _any_functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
-_dispatch_modes, _is_dynamo_compiling = torch._C._len_torch_dispatch_stack, torch.compiler.is_dynamo_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _is_included, _VMAP = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._dispatch_key_parse("VmapMode")
-_is_excluded, _set_excluded, _AUTOGRAD = _private.is_excluded, _private.set_excluded, _private.AUTOGRAD
-_loss_with_grad, _forward_with_grad = _private.loss_with_grad.op, _private.forward_with_grad.op
+_loss_with_grad, _rescale_ = _private.loss_with_grad, _private.rescale_
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
 _OTHERS = (None,) * 7  # the gradients of all arguments but input and target
 
@@ -84,46 +84,49 @@ def _kept(ctx: Any, saved: tuple[Tensor | None, ...] | None = None) -> tuple[tup
 
 
 def _one_pass_forward(ctx, input, target, how, parameter, *rest):
-    denominators = None
-    _set_excluded(_AUTOGRAD, True)  # as _private's own do, a call sooner: it never is when this runs
-    try:
-        if rest:
-            value, grad_input, grad_target, denominators = _forward_with_grad(input, target, how, parameter, *rest)
-        else:
-            value, grad_input, grad_target = _loss_with_grad(input, target, how, parameter)
-    finally:
-        _set_excluded(_AUTOGRAD, False)
-    if value is None:
-        return None
     if rest:
-        _keep(ctx, (input, target, how, parameter, *rest), grad_input, grad_target, denominators)
-    else:
+        value, *results = _private.forward_with_grad(input, target, how, parameter, *rest)
+        if value is not None:
+            _keep(ctx, (input, target, how, parameter, *rest), *results)
+            ctx.unspent = True
+        return value
+    value, grad_input, grad_target = _loss_with_grad(input, target, how, parameter)
+    if value is not None:
         ctx.save_for_backward(input, target, grad_input, grad_target)
         ctx.numbers = how | MAY_DECLINE, parameter
-    ctx.unspent = True
+        ctx.unspent = True
     return value
 
 
 def _backward(ctx, grad_output):
     """Hands the forward's gradients out once; a second backward (``retain_graph``) computes them anew."""
-    if _is_grad_enabled() or _any_functorch() or forward_ad._current_level >= 0 or _is_dynamo_compiling():
-        return *_by_reference(grad_output, _kept(ctx)[1]), *_OTHERS
-    if not ctx.__dict__.pop("unspent", False):  # one of several threads gets it
-        (_, _, denominators), call = _kept(ctx)
-        return *_gradients(grad_output, denominators, *call), *_OTHERS
+    if _is_grad_enabled() or _any_functorch() or forward_ad._current_level >= 0:
+        return _differentiable_backward(ctx, grad_output)
+    is_first = ctx.__dict__.pop("unspent", False)  # for one of several threads
     saved = ctx.saved_tensors
-    grad_input, grad_target = saved[2], saved[3]
+    grad_input, grad_target, denominators = saved[2], saved[3], None
+    if len(saved) == 4:
+        call = saved[0], saved[1], *ctx.numbers
+    else:
+        (_, _, denominators), call = _kept(ctx, saved)
     # Known to be 1 without waiting for a GPU, or asking what a trace or a vmap cannot tell: spares a training step on
     # the CPU 4 us.
-    is_one = grad_output.is_cpu and len(saved) == 4 and not _dispatch_modes() and not _is_included(_VMAP)
-    if not (is_one and grad_output.item() == 1.0):
-        (_, _, denominators), call = _kept(ctx, saved)
-        if not _private.rescale_(grad_input, grad_target, grad_output, denominators, *call):
-            return *_gradients(grad_output, denominators, *call), *_OTHERS
+    is_one = (
+        grad_output.is_cpu
+        and grad_output.dim() == 0
+        and not (_dispatch_modes() or _is_included(_VMAP))
+        and grad_output.item() == 1.0
+    )
+    if not is_first or not (is_one or _rescale_(grad_input, grad_target, grad_output, denominators, *call)):
+        return *_gradients(grad_output, denominators, *call), *_OTHERS
     if _keeps_graph():  # it keeps the saved tensors, and would notice if the receiver wrote to those very ones
         grad_input = None if grad_input is None else grad_input.data
         grad_target = None if grad_target is None else grad_target.data
     return grad_input, grad_target, *_OTHERS
+
+
+def _differentiable_backward(ctx, grad_output):
+    return *_by_reference(grad_output, _kept(ctx)[1]), *_OTHERS
 
 
 def _two_passes_forward(ctx, *call):
@@ -142,7 +145,7 @@ def _traced_forward(ctx, *call):
 def _traced_backward(ctx, grad_output):
     """The same for a compiler's trace, which cannot follow what is handed out."""
     if _is_grad_enabled() or _transformed():
-        return *_by_reference(grad_output, _kept(ctx)[1]), *_OTHERS
+        return _differentiable_backward(ctx, grad_output)
     (grad_input, grad_target, denominators), call = _kept(ctx)
     if grad_input is None and grad_target is None:
         return *_gradients(grad_output, denominators, *call), *_OTHERS
@@ -172,9 +175,10 @@ def _by_reference(grad_output, call):
 def _node(name: str, forward: Callable, backward: Callable) -> Callable[..., Tensor | None]:
     """An old-style ``autograd.Function`` (no ``setup_context``), the cheaper kind: it never runs under functorch, which
     would need the other."""
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": __name__}
+    traceable = staticmethod(_differentiable_backward)  # what compiled autograd takes
+    methods = {"forward": staticmethod(forward), "backward": traceable, "__module__": __name__}
     function: Any = type(name, (torch.autograd.Function,), methods)
-    function._backward_cls.apply = backward  # what its own apply comes down to, 0.4 us later
+    function._backward_cls.apply = backward  # what autograd calls, and 0.4 us sooner than by way of Function.backward
     # The base class's apply: Function.apply's own work (1 us) is for functorch and for setup_context.
     return super(torch.autograd.Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -251,7 +255,7 @@ def loss(
 ) -> Tensor:
     """The loss of a call whose arguments have been checked, with autograd."""
     is_plain = type(input) in PLAIN_TENSORS and type(target) in PLAIN_TENSORS
-    is_plain = is_plain and not _dispatch_modes() and not _is_excluded(_AUTOGRAD)
+    is_plain = is_plain and not _dispatch_modes()
     weight, mask, normalizer, scale, batch_dims, ignore_nan = options
     # A compiler fuses PyTorch's own ops with what comes next, where that is of the size of the data; ONNX knows no other.
     decomposes = not is_plain and (reduction == "none" or _is_exporting_to_onnx())
@@ -275,7 +279,7 @@ def loss(
         way = one_pass if is_plain else _traced_one_pass
     else:
         way = two_passes if is_plain else _traced_two_passes
-    found = way(input, target, how, parameter, *call)
+    found = way(input, target, how | BELOW_AUTOGRAD if is_plain else how, parameter, *call)
     assert found is not None
     return found
 
@@ -297,30 +301,20 @@ def _composed_with_grad(*call):
     return value, *_by_reference(torch.ones_like(value), call), denominators
 
 
-def _composed_rescale_(grad_input, grad_target, grad_output, denominators, *call):
-    for gradient, found in zip((grad_input, grad_target), _by_reference(grad_output, call), strict=True):
-        if gradient is not None:
-            gradient.copy_(found)
-    return True
-
-
 # What each op is in plain PyTorch.
 _COMPOSED: dict[str, Callable[..., Any]] = {
-    "loss": lambda *call: _composed(*call)[0],
-    "loss_with_grad": lambda *call: _composed_with_grad(*call)[:3],
     "forward": _composed,
     "forward_with_grad": _composed_with_grad,
     "backward": lambda grad_output, denominators, *call: _by_reference(grad_output, call),
-    "rescale_": _composed_rescale_,
     "finish": lambda grad_input, grad_target, grad_output, denominators, *call: _by_reference(grad_output, call),
 }
 
 
 def _finish(grad_input, grad_target, grad_output, denominators, input, target, how, *rest):
     """Gradients for `grad_output`, in the memory of ``forward_with_grad``'s where that is safe."""
-    call = input, target, how | MAY_DECLINE, *rest
+    call = input, target, how | MAY_DECLINE | BELOW_AUTOGRAD, *rest
     gradients = grad_input, grad_target
-    if _private.claimed(*gradients) and _private.rescale_(*gradients, grad_output, denominators, *call):
+    if _private.claimed(*gradients) and _rescale_(*gradients, grad_output, denominators, *call):
         # Other tensors, with version counters of their own: what becomes of them is not ours.
         return tuple(None if gradient is None else gradient.data for gradient in gradients)
     return _gradients(grad_output, denominators, *call)
@@ -344,12 +338,13 @@ def _register(kind: str, composed: Callable[..., Any]) -> None:
 
     name = overload._schema.name
     _private.LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
-    # Of a backward that is batched, no gradients can be handed out: a rescale_ declines.
-    batched = (lambda *call: False) if kind == "rescale_" else composed
-    for key in ("FuncTorchBatched", "Batched"):
-        _private.LIBRARY.impl(name, batched, key)
+    for key in _BATCHED:
+        _private.LIBRARY.impl(name, composed, key)
 
 
+_BATCHED = ("FuncTorchBatched", "Batched")
 for _kind, _function in _COMPOSED.items():
     _register(_kind, _function)
+for _key in _BATCHED:  # of a backward that is batched, no gradients can be handed out
+    _private.LIBRARY.impl("_pointwise_rescale_", lambda *call: False, _key)
 _private.LIBRARY.impl("_pointwise_finish", _finish, "CompositeExplicitAutograd")

@@ -18,6 +18,7 @@ FOR_INPUT = 1 << 4  # the input's gradient is wanted
 FOR_TARGET = 1 << 5  # the target's is
 IGNORE_NAN = 1 << 6
 MAY_DECLINE = 1 << 7  # nobody has looked at the operands: an op that does not serve them answers None, or False
+BELOW_AUTOGRAD = 1 << 15  # the caller is the op's autograd, or knows that nothing asks for it
 BATCH_DIMS = 8  # where their number begins
 LOSS = 16  # where the loss's id begins
 
@@ -36,7 +37,7 @@ def dtype_of(mode: int) -> torch.dtype:
 
 
 def batch_dims_of(mode: int) -> int:
-    return mode >> BATCH_DIMS & 0xFF
+    return mode >> BATCH_DIMS & 0x7F
 
 
 def loss_of(mode: int) -> int:

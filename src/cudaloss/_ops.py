@@ -17,7 +17,7 @@ from . import _autograd, _options, _private, reference
 from ._autograd import PLAIN_TENSORS
 from ._build import DEVICES
 from ._checks import check
-from ._modes import BATCH_DIMS, DTYPES, IGNORE_NAN, INTEGERS, LOSS, MAX_DIMS, MAY_DECLINE, REDUCTIONS, pack
+from ._modes import BATCH_DIMS, BELOW_AUTOGRAD, DTYPES, IGNORE_NAN, INTEGERS, LOSS, MAX_DIMS, MAY_DECLINE, REDUCTIONS, pack
 from ._options import Options
 from ._specs import SPECS, LossSpec
 
@@ -78,12 +78,11 @@ def _under_autocast(input: Tensor) -> dict[Any, Any]:
 def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
     """The commonest calls: plain tensors of one shape, of which the private ops find out the rest. They decline with
     None. Every line is on the hot path of every call: no more than a few flags, 0.05 us each."""
-    own, loss, forward = spec.id << LOSS, _private.loss.op, _private.forward.op
+    own, loss, forward = spec.id << LOSS | BELOW_AUTOGRAD, _private.loss, _private.forward
     # PyTorch's own, bound here once.
     is_grad_enabled, is_tracing = torch.is_grad_enabled, torch._C._is_tracing
     dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
     any_autocast, any_functorch = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
-    key, is_excluded, set_excluded = _private.AUTOGRAD, _private.is_excluded, _private.set_excluded
 
     def fused(
         input, target, reduction, parameter, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
@@ -100,7 +99,6 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
             or dispatch_modes()
             or function_modes()
             or is_tracing()
-            or is_excluded(key)
         ):
             return None
         found = (_under_autocast(input) if any_autocast() else _WAYS).get((reduction, input.dtype, target.dtype))
@@ -128,13 +126,9 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
             how |= flags
         if way is not None:
             return way(input, target, how | own, parameter, *rest)
-        set_excluded(key, True)  # as _private.forward does, a call sooner
-        try:
-            if rest:
-                return forward(input, target, how | own, parameter, *rest)[0]
-            return loss(input, target, how | own, parameter)
-        finally:
-            set_excluded(key, False)
+        if rest:
+            return forward(input, target, how | own, parameter, *rest)[0]
+        return loss(input, target, how | own, parameter)
 
     return fused
 

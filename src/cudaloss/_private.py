@@ -3,14 +3,16 @@
 ``_pointwise_forward``            the loss, and the denominators that had to be counted for it.
 ``_pointwise_forward_with_grad``  the loss, the gradients that are wanted, for a grad_output of 1, and the denominators.
 ``_pointwise_backward``           the gradients that are wanted, from the operands and the denominators.
-``_pointwise_rescale_``           makes the gradients of ``forward_with_grad`` those for another grad_output; nothing to
-                                  do where that is 1.
-``_pointwise_finish``             the same as a compiler may see it: see :func:`claimed`.
-``_pointwise_loss``, ``_pointwise_loss_with_grad``
-                                  the first two of a call without options, as eager code has it: 0.9 of 4.4 us sooner.
+``_pointwise_finish``             makes the gradients of ``forward_with_grad`` those for another grad_output, as a compiler
+                                  may see it: see :func:`claimed`.
 
 Which loss, which reduction and which gradients is in ``how`` (``_modes``). What is not wanted or not there is None. Under
-autograd and under transforms they are what :mod:`._autograd` makes of them.
+autograd and under transforms they are what :mod:`._autograd` makes of them. Autograd does not see the other three, which
+refuse to be called but by itself (``BELOW_AUTOGRAD``), from eager code; that takes 0.5 us less than to step around it:
+
+``_pointwise_loss``, ``_pointwise_loss_with_grad``
+                                  the first two of a call without options: 0.9 of 4.4 us sooner.
+``_pointwise_rescale_``           what ``finish`` does, in place; nothing where the grad_output is 1.
 
 A private op whose schema or meaning changes needs a new name: PyTorch keeps compiled graphs on disk over an upgrade of
 this package, and they call the ops by name.
@@ -47,6 +49,8 @@ _SCHEMAS = {
 }
 
 
+UNSEEN = ("loss", "loss_with_grad", "rescale_")  # by autograd
+
 AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
@@ -57,11 +61,15 @@ def op(kind: str) -> torch._ops.OpOverload:
 
 
 def _define(kind: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """The op as the commonest calls have it: past autograd, which is the caller's own."""
+    """The op as we call it: past autograd, which is the caller's own."""
     LIBRARY.define(f"_pointwise_{kind}{_SCHEMAS[kind]}", tags=TAGS)
+    if kind in UNSEEN:
+        LIBRARY.impl(f"_pointwise_{kind}", torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"cudaloss::_pointwise_{kind}", fake, lib=LIBRARY)
     overload = op(kind)
     call = getattr(overload, "_op", overload)  # what OpOverload.__call__ calls, 0.2 us later
+    if kind in UNSEEN:
+        return call
 
     def below_autograd(*arguments):  # what an _AutoDispatchBelowAutograd does, 0.6 us sooner
         if is_excluded(AUTOGRAD):
@@ -72,7 +80,6 @@ def _define(kind: str, fake: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             set_excluded(AUTOGRAD, False)
 
-    below_autograd.op = call
     return below_autograd
 
 
@@ -160,9 +167,11 @@ finish = _define("finish", _fake_finish)
 def _declining(answer: Any) -> Callable[..., Any]:
     """The kernel of every backend that is not compiled: sparse tensors, other devices."""
 
-    def decline(input, target, how, *call):
+    def decline(*call):
+        how = next(argument for argument in call if type(argument) is int)  # the first int of every schema
         if not how & MAY_DECLINE:
-            raise NotImplementedError(f"cudaloss has no compiled kernel for {input.device} tensors of {input.layout}")
+            found = next(argument for argument in call if isinstance(argument, torch.Tensor))
+            raise NotImplementedError(f"cudaloss has no compiled kernel for {found.device} tensors of {found.layout}")
         return answer
 
     return decline
@@ -203,6 +212,7 @@ _ELSEWHERE = ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA"
 for _kind, _answer in {
     "loss": None,
     "loss_with_grad": (None,) * 3,
+    "rescale_": False,
     "forward": (None,) * 2,
     "forward_with_grad": (None,) * 4,
 }.items():
