@@ -2,7 +2,7 @@
 
 Builds the extension, or installs a wheel that was built elsewhere (``--wheel``), has it describe itself, runs the
 whole test suite, compute-sanitizer's memcheck and racecheck over the GPU tests, the accuracy table up to 2^31 + 5
-elements, the benchmark suites and the KernelBench runner, makes a build for another architecture explain itself, and
+elements, what calls outside the kernels cost, the benchmark suites and the KernelBench runner, makes a build for another architecture explain itself, and
 writes one report to ``benchmarks/results/`` as the stages end; stages run apart (``--stages``) add to the same day's
 report while the kernels' source stays the same. Needs no network: what it imports must be installed (see
 ``requirements/dev.txt``).
@@ -41,6 +41,8 @@ SANITIZED_TESTS = (
     "batch_dims",
     "rounding",
     "determinism",
+    "saved_tensors",
+    "errors",
 )
 SANITIZERS = ("memcheck", "racecheck")
 # Test processes at once, each with its part of the cores. Sixteen of sixteen threads took each other's turns on 16
@@ -180,6 +182,7 @@ STAGES = {
     "tests": lambda: tests("tests", "cuda"),
     "host_tests": lambda: tests("host_tests", "not cuda"),
     "accuracy": lambda: script("accuracy", "benchmarks/accuracy.py"),
+    "cliffs": lambda: script("cliffs", "benchmarks/cliffs.py"),
     "bench": lambda: script("bench", "-m", "cudaloss.bench", "--ceiling-size", "30", "--rounds", "20"),
     "kernelbench": lambda: script("kernelbench", "examples/kernelbench/run.py"),
     "memcheck": lambda: sanitize("memcheck"),

@@ -109,6 +109,7 @@ def test_default_plan_has_every_feature_of_one_loss() -> None:
     assert masked == [
         ("latency", "masked_forward", "smooth_l1", 4096),
         ("latency", "masked", "smooth_l1", 4096),
+        ("latency", "masked_autocast", "smooth_l1", 4096),
         ("memory", "masked", "smooth_l1", 1 << 28),
     ]
 

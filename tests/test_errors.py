@@ -10,7 +10,7 @@ import torch
 
 import cudaloss
 from cudaloss import _private
-from cudaloss._modes import FOR_INPUT, MAY_DECLINE, pack
+from cudaloss._modes import BELOW_AUTOGRAD, FOR_INPUT, MAY_DECLINE, pack
 from oracle import op
 
 X = torch.ones(3)
@@ -127,7 +127,8 @@ def private(kind):
 
 
 def test_private_ops_refuse_what_they_cannot_read(spec):
-    mean, none = (pack(reduction, torch.float32, spec.id) | FOR_INPUT for reduction in ("mean", "none"))
+    flags = FOR_INPUT | BELOW_AUTOGRAD
+    mean, none = (pack(reduction, torch.float32, spec.id) | flags for reduction in ("mean", "none"))
     for bad in (torch.ones(4), torch.ones(3, dtype=torch.float8_e4m3fn)):
         for kind in ("loss", "forward", "loss_with_grad", "forward_with_grad"):
             with pytest.raises(RuntimeError):
@@ -140,15 +141,18 @@ def test_private_ops_refuse_what_they_cannot_read(spec):
             _private.backward(grad_output, None, X, X, mode, 1.0)
     with pytest.raises(RuntimeError, match=r"cudaloss: mode must be one of _modes\.py's"):
         private("loss")(X, X, 3, 1.0)
+    for kind in ("loss", "loss_with_grad"):
+        with pytest.raises(RuntimeError, match="cudaloss: autograd does not see this op"):
+            private(kind)(X, X, mean & ~BELOW_AUTOGRAD, 1.0)
     with pytest.raises(RuntimeError, match="cudaloss: no loss has this id"):
-        private("loss")(X, X, pack("mean", torch.float32, 1000), 1.0)
+        private("loss")(X, X, pack("mean", torch.float32, 1000) | BELOW_AUTOGRAD, 1.0)
     with pytest.raises(RuntimeError, match="cudaloss: only a reduced loss has its gradients in the same pass"):
         private("loss_with_grad")(X, X, none, 1.0)
     one = torch.ones(())
     for gradient in (torch.ones(4), torch.ones(3, dtype=torch.bfloat16), None):
         with pytest.raises(RuntimeError, match="cudaloss: gradients must be of their operands' shapes and dtypes"):
-            private("rescale_")(gradient, None, one, None, X, X, mean, 1.0)
-        assert private("rescale_")(gradient, None, one, None, X, X, mean | MAY_DECLINE, 1.0) is False
+            private("rescale_")(gradient, None, 2 * one, None, X, X, mean, 1.0)
+        assert private("rescale_")(gradient, None, 2 * one, None, X, X, mean | MAY_DECLINE, 1.0) is False
 
 
 @pytest.mark.parametrize(
@@ -164,12 +168,12 @@ def test_private_ops_refuse_what_they_cannot_read(spec):
 def test_private_ops_refuse_foreign_denominators(spec, denominators):
     """Read as if they were the forward's, they were other numbers, or memory beyond their end."""
     x, mask = torch.ones(4, 3), torch.ones(4, 3, dtype=torch.bool)
-    how = pack("mean", torch.float32, spec.id, batch_dims=1) | FOR_INPUT
+    how = pack("mean", torch.float32, spec.id, batch_dims=1) | FOR_INPUT | BELOW_AUTOGRAD
     options = 1.0, None, mask
     _, gradient, _, right = private("forward_with_grad")(x, x, how, 1.0, *options)
     assert right.shape == (4, 2)
     with pytest.raises(RuntimeError, match="cudaloss: denominators must be those of the forward"):
-        private("rescale_")(gradient, None, torch.ones(4), denominators, x, x, how, 1.0, *options)
+        private("rescale_")(gradient, None, torch.full((4,), 2.0), denominators, x, x, how, 1.0, *options)
     for found in private("backward")(torch.ones(4), right, x, x, how, 1.0, *options)[:1]:
         torch.testing.assert_close(private("backward")(torch.ones(4), denominators, x, x, how, 1.0, *options)[0], found)
 

@@ -118,10 +118,12 @@ def test_two_readings_where_one_does_not_do(spec, device, dtype, reduction):
         assert private_calls(step) == ["forward", "backward"]
 
 
-@pytest.mark.parametrize(("rank", "kernel"), [(7, "loss"), (3, "loss"), (6, "forward"), (7, None)])
+@pytest.mark.parametrize(("rank", "kernel"), [(7, "loss"), (3, "loss"), (6, "forward"), (7, "forward"), (8, None)])
 def test_which_kernels_serve_which_rank(spec, device, rank, kernel):
-    """Dense operands of any rank; with options up to six dimensions; beyond, plain PyTorch."""
-    input, target = (x.view((1,) * (rank - 1) + (-1,)) for x in operands((64,), (torch.float32,) * 2, device))
+    """Dense operands of any rank; with options up to six dimensions, and beyond where they can be merged; else plain
+    PyTorch."""
+    input, target = (x.view((1,) * (rank - 2) + (2, -1)) for x in operands((64,), (torch.float32,) * 2, device))
+    target = target if kernel else target.mT.contiguous().mT
     options = {} if kernel == "loss" else {"scale": 0.5}
     # The quick way to the ops, and the thorough one; the quick one asks an op that may then decline.
     for result in (None, torch.bfloat16) if kernel else (torch.bfloat16,):

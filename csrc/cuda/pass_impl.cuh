@@ -91,8 +91,8 @@ struct PassLauncher {
   template <class TV, class TG, class A, class B, int N, class Kernel>
   void start(Kernel kernel) const {
     using P = Partial<TV>;
-    launch_pass(kernel, r, parameters<Scalar<TG>, P, A, B, N>(r, plan), Loss<TV>(r.parameter),
-                Loss<TG>(r.parameter), Type<P>(), memory, stream);
+    launch_pass(kernel, r, parameters<Scalar<TG>, P, A, B, N>(r, plan), Loss<TV>(r.parameter), Loss<TG>(r.parameter),
+                Type<P>(), memory, stream);
   }
 };
 

@@ -29,6 +29,12 @@ struct Call {
     return !weight && !mask && !normalizer && scale == 1.0 && mode.batch_dims == 0 && !mode.ignore_nan &&
            is_floating(any_dtype_of(target.scalar_type())) && same_device(input, target) && same_order(input, target);
   }
+  // Likewise of one with gradients in the same pass: not a float64 loss of narrower operands, whose arithmetic is not
+  // the gradients'.
+  bool trains_plainly() const {
+    const auto is_double = [](const Tensor& tensor) { return tensor.scalar_type() == ScalarType::Double; };
+    return is_plain() && (mode.dtype != ScalarType::Double || is_double(input) || is_double(target));
+  }
   // What the sum over `count` elements is divided by, where nothing must be counted for it.
   double known_divisor(int64_t count) const {
     if (mode.reduction != Reduction::Mean) return 1.0;

@@ -27,11 +27,11 @@ struct Kernels {
 template <template <template <class> class> class Of>
 const Kernels& kernels_of(int64_t loss) {
   switch (loss) {
-#define CUDALOSS_LOSS(name, id)                                                                       \
-  case id: {                                                                                          \
-    using K = Of<losses::name>;                                                                       \
+#define CUDALOSS_LOSS(name, id)                                                                     \
+  case id: {                                                                                        \
+    using K = Of<losses::name>;                                                                     \
     static constexpr Kernels kernels = {K::reduce, K::elementwise, K::train, K::backward, K::pass}; \
-    return kernels;                                                                                   \
+    return kernels;                                                                                 \
   }
 #include "losses.inc"
 #undef CUDALOSS_LOSS

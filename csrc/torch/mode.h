@@ -12,7 +12,7 @@ enum class Reduction { None, Mean, Sum };
 
 struct Mode {
   Reduction reduction;
-  ScalarType dtype;  // of the loss
+  ScalarType dtype;            // of the loss
   bool for_input, for_target;  // whose gradient is wanted
   bool ignore_nan;
   bool may_decline;  // the caller has not looked at the operands: the answer may be undefined tensors, None in Python

@@ -61,7 +61,6 @@ inline Operand any_operand(const Tensor& tensor) {
 }
 constexpr Operand kNoOperand = {nullptr, DType::Float32};
 inline Result result(const Tensor& tensor) { return {tensor.mutable_data_ptr(), dtype_of(tensor.scalar_type())}; }
-constexpr Result kNotWanted = {nullptr, DType::Float32};
 
 inline Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef sizes, torch::headeronly::IntHeaderOnlyArrayRef strides,
                     ScalarType dtype, const Tensor& device_of) {

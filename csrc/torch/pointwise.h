@@ -12,19 +12,21 @@
 namespace cudaloss::tensors {
 
 // What the ops' schemas have in common, in its order.
-#define CUDALOSS_PARAMETERS                                                                                      \
-  Tensor input, Tensor target, int64_t mode, double parameter, double scale, Maybe weight, Maybe mask,           \
+#define CUDALOSS_PARAMETERS                                                                            \
+  Tensor input, Tensor target, int64_t mode, double parameter, double scale, Maybe weight, Maybe mask, \
       Maybe normalizer, std::optional<double> divisor
 #define CUDALOSS_CALL \
   Call { input, target, Mode(mode), parameter, scale, weight, mask, normalizer, divisor }
 
-inline Result result(const Maybe& tensor) { return tensor ? result(*tensor) : kNotWanted; }
-inline Tensor or_undefined(const Maybe& tensor) { return tensor ? *tensor : Tensor(); }
+// What a forward finds; no value where it declines.
+struct Found {
+  Maybe value, grad_input, grad_target, denominators;
+};
 
-inline Forward plain_forward(const Call& call, const Tensor& output) {
-  const int64_t count = call.input.numel();
-  return {operand(call.input),           operand(call.target), count, call.parameter,
-          call.known_divisor(count), result(output)};
+inline Result result(const Maybe& tensor) { return tensor ? result(*tensor) : Result{nullptr, DType::Float32}; }
+inline Tensor or_undefined(const Maybe& tensor) { return tensor ? *tensor : Tensor(); }
+inline Maybe gradient_as(const Tensor& operand, bool wanted) {
+  return wanted ? Maybe(empty_as(operand, operand.scalar_type())) : Maybe();
 }
 
 // The layout of single losses: that of the input, else of the target, where one has the result's shape.
@@ -35,70 +37,66 @@ inline Tensor empty_losses(const Call& call, const Layout& layout) {
   return empty_contiguous(layout.sizes(), call.mode.dtype, call.input);
 }
 
-// Whether a forward declines. Of unequal shapes the caller is to be warned, by whoever has looked.
-inline bool forward_declines(const Call& call, const Layout& layout) {
-  return declines(call, fault_of(call, layout)) || (call.mode.may_decline && !same_sizes(call.input, call.target));
+// By the engine's plain kernels.
+inline Found plain_forward(const Kernels& kernels, const Call& call, bool for_input, bool for_target) {
+  const auto& [input, target, mode, parameter, scale, weight, mask, normalizer, divisor] = call;
+  Found found = {call.elementwise() ? empty_dense(input, mode.dtype) : empty_scalar(mode.dtype, input), {}, {}, {}};
+  found.grad_input = gradient_as(input, for_input);
+  found.grad_target = gradient_as(target, for_target);
+  const int64_t count = input.numel();
+  const Forward request = {operand(input), operand(target),           count,
+                           parameter,      call.known_divisor(count), result(found.value)};
+  if (for_input || for_target) {
+    kernels.train({request, result(found.grad_input), result(found.grad_target)}, input);
+  } else {
+    (call.elementwise() ? kernels.elementwise : kernels.reduce)(request, input);
+  }
+  return found;
 }
 
-// The loss, and the denominators that had to be counted for it.
+// The loss, the gradients that are wanted, for a grad_output of 1, from the same pass, and the denominators that had to
+// be counted for it.
 template <class Engine>
-std::tuple<Tensor, Tensor> forward(CUDALOSS_PARAMETERS) {
-  const Call call = CUDALOSS_CALL;
-  const auto& kernels = Engine::kernels(call.mode.loss);
-  if (call.is_plain()) {
-    const Tensor output = call.elementwise() ? empty_dense(input, call.mode.dtype) : empty_scalar(call.mode.dtype, input);
-    (call.elementwise() ? kernels.elementwise : kernels.reduce)(plain_forward(call, output), input);
-    return {output, Tensor()};
+Found forward_of(const Call& call, bool for_input, bool for_target) {
+  const Kernels& kernels = Engine::kernels(call.mode.loss);
+  if (for_input || for_target ? call.trains_plainly() : call.is_plain()) {
+    return plain_forward(kernels, call, for_input, for_target);
   }
   Layout layout = layout_of(call);
-  if (forward_declines(call, layout)) return {};
-  const Maybe denominators = counted<Engine>(call, layout);
-  const Tensor output = call.elementwise()
-                            ? empty_losses(call, layout)
-                            : empty_contiguous(layout.leading_sizes(call.mode.batch_dims), call.mode.dtype, input);
-  if (call.elementwise()) layout.add(kFirst, output);
-  Pass pass = pass_of(call, layout, denominators);
+  if (declines(call, fault_of(call, layout))) return {};
+  // Of unequal shapes the caller is to be warned, by whoever has looked.
+  if (call.mode.may_decline && !same_sizes(call.input, call.target)) return {};
+  require((!for_input || layout.is_full(call.input)) && (!for_target || layout.is_full(call.target)),
+          "an operand that is broadcast has its gradient in a pass of its own");
+  Found found = {
+      call.elementwise() ? empty_losses(call, layout)
+                         : empty_contiguous(layout.leading_sizes(call.mode.batch_dims), call.mode.dtype, call.input),
+      gradient_as(call.input, for_input), gradient_as(call.target, for_target), counted<Engine>(call, layout)};
+  if (call.elementwise()) layout.add(kFirst, *found.value);
+  if (for_input) layout.add(kFirst, *found.grad_input);
+  if (for_target) layout.add(kSecond, *found.grad_target);
+  Pass pass = pass_of(call, layout, found.denominators);
   set_dims(pass, call, layout);
-  (call.elementwise() ? pass.losses : pass.reduction) = result(output);
-  kernels.pass(pass, input);
-  return {output, or_undefined(denominators)};
+  (call.elementwise() ? pass.losses : pass.reduction) = result(found.value);
+  pass.grad_input = result(found.grad_input);
+  pass.grad_target = result(found.grad_target);
+  kernels.pass(pass, call.input);
+  return found;
 }
 
-// A float64 loss of narrower operands takes arithmetic that the plain kernels have not beside gradients.
-inline bool trains_plainly(const Call& call) {
-  const auto is_double = [](const Tensor& tensor) { return tensor.scalar_type() == ScalarType::Double; };
-  return call.is_plain() && (call.mode.dtype != ScalarType::Double || is_double(call.input) || is_double(call.target));
+template <class Engine>
+std::tuple<Tensor, Tensor> forward(CUDALOSS_PARAMETERS) {
+  const Found found = forward_of<Engine>(CUDALOSS_CALL, false, false);
+  return {or_undefined(found.value), or_undefined(found.denominators)};
 }
 
-// A reduced loss, the gradients that are wanted, for a grad_output of 1, from the same pass, and the denominators.
 template <class Engine>
 std::tuple<Tensor, Tensor, Tensor, Tensor> forward_with_grad(CUDALOSS_PARAMETERS) {
   const Call call = CUDALOSS_CALL;
-  const auto& kernels = Engine::kernels(call.mode.loss);
   require(!call.elementwise(), "only a reduced loss has its gradients in the same pass");
-  Maybe grad_input, grad_target;
-  if (trains_plainly(call)) {
-    const Tensor output = empty_scalar(call.mode.dtype, input);
-    if (call.mode.for_input) grad_input = empty_dense(input, input.scalar_type());
-    if (call.mode.for_target) grad_target = empty_dense(target, target.scalar_type());
-    kernels.train({plain_forward(call, output), result(grad_input), result(grad_target)}, input);
-    return {output, or_undefined(grad_input), or_undefined(grad_target), Tensor()};
-  }
-  Layout layout = layout_of(call);
-  if (forward_declines(call, layout)) return {};
-  require((!call.mode.for_input || layout.is_full(input)) && (!call.mode.for_target || layout.is_full(target)),
-          "an operand that is broadcast has its gradient in a pass of its own");
-  const Maybe denominators = counted<Engine>(call, layout);
-  const Tensor output = empty_contiguous(layout.leading_sizes(call.mode.batch_dims), call.mode.dtype, input);
-  if (call.mode.for_input) layout.add(kFirst, *(grad_input = empty_as(input, input.scalar_type())));
-  if (call.mode.for_target) layout.add(kSecond, *(grad_target = empty_as(target, target.scalar_type())));
-  Pass pass = pass_of(call, layout, denominators);
-  set_dims(pass, call, layout);
-  pass.reduction = result(output);
-  pass.grad_input = result(grad_input);
-  pass.grad_target = result(grad_target);
-  kernels.pass(pass, input);
-  return {output, or_undefined(grad_input), or_undefined(grad_target), or_undefined(denominators)};
+  const Found found = forward_of<Engine>(call, call.mode.for_input, call.mode.for_target);
+  return {or_undefined(found.value), or_undefined(found.grad_input), or_undefined(found.grad_target),
+          or_undefined(found.denominators)};
 }
 
 // Ops that autograd does not see: who calls them says that he knows.
@@ -198,25 +196,24 @@ Tensor summed_gradient(const Call& call, Layout layout, const Tensor& grad_outpu
 template <class Engine>
 std::tuple<Tensor, Tensor> backward(Tensor grad_output, Maybe denominators, CUDALOSS_PARAMETERS) {
   const Call call = CUDALOSS_CALL;
-  Maybe grad_input, grad_target;
   if (is_plain_backward(call, grad_output)) {
-    if (call.mode.for_input) grad_input = empty_dense(input, input.scalar_type());
-    if (call.mode.for_target) grad_target = empty_dense(target, target.scalar_type());
+    const Maybe grad_input = gradient_as(input, call.mode.for_input);
+    const Maybe grad_target = gradient_as(target, call.mode.for_target);
     plain_backward<Engine>(call, grad_output, grad_input, grad_target, false);
     return {or_undefined(grad_input), or_undefined(grad_target)};
   }
   const Layout layout = layout_of(call);
   if (declines(call, backward_fault(call, layout, grad_output, denominators))) return {};
-  const auto gradient = [&](const Tensor& operand, int sign, Maybe& full) {
-    if (!layout.is_full(operand)) {
-      return summed_gradient<Engine>(call, layout, grad_output, denominators, operand, sign);
-    }
-    return *(full = empty_as(operand, operand.scalar_type()));
-  };
-  const Tensor of_input = call.mode.for_input ? gradient(input, 1, grad_input) : Tensor();
-  const Tensor of_target = call.mode.for_target ? gradient(target, -1, grad_target) : Tensor();
+  const bool is_full[] = {layout.is_full(input), layout.is_full(target)};
+  Maybe grad_input = gradient_as(input, call.mode.for_input && is_full[0]);
+  Maybe grad_target = gradient_as(target, call.mode.for_target && is_full[1]);
   full_gradients<Engine>(call, layout, grad_output, denominators, grad_input, grad_target, false);
-  return {of_input, of_target};
+  const auto summed = [&](const Tensor& operand, int sign) {
+    return summed_gradient<Engine>(call, layout, grad_output, denominators, operand, sign);
+  };
+  if (call.mode.for_input && !is_full[0]) grad_input = summed(input, 1);
+  if (call.mode.for_target && !is_full[1]) grad_target = summed(target, -1);
+  return {or_undefined(grad_input), or_undefined(grad_target)};
 }
 
 // Whether all of it is known to be 1 without waiting for a GPU.
@@ -230,29 +227,27 @@ inline bool is_unit_on_cpu(const Tensor& grad_output) {
 template <class Engine>
 bool rescale(Maybe grad_input, Maybe grad_target, Tensor grad_output, Maybe denominators, CUDALOSS_PARAMETERS) {
   require_below_autograd(mode);
+  if (is_unit_on_cpu(grad_output)) return true;
   const Call call = CUDALOSS_CALL;
   require(!call.elementwise(), "only a reduced loss has its gradients in the same pass");
-  if (is_unit_on_cpu(grad_output)) return true;
-  const auto fits = [&](const Maybe& gradient, const Tensor& operand, bool wanted, const auto& lies) {
-    return gradient.has_value() == wanted &&
-           (!wanted || (gradient->scalar_type() == operand.scalar_type() && same_device(operand, *gradient) &&
-                        lies(*gradient)));
-  };
   const auto fit = [&](const auto& lies) {
-    return fits(grad_input, input, call.mode.for_input, lies) && fits(grad_target, target, call.mode.for_target, lies);
+    const auto fits = [&](const Maybe& gradient, const Tensor& operand, bool wanted) {
+      return gradient.has_value() == wanted && (!wanted || (gradient->scalar_type() == operand.scalar_type() &&
+                                                            same_device(operand, *gradient) && lies(*gradient)));
+    };
+    return fits(grad_input, input, call.mode.for_input) && fits(grad_target, target, call.mode.for_target);
   };
-  if (trains_plainly(call) && is_plain_backward(call, grad_output) &&
+  if (call.trains_plainly() && is_plain_backward(call, grad_output) &&
       fit([&](const Tensor& gradient) { return same_order(input, gradient); })) {
     plain_backward<Engine>(call, grad_output, grad_input, grad_target, true);
     return true;
   }
   const Layout layout = layout_of(call);
-  if (declines(call, backward_fault(call, layout, grad_output, denominators))) return false;
-  if (declines(call, fit([&](const Tensor& gradient) { return layout.is_full(gradient); })
-                         ? nullptr
-                         : "gradients must be of their operands' shapes and dtypes")) {
-    return false;
+  const char* fault = backward_fault(call, layout, grad_output, denominators);
+  if (!fault && !fit([&](const Tensor& gradient) { return layout.is_full(gradient); })) {
+    fault = "gradients must be of their operands' shapes and dtypes";
   }
+  if (declines(call, fault)) return false;
   full_gradients<Engine>(call, layout, grad_output, denominators, grad_input, grad_target, true);
   return true;
 }

@@ -1,40 +1,18 @@
-"""The losses with autograd: which calls the compiled kernels serve, in how many passes, and what the private ops are
-under autograd and transforms.
-"""
+"""The nodes of autograd's graph: a loss and its gradients in one pass, in two, and as a compiler traces them."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _private, reference
-from ._build import DEVICES
-from ._modes import (
-    BELOW_AUTOGRAD,
-    DTYPES,
-    FOR_INPUT,
-    FOR_TARGET,
-    IGNORE_NAN,
-    INTEGERS,
-    MAX_DIMS,
-    MAY_DECLINE,
-    batch_dims_of,
-    dtype_of,
-    loss_of,
-    pack,
-    reduction_of,
-)
+from ._modes import FOR_INPUT, FOR_TARGET, IGNORE_NAN, MAY_DECLINE, batch_dims_of, dtype_of, loss_of, reduction_of
 from ._options import Options
-from ._specs import BY_ID, LossSpec
-
-PLAIN_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
-_DEVICES = DEVICES | {"meta"}  # the private ops' fake kernels serve meta tensors
+from ._specs import BY_ID
 
 # PyTorch's own, bound here once.
 _is_grad_enabled, _any_functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
@@ -45,12 +23,12 @@ _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright:
 _OTHERS = (None,) * 7  # the gradients of all arguments but input and target
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
     """Whether functorch or forward-mode AD is at work, which need the reference's composite ops."""
     return _any_functorch() or forward_ad._current_level >= 0
 
 
-def _unpacked(input, target, how, parameter, scale=1.0, weight=None, mask=None, normalizer=None, divisor=None):
+def unpacked(input, target, how, parameter, scale=1.0, weight=None, mask=None, normalizer=None, divisor=None):
     """A private op's call as the reference takes it: the loss, its operands and number, the result's dtype, options."""
     normalizer = normalizer if divisor is None else divisor
     mask = None if mask is None else mask.to(torch.bool)  # hooks on saved tensors may have changed it
@@ -72,7 +50,9 @@ def _keep(ctx: Any, call: tuple[Any, ...], *results: Tensor | None) -> None:
     ctx.numbers = how | MAY_DECLINE, parameter, scale, divisor
 
 
-def _kept(ctx: Any, saved: tuple[Tensor | None, ...] | None = None) -> tuple[tuple[Tensor | None, ...], tuple[Any, ...]]:
+def _kept(
+    ctx: Any, saved: tuple[Tensor | None, ...] | None = None
+) -> tuple[tuple[Tensor | None, ...], tuple[Any, ...]]:
     """The results and the call that :func:`_keep`, or a plain forward, has kept; of tensors that are unpacked already,
     which checkpoints allow once."""
     input, target, grad_input, grad_target, *rest = ctx.saved_tensors if saved is None else saved
@@ -118,7 +98,7 @@ def _backward(ctx, grad_output):
         and grad_output.item() == 1.0
     )
     if not is_first or not (is_one or _rescale_(grad_input, grad_target, grad_output, denominators, *call)):
-        return *_gradients(grad_output, denominators, *call), *_OTHERS
+        return *gradients(grad_output, denominators, *call), *_OTHERS
     if _keeps_graph():  # it keeps the saved tensors, and would notice if the receiver wrote to those very ones
         grad_input = None if grad_input is None else grad_input.data
         grad_target = None if grad_target is None else grad_target.data
@@ -126,7 +106,7 @@ def _backward(ctx, grad_output):
 
 
 def _differentiable_backward(ctx, grad_output):
-    return *_by_reference(grad_output, _kept(ctx)[1]), *_OTHERS
+    return *by_reference(grad_output, _kept(ctx)[1]), *_OTHERS
 
 
 def _two_passes_forward(ctx, *call):
@@ -144,15 +124,15 @@ def _traced_forward(ctx, *call):
 
 def _traced_backward(ctx, grad_output):
     """The same for a compiler's trace, which cannot follow what is handed out."""
-    if _is_grad_enabled() or _transformed():
+    if _is_grad_enabled() or transformed():
         return _differentiable_backward(ctx, grad_output)
     (grad_input, grad_target, denominators), call = _kept(ctx)
     if grad_input is None and grad_target is None:
-        return *_gradients(grad_output, denominators, *call), *_OTHERS
+        return *gradients(grad_output, denominators, *call), *_OTHERS
     return *_private.finish(grad_input, grad_target, grad_output, denominators, *call), *_OTHERS
 
 
-def _gradients(grad_output, denominators, input, target, how, *rest):
+def gradients(grad_output, denominators, input, target, how, *rest):
     """The gradients wanted, from a second reading of the operands; by the reference where the kernels decline, because
     hooks on saved tensors have changed dtypes or devices."""
     given = grad_output, denominators
@@ -162,12 +142,12 @@ def _gradients(grad_output, denominators, input, target, how, *rest):
         given = grad_output, denominators.new_ones(1, 2)
     found = _private.backward(*given, input, target, how | MAY_DECLINE, *rest)
     if found[0] is None and found[1] is None:
-        return _by_reference(given[0], (input, target, how, *rest))
+        return by_reference(given[0], (input, target, how, *rest))
     return found
 
 
-def _by_reference(grad_output, call):
-    spec, input, target, reduction, parameter, dtype, options = _unpacked(*call)
+def by_reference(grad_output, call):
+    spec, input, target, reduction, parameter, dtype, options = unpacked(*call)
     wanted = bool(call[2] & FOR_INPUT), bool(call[2] & FOR_TARGET)
     return reference.gradients(spec, grad_output, input, target, reduction, parameter, dtype, wanted, options)
 
@@ -185,166 +165,5 @@ def _node(name: str, forward: Callable, backward: Callable) -> Callable[..., Ten
 
 one_pass = _node("PointwiseOnePass", _one_pass_forward, _backward)
 two_passes = _node("PointwiseTwoPasses", _two_passes_forward, _backward)
-_traced_one_pass = _node("PointwiseTracedOnePass", _traced_forward, _traced_backward)
-_traced_two_passes = _node("PointwiseTracedTwoPasses", _two_passes_forward, _traced_backward)
-
-
-# ---- which of them ----
-
-
-def takes_one_pass(reduction: str, differentiated: Iterable[torch.dtype]) -> bool:
-    """Whether the loss and its gradients come from one pass: not where a gradient of fp16, already divided by the
-    count, could underflow before a gradient scaler's factor comes."""
-    return reduction != "none" and torch.float16 not in differentiated
-
-
-def _is_readable(tensor: Tensor, device: torch.device) -> bool:
-    """Whether the compiled kernels can read the tensor at all, given a dtype that they take."""
-    return (
-        tensor.layout is torch.strided
-        and tensor.device == device
-        and device.type in _DEVICES
-        and not is_traceable_wrapper_subclass(tensor)  # a DTensor, say, which knows PyTorch's ops, not ours
-        and not tensor._is_zerotensor()
-    )
-
-
-def _is_served(input: Tensor, target: Tensor, dtype: torch.dtype, options: Options) -> bool:
-    """Whether the compiled kernels serve this call; the reference serves all others."""
-    weight, mask = options.weight, options.mask
-    normalizer = options.normalizer if isinstance(options.normalizer, Tensor) else None
-    beside = [tensor for tensor in (weight, mask, normalizer) if tensor is not None]
-    return (
-        input.dtype in DTYPES
-        and (target.dtype in DTYPES or target.dtype in INTEGERS)
-        and dtype in DTYPES
-        and (weight is None or weight.dtype in DTYPES)
-        and (normalizer is None or normalizer.dtype in DTYPES or normalizer.dtype in INTEGERS)
-        and all(_is_readable(tensor, input.device) for tensor in (input, target, *beside))
-        and not (_is_grad_enabled() and any(tensor.requires_grad for tensor in beside))
-        and not _transformed()
-        and (max(input.dim(), target.dim()) <= MAX_DIMS or _is_dense_alike(input, target, options))
-    )
-
-
-def _is_dense_alike(input: Tensor, target: Tensor, options: Options) -> bool:
-    """Whether the plain kernels serve these operands, which may have any number of dimensions."""
-    known = options.normalizer is None or not isinstance(options.normalizer, Tensor)
-    if not (known and options._replace(normalizer=None).are_default()):
-        return False
-    if target.dtype not in DTYPES or input.shape != target.shape:
-        return False
-    if input.is_contiguous() and target.is_contiguous():
-        return True
-    return input.stride() == target.stride() == torch.empty_like(input, device="meta").stride()  # which holes change
-
-
-def _is_exporting_to_onnx() -> bool:
-    onnx = sys.modules.get("torch.onnx")
-    return onnx is not None and onnx.is_in_onnx_export()
-
-
-def loss(
-    spec: LossSpec,
-    input: Tensor,
-    target: Tensor,
-    reduction: str,
-    parameter: float,
-    dtype: torch.dtype,
-    options: Options,
-) -> Tensor:
-    """The loss of a call whose arguments have been checked, with autograd."""
-    is_plain = type(input) in PLAIN_TENSORS and type(target) in PLAIN_TENSORS
-    is_plain = is_plain and not _dispatch_modes()
-    weight, mask, normalizer, scale, batch_dims, ignore_nan = options
-    # A compiler fuses PyTorch's own ops with what comes next, where that is of the size of the data; ONNX knows no other.
-    decomposes = not is_plain and (reduction == "none" or _is_exporting_to_onnx())
-    is_served = _is_served(input, target, dtype, options)
-    if decomposes or not is_served:
-        value = reference.loss(spec, input, target, reduction, parameter, dtype, options)
-        return _private.laid_out(value, input, target) if reduction == "none" and is_served else value
-    how = pack(reduction, dtype, spec.id, batch_dims) | (IGNORE_NAN if ignore_nan else 0)
-    divisor = None if normalizer is None or isinstance(normalizer, Tensor) else normalizer
-    call = scale, weight, mask, normalizer if divisor is None else None, divisor
-    wanting = []
-    if _is_grad_enabled():
-        how |= (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
-        wanting = [operand for operand in (input, target) if operand.requires_grad]
-    if not wanting:
-        return _private.forward(input, target, how, parameter, *call)[0]
-    whole = input.shape == target.shape or all(
-        x.shape == torch.broadcast_shapes(input.shape, target.shape) for x in wanting
-    )
-    if whole and takes_one_pass(reduction, [x.dtype for x in wanting]):
-        way = one_pass if is_plain else _traced_one_pass
-    else:
-        way = two_passes if is_plain else _traced_two_passes
-    found = way(input, target, how | BELOW_AUTOGRAD if is_plain else how, parameter, *call)
-    assert found is not None
-    return found
-
-
-# ---- the private ops under autograd and transforms ----
-
-
-def _denominators(*call):
-    _, input, target, reduction, _, dtype, options = _unpacked(*call)
-    return reference.denominators(input, target, dtype, options) if reduction == "mean" else None
-
-
-def _composed(*call):
-    return reference.loss(*_unpacked(*call)), _denominators(*call)
-
-
-def _composed_with_grad(*call):
-    value, denominators = _composed(*call)
-    return value, *_by_reference(torch.ones_like(value), call), denominators
-
-
-# What each op is in plain PyTorch.
-_COMPOSED: dict[str, Callable[..., Any]] = {
-    "forward": _composed,
-    "forward_with_grad": _composed_with_grad,
-    "backward": lambda grad_output, denominators, *call: _by_reference(grad_output, call),
-    "finish": lambda grad_input, grad_target, grad_output, denominators, *call: _by_reference(grad_output, call),
-}
-
-
-def _finish(grad_input, grad_target, grad_output, denominators, input, target, how, *rest):
-    """Gradients for `grad_output`, in the memory of ``forward_with_grad``'s where that is safe."""
-    call = input, target, how | MAY_DECLINE | BELOW_AUTOGRAD, *rest
-    gradients = grad_input, grad_target
-    if _private.claimed(*gradients) and _rescale_(*gradients, grad_output, denominators, *call):
-        # Other tensors, with version counters of their own: what becomes of them is not ours.
-        return tuple(None if gradient is None else gradient.data for gradient in gradients)
-    return _gradients(grad_output, denominators, *call)
-
-
-def _register(kind: str, composed: Callable[..., Any]) -> None:
-    """Makes the op right wherever PyTorch may replay it: with its derivatives under autograd, and under transforms."""
-    overload = _private.op(kind)
-
-    def autograd(keyset, *call):
-        if (_is_grad_enabled() and torch._C._any_requires_grad(*call)) or _transformed():
-            if kind == "forward":  # by the kernels, where they serve
-                return loss(*_unpacked(*call)), _denominators(*call)
-            return composed(*call)
-        if kind == "backward":
-            return _gradients(*call)
-        found = overload.redispatch(keyset & torch._C._after_autograd_keyset, *call)
-        if kind == "forward_with_grad":
-            _private.mark(*found[1:3])
-        return found
-
-    name = overload._schema.name
-    _private.LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
-    for key in _BATCHED:
-        _private.LIBRARY.impl(name, composed, key)
-
-
-_BATCHED = ("FuncTorchBatched", "Batched")
-for _kind, _function in _COMPOSED.items():
-    _register(_kind, _function)
-for _key in _BATCHED:  # of a backward that is batched, no gradients can be handed out
-    _private.LIBRARY.impl("_pointwise_rescale_", lambda *call: False, _key)
-_private.LIBRARY.impl("_pointwise_finish", _finish, "CompositeExplicitAutograd")
+traced_one_pass = _node("PointwiseTracedOnePass", _traced_forward, _traced_backward)
+traced_two_passes = _node("PointwiseTracedTwoPasses", _two_passes_forward, _traced_backward)

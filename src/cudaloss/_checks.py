@@ -52,7 +52,9 @@ def check_parameter(spec: LossSpec, value: Any) -> Any:
     if isinstance(value, Tensor) and not (
         value.is_cpu and value.numel() == 1 and not (value.requires_grad or value.is_complex())
     ):
-        raise TypeError(f"{parameter.name} must be {parameter.accepts}, got a tensor that is not one real number on the CPU")
+        raise TypeError(
+            f"{parameter.name} must be {parameter.accepts}, got a tensor that is not one real number on the CPU"
+        )
     if not (isinstance(value, Tensor) or _is_number(value)):
         raise TypeError(f"{parameter.name} must be {parameter.accepts}, got {type(value).__name__}")
     number = as_float(parameter.name, value)

@@ -13,11 +13,22 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _autograd, _options, _private, reference
-from ._autograd import PLAIN_TENSORS
+from . import _autograd, _dispatch, _options, _private, reference
 from ._build import DEVICES
 from ._checks import check
-from ._modes import BATCH_DIMS, BELOW_AUTOGRAD, DTYPES, IGNORE_NAN, INTEGERS, LOSS, MAX_DIMS, MAY_DECLINE, REDUCTIONS, pack
+from ._dispatch import PLAIN_TENSORS
+from ._modes import (
+    BATCH_DIMS,
+    BELOW_AUTOGRAD,
+    DTYPES,
+    IGNORE_NAN,
+    INTEGERS,
+    LOSS,
+    MAX_DIMS,
+    MAY_DECLINE,
+    REDUCTIONS,
+    pack,
+)
 from ._options import Options
 from ._specs import SPECS, LossSpec
 
@@ -41,7 +52,7 @@ def _thorough(spec: LossSpec) -> Callable[..., Tensor]:
     def thorough(input: Any, target: Any, reduction: Any, parameter: Any, dtype: Any, *options: Any) -> Tensor:
         parameter, chosen = check(spec, input, target, reduction, parameter, dtype, Options(*options))
         dtype = reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
-        return _autograd.loss(spec, input, target, reduction, parameter, dtype, chosen)
+        return _dispatch.loss(spec, input, target, reduction, parameter, dtype, chosen)
 
     return thorough
 
@@ -51,7 +62,7 @@ def _ways(reduction: str, input: torch.dtype, target: torch.dtype, result: torch
     (2) want gradients."""
     wanting = ((input,), (target,), (input, target))
     nodes = (
-        _autograd.one_pass if _autograd.takes_one_pass(reduction, dtypes) else _autograd.two_passes
+        _autograd.one_pass if _dispatch.takes_one_pass(reduction, dtypes) else _autograd.two_passes
         for dtypes in wanting
     )
     return pack(reduction, result) | MAY_DECLINE, (None, *nodes)
@@ -82,6 +93,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
     # PyTorch's own, bound here once.
     is_grad_enabled, is_tracing = torch.is_grad_enabled, torch._C._is_tracing
     dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+    is_included, pre_dispatch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
     any_autocast, any_functorch = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
 
     def fused(
@@ -99,6 +111,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
             or dispatch_modes()
             or function_modes()
             or is_tracing()
+            or is_included(pre_dispatch)
         ):
             return None
         found = (_under_autocast(input) if any_autocast() else _WAYS).get((reduction, input.dtype, target.dtype))

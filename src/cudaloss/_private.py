@@ -7,7 +7,7 @@
                                   may see it: see :func:`claimed`.
 
 Which loss, which reduction and which gradients is in ``how`` (``_modes``). What is not wanted or not there is None. Under
-autograd and under transforms they are what :mod:`._autograd` makes of them. Autograd does not see the other three, which
+autograd and under transforms they are what :mod:`._dispatch` makes of them. Autograd does not see the other three, which
 refuse to be called but by itself (``BELOW_AUTOGRAD``), from eager code; that takes 0.5 us less than to step around it:
 
 ``_pointwise_loss``, ``_pointwise_loss_with_grad``

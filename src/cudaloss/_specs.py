@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-
 
 Formula = Callable[[Tensor, float], Tensor]
 
@@ -67,12 +67,13 @@ def _distance(d: Tensor, _: float = 0.0) -> Tensor:
     return d * _sign(d)
 
 
+def _of_zero(loss: Callable[..., Tensor], d: Tensor, **parameter: float) -> Tensor:
+    """PyTorch's own loss of single elements: one kernel, which compilers know too."""
+    return loss(d, d.new_zeros(()).expand_as(d), reduction="none", **parameter)
+
+
 def _smooth_l1(d: Tensor, beta: float) -> Tensor:
-    if beta == 0:
-        return _distance(d)
-    distance = d.abs()
-    inside = distance.clamp(max=beta)
-    return inside / beta * (distance - 0.5 * inside)
+    return _distance(d) if beta == 0 else _of_zero(F.smooth_l1_loss, d, beta=beta)
 
 
 def _smooth_l1_slope(d: Tensor, beta: float) -> Tensor:
@@ -81,12 +82,6 @@ def _smooth_l1_slope(d: Tensor, beta: float) -> Tensor:
 
 def _smooth_l1_curvature(d: Tensor, beta: float) -> Tensor:
     return torch.zeros_like(d) if beta == 0 else (d.abs() < beta).to(d.dtype) / beta
-
-
-def _huber(d: Tensor, delta: float) -> Tensor:
-    distance = d.abs()
-    inside = distance.clamp(max=delta)
-    return inside * (distance - 0.5 * inside)
 
 
 SPECS: tuple[LossSpec, ...] = (
@@ -116,7 +111,7 @@ SPECS: tuple[LossSpec, ...] = (
         module="HuberLoss",
         parameter=Parameter("delta", 1.0, "where the loss turns from quadratic to linear", zero_allowed=False),
         derivatives=(
-            _huber,
+            lambda d, delta: _of_zero(F.huber_loss, d, delta=delta),
             lambda d, delta: d.clamp(-delta, delta),
             lambda d, delta: (d.abs() < delta).to(d.dtype),
         ),

@@ -13,6 +13,7 @@ from torch.nn._reduction import legacy_get_string  # noqa: F401  (likewise)
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _checks
+from ._dispatch import is_captured
 from ._faces import define_function
 from ._ops import KERNELS
 from ._options import Options
@@ -32,7 +33,7 @@ def _unusual(spec: LossSpec) -> Callable[..., Tensor]:
         if has_torch_function(tensors):  # a subclass, fx's Proxy, a mode
             public = globals()[spec.function]
             return handle_torch_function(public, tensors, input, target, reduction=reduction, **keywords)
-        if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
+        if torch.compiler.is_compiling() or torch._C._is_tracing() or is_captured():
             # A trace has the op in it, which takes tensors alone.
             normalizer = keywords["normalizer"]
             if normalizer is not None and not isinstance(normalizer, Tensor):

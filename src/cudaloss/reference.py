@@ -93,7 +93,7 @@ def _terms(
     difference = input.to(compute) - target.to(compute)
     weight = None if weight is None else weight.to(compute)
     if left_out is not None:
-        difference = difference.masked_fill(left_out, 0)
+        difference = torch.where(left_out, 0, difference)
         weight = None if weight is None else torch.where(left_out, 0, weight)
     return difference, weight, left_out
 
@@ -138,7 +138,7 @@ def loss(
     difference, weight, left_out = _terms(input, target, dtype, options)
     value = derivative(spec, difference, parameter, 0)
     value = value if weight is None else value * weight
-    value = value if left_out is None else value.masked_fill(left_out, 0)
+    value = value if left_out is None else torch.where(left_out, 0, value)
     batch_dims, scale = options.batch_dims, options.scale
     if reduction == "mean":
         counted = _counted(difference, weight, left_out, options)
@@ -197,7 +197,7 @@ def gradients(
         factor = factor.view(factor.shape + (1,) * (difference.dim() - factor.dim()))
     gradient = derivative(spec, difference, parameter, 1) * factor
     gradient = gradient if weight is None else gradient * weight
-    gradient = gradient if left_out is None else gradient.masked_fill(left_out, 0)
+    gradient = gradient if left_out is None else torch.where(left_out, 0, gradient)
     return (
         _sum_to(gradient, input.shape).to(input.dtype) if needed[0] else None,
         _sum_to(-gradient, target.shape).to(target.dtype) if needed[1] else None,

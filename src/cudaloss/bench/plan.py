@@ -55,7 +55,7 @@ SUITES = {
     "training": (Part(TRAINING_MODES, _THROUGHPUT_SIZES, varied_modes=True, varied_dtypes=True),),
     "latency": (
         Part((FORWARD, STEP), {"cuda": (6, 12, 16), "cpu": (12,)}),
-        Part((MASKED_FORWARD, MASKED), {"cuda": (12,), "cpu": (12,)}, default_losses=_ONE_LOSS),
+        Part((MASKED_FORWARD, *FEATURES), {"cuda": (12,), "cpu": (12,)}, default_losses=_ONE_LOSS),
     ),
     "graph": (Part((FORWARD,), {"cuda": (10, 12, 17, 20, 22)}),),
     "memory": (
@@ -134,8 +134,8 @@ def _images(power: int) -> tuple[int, ...]:
     return (1 << power - 2 * side - channels, 1 << channels, 1 << side, 1 << side)
 
 
-def _shape(suite: str, power: int) -> tuple[int, ...]:
-    if suite == "features":
+def _shape(suite: str, mode: Mode, power: int) -> tuple[int, ...]:
+    if suite == "features" or (suite == "latency" and mode in FEATURES):
         return _images(power)
     return (1 << power // 2, 1 << power - power // 2) if suite == "kernelbench" else (1 << power,)
 
@@ -152,7 +152,7 @@ def skipped_suites(options: Options) -> list[Row]:
 
 def cases(options: Options) -> list[Case]:
     return [
-        Case(suite, COMPARABLE[loss], mode, dtypes, _shape(suite, size), options.device)
+        Case(suite, COMPARABLE[loss], mode, dtypes, _shape(suite, mode, size), options.device)
         for suite in runnable(options)
         for part in SUITES[suite]
         for mode, dtypes, size in _combinations(options, suite, part)

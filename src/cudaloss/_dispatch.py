@@ -1,0 +1,204 @@
+"""Which calls the compiled kernels serve, in how many passes, and what the private ops are under autograd and transforms."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from . import _autograd, _private, reference
+from ._autograd import by_reference, gradients, transformed, unpacked
+from ._build import DEVICES
+from ._modes import (
+    BELOW_AUTOGRAD,
+    DTYPES,
+    FOR_INPUT,
+    FOR_TARGET,
+    IGNORE_NAN,
+    INTEGERS,
+    MAX_DIMS,
+    MAY_DECLINE,
+    pack,
+)
+from ._options import Options
+from ._specs import LossSpec
+
+PLAIN_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
+_DEVICES = DEVICES | {"meta"}  # the private ops' fake kernels serve meta tensors
+_MODES = torch._C._TorchDispatchModeKey
+_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+
+
+def is_captured() -> bool:
+    """Whether a mode sees the ops that are called, and may replay them."""
+    return bool(torch._C._len_torch_dispatch_stack()) or torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH)
+
+
+def _is_compiled() -> bool:
+    """Whether it does so for a compiler, not only with fake tensors."""
+    return any(torch._C._get_dispatch_mode(mode) is not None for mode in (_MODES.PROXY, _MODES.FUNCTIONAL))
+
+
+def takes_one_pass(reduction: str, differentiated: Iterable[torch.dtype]) -> bool:
+    """Whether the loss and its gradients come from one pass: not where a gradient of fp16, already divided by the
+    count, could underflow before a gradient scaler's factor comes."""
+    return reduction != "none" and torch.float16 not in differentiated
+
+
+def _is_readable(tensor: Tensor, device: torch.device) -> bool:
+    """Whether the compiled kernels can read the tensor at all, given a dtype that they take."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.device == device
+        and device.type in _DEVICES
+        and not is_traceable_wrapper_subclass(tensor)  # a DTensor, say, which knows PyTorch's ops, not ours
+        and not tensor._is_zerotensor()
+    )
+
+
+def _is_served(input: Tensor, target: Tensor, dtype: torch.dtype, options: Options) -> bool:
+    """Whether the compiled kernels serve this call; the reference serves all others."""
+    weight, mask = options.weight, options.mask
+    normalizer = options.normalizer if isinstance(options.normalizer, Tensor) else None
+    beside = [tensor for tensor in (weight, mask, normalizer) if tensor is not None]
+    return (
+        input.dtype in DTYPES
+        and (target.dtype in DTYPES or target.dtype in INTEGERS)
+        and dtype in DTYPES
+        and (weight is None or weight.dtype in DTYPES)
+        and (normalizer is None or normalizer.dtype in DTYPES or normalizer.dtype in INTEGERS)
+        and all(_is_readable(tensor, input.device) for tensor in (input, target, *beside))
+        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in beside))
+        and not transformed()
+        and max(input.dim(), target.dim()) <= MAX_DIMS
+    )
+
+
+_FULL = ("weight", "mask")  # of the options: those that may be as large as the data
+
+
+def _lie_alike(*tensors: Tensor | None) -> bool:
+    """Whether all are contiguous and of one shape, so that dimensions which they have too many of can be merged."""
+    first, *others = (x for x in tensors if x is not None)
+    return all(x.shape == first.shape and x.is_contiguous() for x in (first, *others))
+
+
+def _is_exporting_to_onnx() -> bool:
+    onnx = sys.modules.get("torch.onnx")
+    return onnx is not None and onnx.is_in_onnx_export()
+
+
+def loss(
+    spec: LossSpec,
+    input: Tensor,
+    target: Tensor,
+    reduction: str,
+    parameter: float,
+    dtype: torch.dtype,
+    options: Options,
+) -> Tensor:
+    """The loss of a call whose arguments have been checked, with autograd."""
+    if max(input.dim(), target.dim()) > MAX_DIMS and _lie_alike(input, target, options.weight, options.mask):
+        shape, kept = input.shape, options.batch_dims
+        rows = shape[:kept].numel(), shape[kept:].numel()
+        beside = {name: None if x is None else x.view(rows) for name, x in options._asdict().items() if name in _FULL}
+        options = options._replace(batch_dims=1 if kept else 0, **beside)
+        value = loss(spec, input.view(rows), target.view(rows), reduction, parameter, dtype, options)
+        return value.view(shape if reduction == "none" else shape[:kept])
+    is_plain = type(input) in PLAIN_TENSORS and type(target) in PLAIN_TENSORS and not is_captured()
+    weight, mask, normalizer, scale, batch_dims, ignore_nan = options
+    # A compiler fuses PyTorch's own ops with what comes next, where that is of the size of the data; ONNX knows no other.
+    decomposes = not is_plain and ((reduction == "none" and _is_compiled()) or _is_exporting_to_onnx())
+    is_served = _is_served(input, target, dtype, options)
+    if decomposes or not is_served:
+        value = reference.loss(spec, input, target, reduction, parameter, dtype, options)
+        return _private.laid_out(value, input, target) if reduction == "none" and is_served else value
+    how = pack(reduction, dtype, spec.id, batch_dims) | (IGNORE_NAN if ignore_nan else 0)
+    divisor = None if normalizer is None or isinstance(normalizer, Tensor) else normalizer
+    call = scale, weight, mask, normalizer if divisor is None else None, divisor
+    wanting = []
+    if torch.is_grad_enabled():
+        how |= (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
+        wanting = [operand for operand in (input, target) if operand.requires_grad]
+    if not wanting:
+        return _private.forward(input, target, how, parameter, *call)[0]
+    whole = input.shape == target.shape or all(
+        x.shape == torch.broadcast_shapes(input.shape, target.shape) for x in wanting
+    )
+    if whole and takes_one_pass(reduction, [x.dtype for x in wanting]):
+        way = _autograd.one_pass if is_plain else _autograd.traced_one_pass
+    else:
+        way = _autograd.two_passes if is_plain else _autograd.traced_two_passes
+    found = way(input, target, how | BELOW_AUTOGRAD if is_plain else how, parameter, *call)
+    assert found is not None
+    return found
+
+
+# ---- the private ops under autograd and transforms ----
+
+
+def _denominators(*call):
+    _, input, target, reduction, _, dtype, options = unpacked(*call)
+    return reference.denominators(input, target, dtype, options) if reduction == "mean" else None
+
+
+def _composed(*call):
+    return reference.loss(*unpacked(*call)), _denominators(*call)
+
+
+def _composed_with_grad(*call):
+    value, denominators = _composed(*call)
+    return value, *by_reference(torch.ones_like(value), call), denominators
+
+
+# What each op is in plain PyTorch.
+_COMPOSED: dict[str, Callable[..., Any]] = {
+    "forward": _composed,
+    "forward_with_grad": _composed_with_grad,
+    "backward": lambda grad_output, denominators, *call: by_reference(grad_output, call),
+    "finish": lambda grad_input, grad_target, grad_output, denominators, *call: by_reference(grad_output, call),
+}
+
+
+def _finish(grad_input, grad_target, grad_output, denominators, input, target, how, *rest):
+    """Gradients for `grad_output`, in the memory of ``forward_with_grad``'s where that is safe."""
+    call = input, target, how | MAY_DECLINE | BELOW_AUTOGRAD, *rest
+    held = grad_input, grad_target
+    if _private.claimed(*held) and _private.rescale_(*held, grad_output, denominators, *call):
+        # Other tensors, with version counters of their own: what becomes of them is not ours.
+        return tuple(None if gradient is None else gradient.data for gradient in held)
+    return gradients(grad_output, denominators, *call)
+
+
+def _register(kind: str, composed: Callable[..., Any]) -> None:
+    """Makes the op right wherever PyTorch may replay it: with its derivatives under autograd, and under transforms."""
+    overload = _private.op(kind)
+
+    def autograd(keyset, *call):
+        if (torch.is_grad_enabled() and torch._C._any_requires_grad(*call)) or transformed():
+            if kind == "forward":  # by the kernels, where they serve
+                return loss(*unpacked(*call)), _denominators(*call)
+            return composed(*call)
+        if kind == "backward":
+            return gradients(*call)
+        found = overload.redispatch(keyset & torch._C._after_autograd_keyset, *call)
+        if kind == "forward_with_grad":
+            _private.mark(*found[1:3])
+        return found
+
+    name = overload._schema.name
+    _private.LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
+    for key in _BATCHED:
+        _private.LIBRARY.impl(name, composed, key)
+
+
+_BATCHED = ("FuncTorchBatched", "Batched")
+for _kind, _function in _COMPOSED.items():
+    _register(_kind, _function)
+for _key in _BATCHED:  # of a backward that is batched, no gradients can be handed out
+    _private.LIBRARY.impl("_pointwise_rescale_", lambda *call: False, _key)
+_private.LIBRARY.impl("_pointwise_finish", _finish, "CompositeExplicitAutograd")
