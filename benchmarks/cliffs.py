@@ -1,6 +1,6 @@
-"""What calls cost that the plain-PyTorch reference serves, or that take the general kernels: times beside PyTorch's own of
-the same composition, in turns in one process. ``python benchmarks/cliffs.py --device cpu`` (256 x 4,096 elements, one
-thread), ``--device cuda``; ``--json FILE``."""
+"""What calls cost that the plain-PyTorch reference serves, or that take the general kernels: times beside PyTorch's own
+of the same composition, in turns in one process. ``python benchmarks/cliffs.py --device cpu`` (256 x 4,096 elements,
+one thread), ``--device cuda``; ``--json FILE``."""
 
 from __future__ import annotations
 

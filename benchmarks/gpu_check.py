@@ -2,10 +2,10 @@
 
 Builds the extension, or installs a wheel that was built elsewhere (``--wheel``), has it describe itself, runs the
 whole test suite, compute-sanitizer's memcheck and racecheck over the GPU tests, the accuracy table up to 2^31 + 5
-elements, what calls outside the kernels cost, the benchmark suites and the KernelBench runner, makes a build for another architecture explain itself, and
-writes one report to ``benchmarks/results/`` as the stages end; stages run apart (``--stages``) add to the same day's
-report while the kernels' source stays the same. Needs no network: what it imports must be installed (see
-``requirements/dev.txt``).
+elements, what calls outside the kernels cost, the benchmark suites and the KernelBench runner, makes a build for
+another architecture explain itself, and writes one report to ``benchmarks/results/`` as the stages end; stages run
+apart (``--stages``) add to the same day's report while the kernels' source stays the same. Needs no network: what it
+imports must be installed (see ``requirements/dev.txt``).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A graph that was captured from a call gives the same values and the same gradients when it is replayed, however it was
-captured, with or without grad, and whatever the loss, the reduction and the options are."""
+"""A graph that was captured from a call gives the same values and the same gradients when it is replayed, however it
+was captured, with or without grad, and whatever the loss, the reduction and the options are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls the compiled kernels serve, in how many passes, and what the private ops are under autograd and transforms."""
+"""Which calls the compiled kernels serve, in how many passes; what the private ops are under autograd and transforms."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def loss(
         return value.view(shape if reduction == "none" else shape[:kept])
     is_plain = type(input) in PLAIN_TENSORS and type(target) in PLAIN_TENSORS and not is_captured()
     weight, mask, normalizer, scale, batch_dims, ignore_nan = options
-    # A compiler fuses PyTorch's own ops with what comes next, where that is of the size of the data; ONNX knows no other.
+    # A compiler fuses PyTorch's own ops with what comes next, where that is of the data's size; ONNX knows no other.
     decomposes = not is_plain and ((reduction == "none" and _is_compiled()) or _is_exporting_to_onnx())
     is_served = _is_served(input, target, dtype, options)
     if decomposes or not is_served:

@@ -63,7 +63,7 @@ def _sign(d: Tensor, _: float = 0.0) -> Tensor:
 
 
 def _distance(d: Tensor, _: float = 0.0) -> Tensor:
-    """|d|, whose gradient is NaN at NaN, where that of ``Tensor.abs`` is 0, also in a graph that was captured from it."""
+    """|d|, whose gradient is NaN at NaN, where that of ``Tensor.abs`` is 0, also in a graph that was captured."""
     return d * _sign(d)
 
 

@@ -31,6 +31,8 @@ def result_dtype(input: Tensor, target: Tensor, dtype: torch.dtype | None, autoc
     return torch.promote_types(promoted, torch.float32) if autocast else promoted
 
 
+# PyTorch's own stubs give the static methods other parameters than its documentation.
+# pyright: reportIncompatibleMethodOverride=false
 class _Derivative(torch.autograd.Function):
     """A derivative of a loss, whose own is the next one in closed form: two kernels or so, where autograd would follow
     each step of the formula."""
@@ -107,9 +109,9 @@ def _over_rest(reduce: Callable[..., Tensor], terms: Tensor, batch_dims: int) ->
 
 def _counted(difference: Tensor, weight: Tensor | None, left_out: Tensor | None, options: Options) -> Tensor | None:
     """What a mean divides by where it is neither a normalizer nor the number of all elements."""
-    if (weight is None and left_out is None) or options.normalizer is not None:
+    in_play = weight if weight is not None or left_out is None else ~left_out
+    if in_play is None or options.normalizer is not None:
         return None
-    in_play = ~left_out if weight is None else weight
     return _over_rest(Tensor.sum, in_play.expand(difference.shape), options.batch_dims)
 
 
