@@ -1,4 +1,4 @@
-"""Which calls the compiled kernels serve, in how many passes; what the private ops are under autograd and transforms."""
+"""Which calls the compiled kernels serve, in how many passes; what private ops are under autograd and transforms."""
 
 from __future__ import annotations
 
