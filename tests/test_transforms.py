@@ -43,7 +43,7 @@ def test_opcheck_of_the_private_ops(spec, device):
         return private(*arguments)
 
     input, target = operands((3, 4), (torch.float32, torch.bfloat16), device)
-    weight, mask = torch.rand(4, device=device) + 0.1, torch.rand(3, 1, device=device) < 0.9
+    weight, mask = torch.rand(4, device=device) + 0.1, torch.tensor([[True, False, True, True]], device=device)
     seven = torch.tensor(7.0, device=device)
     for reduction in REDUCTIONS:
         for given in ((), (0.5, weight, mask), (0.5, None, None, seven), (1.0, None, None, None, 3.0)):

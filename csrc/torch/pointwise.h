@@ -18,6 +18,8 @@ namespace cudaloss::tensors {
 #define CUDALOSS_CALL \
   Call { input, target, Mode(mode), parameter, scale, weight, mask, normalizer, divisor }
 
+constexpr char kReducedOnly[] = "only a reduced loss has its gradients in the same pass";
+
 // What a forward finds; no value where it declines.
 struct Found {
   Maybe value, grad_input, grad_target, denominators;
@@ -93,30 +95,38 @@ std::tuple<Tensor, Tensor> forward(CUDALOSS_PARAMETERS) {
 template <class Engine>
 std::tuple<Tensor, Tensor, Tensor, Tensor> forward_with_grad(CUDALOSS_PARAMETERS) {
   const Call call = CUDALOSS_CALL;
-  require(!call.elementwise(), "only a reduced loss has its gradients in the same pass");
+  require(!call.elementwise(), kReducedOnly);
   const Found found = forward_of<Engine>(call, call.mode.for_input, call.mode.for_target);
   return {or_undefined(found.value), or_undefined(found.grad_input), or_undefined(found.grad_target),
           or_undefined(found.denominators)};
 }
 
-// Ops that autograd does not see: who calls them says that he knows.
-inline void require_below_autograd(int64_t mode) {
-  require(Mode(mode).is_below_autograd, "autograd does not see this op: call the loss's own, torch.ops.cudaloss.*");
+// Of an op that autograd does not see: who calls it says that he knows.
+inline void require_below_autograd(const Call& call) {
+  require(call.mode.is_below_autograd, "autograd does not see this op: call the loss's own, torch.ops.cudaloss.*");
 }
 
 // The two for calls without options: five arguments and one result less take the dispatcher 0.9 of 4.4 us (smooth L1 of
 // 64 elements on the CPU).
 template <class Engine>
+Found plain_call(const Tensor& input, const Tensor& target, int64_t mode, double parameter, bool with_grad) {
+  const Maybe none;
+  const std::optional<double> divisor;
+  const Call call = {input, target, Mode(mode), parameter, 1.0, none, none, none, divisor};
+  require_below_autograd(call);
+  require(!(with_grad && call.elementwise()), kReducedOnly);
+  return forward_of<Engine>(call, with_grad && call.mode.for_input, with_grad && call.mode.for_target);
+}
+
+template <class Engine>
 Tensor loss(Tensor input, Tensor target, int64_t mode, double parameter) {
-  require_below_autograd(mode);
-  return std::get<0>(forward<Engine>(input, target, mode, parameter, 1.0, {}, {}, {}, {}));
+  return or_undefined(plain_call<Engine>(input, target, mode, parameter, false).value);
 }
 
 template <class Engine>
 std::tuple<Tensor, Tensor, Tensor> loss_with_grad(Tensor input, Tensor target, int64_t mode, double parameter) {
-  require_below_autograd(mode);
-  const auto found = forward_with_grad<Engine>(input, target, mode, parameter, 1.0, {}, {}, {}, {});
-  return {std::get<0>(found), std::get<1>(found), std::get<2>(found)};
+  const Found found = plain_call<Engine>(input, target, mode, parameter, true);
+  return {or_undefined(found.value), or_undefined(found.grad_input), or_undefined(found.grad_target)};
 }
 
 // Whether the plain kernels serve a backward.
@@ -226,10 +236,10 @@ inline bool is_unit_on_cpu(const Tensor& grad_output) {
 // where the op declines: hooks on saved tensors may have answered with anything.
 template <class Engine>
 bool rescale(Maybe grad_input, Maybe grad_target, Tensor grad_output, Maybe denominators, CUDALOSS_PARAMETERS) {
-  require_below_autograd(mode);
-  if (is_unit_on_cpu(grad_output)) return true;
   const Call call = CUDALOSS_CALL;
-  require(!call.elementwise(), "only a reduced loss has its gradients in the same pass");
+  require_below_autograd(call);
+  require(!call.elementwise(), kReducedOnly);
+  if (is_unit_on_cpu(grad_output)) return true;
   const auto fit = [&](const auto& lies) {
     const auto fits = [&](const Maybe& gradient, const Tensor& operand, bool wanted) {
       return gradient.has_value() == wanted && (!wanted || (gradient->scalar_type() == operand.scalar_type() &&

@@ -34,8 +34,12 @@ _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 
 
 def is_captured() -> bool:
-    """Whether a mode sees the ops that are called, and may replay them."""
-    return bool(torch._C._len_torch_dispatch_stack()) or torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH)
+    """Whether a mode, or a trace, sees the ops that are called, and may replay them."""
+    return (
+        bool(torch._C._len_torch_dispatch_stack())
+        or torch._C._is_tracing()
+        or torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH)
+    )
 
 
 def _is_compiled() -> bool:

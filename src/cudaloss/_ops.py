@@ -92,9 +92,8 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
     own, loss, forward = spec.id << LOSS | BELOW_AUTOGRAD, _private.loss, _private.forward
     # PyTorch's own, bound here once.
     is_grad_enabled, is_tracing = torch.is_grad_enabled, torch._C._is_tracing
-    dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-    is_included, pre_dispatch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
     any_autocast, any_functorch = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
+    function_modes = torch._C._len_torch_function_stack
 
     def fused(
         input, target, reduction, parameter, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
@@ -108,10 +107,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
             or dtype is not None
             or any_functorch()
             or forward_ad._current_level >= 0
-            or dispatch_modes()
             or function_modes()
-            or is_tracing()
-            or is_included(pre_dispatch)
         ):
             return None
         found = (_under_autocast(input) if any_autocast() else _WAYS).get((reduction, input.dtype, target.dtype))
@@ -120,6 +116,8 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
         how, ways = found
         way = None
         if is_grad_enabled() and (wants := input.requires_grad + 2 * target.requires_grad):
+            if is_tracing():  # which autograd's nodes would see; of all else that captures, the ops find out
+                return None
             how, way = how | wants << 4, ways[wants]
         rest = ()
         if (
@@ -146,28 +144,32 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
     return fused
 
 
+def _is_usual(tensor: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
+    wants_gradient = torch.is_grad_enabled() and tensor.requires_grad
+    return type(tensor) in PLAIN_TENSORS and tensor.dtype in dtypes and not wants_gradient
+
+
 def _usual(reduction, weight, mask, normalizer, scale, batch_dims, ignore_nan) -> tuple[Any, ...] | None:
     """Options as the private ops take them, with the flags for the mode first; None where they are not the usual."""
     divisor = None
+    if (
+        type(scale) is not float
+        or type(batch_dims) is not int
+        or not 0 <= batch_dims <= MAX_DIMS
+        or type(ignore_nan) is not bool
+        or _dispatch.is_captured()
+        or (weight is not None and not _is_usual(weight, DTYPES))
+        or (mask is not None and not _is_usual(mask, (torch.bool,)))
+    ):
+        return None
     if normalizer is not None:
+        if type(normalizer) is float and normalizer != 0:
+            divisor, normalizer = normalizer, None
+        elif not (isinstance(normalizer, Tensor) and _is_usual(normalizer, DTYPES)):
+            return None
         if reduction != "mean":
             return None
-        if type(normalizer) is float:
-            divisor, normalizer = normalizer, None
-    if type(scale) is not float or type(batch_dims) is not int or not 0 <= batch_dims <= MAX_DIMS or divisor == 0:
-        return None
-    with_grad = torch.is_grad_enabled()
-    for tensor, dtypes in ((weight, DTYPES), (mask, _MASKS), (normalizer, DTYPES)):
-        if tensor is not None and (
-            type(tensor) not in PLAIN_TENSORS or tensor.dtype not in dtypes or (with_grad and tensor.requires_grad)
-        ):
-            return None
-    if type(ignore_nan) is not bool:
-        return None
     return batch_dims << BATCH_DIMS | (IGNORE_NAN if ignore_nan else 0), scale, weight, mask, normalizer, divisor
-
-
-_MASKS = (torch.bool,)
 
 
 def _none(*call: Any) -> None:

@@ -166,7 +166,7 @@ finish = _define("finish", _fake_finish)
 
 
 def _declining(answer: Any) -> Callable[..., Any]:
-    """The kernel of every backend that is not compiled: sparse tensors, other devices."""
+    """A kernel for where there is no compiled one."""
 
     def decline(*call):
         how = next(argument for argument in call if type(argument) is int)  # the first int of every schema
@@ -209,8 +209,10 @@ def claimed(*gradients) -> bool:
     return all(tokens)
 
 
-# The last two by name: the alias leaves nested tensors out.
-_ELSEWHERE = ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA")
+# Sparse tensors and other devices; nested ones, which the alias leaves out.
+_NOT_COMPILED = ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA")
+# Whatever captures a call: what autograd does not see, no graph may have.
+_CAPTURES = ("Python", "PreDispatch", "Tracer")
 for _kind, _answer in {
     "loss": None,
     "loss_with_grad": (None,) * 3,
@@ -218,5 +220,5 @@ for _kind, _answer in {
     "forward": (None,) * 2,
     "forward_with_grad": (None,) * 4,
 }.items():
-    for _key in _ELSEWHERE:
+    for _key in (*_NOT_COMPILED, *(_CAPTURES if _kind in UNSEEN else ())):
         LIBRARY.impl(f"_pointwise_{_kind}", _declining(_answer), _key)

@@ -33,7 +33,7 @@ def _unusual(spec: LossSpec) -> Callable[..., Tensor]:
         if has_torch_function(tensors):  # a subclass, fx's Proxy, a mode
             public = globals()[spec.function]
             return handle_torch_function(public, tensors, input, target, reduction=reduction, **keywords)
-        if torch.compiler.is_compiling() or torch._C._is_tracing() or is_captured():
+        if torch.compiler.is_compiling() or is_captured():
             # A trace has the op in it, which takes tensors alone.
             normalizer = keywords["normalizer"]
             if normalizer is not None and not isinstance(normalizer, Tensor):
