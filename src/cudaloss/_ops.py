@@ -91,7 +91,8 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
     None. Every line is on the hot path of every call: no more than a few flags, 0.05 us each."""
     own, loss, forward = spec.id << LOSS | BELOW_AUTOGRAD, _private.loss, _private.forward
     # PyTorch's own, bound here once.
-    is_grad_enabled, is_tracing = torch.is_grad_enabled, torch._C._is_tracing
+    is_grad_enabled, is_captured = torch.is_grad_enabled, _dispatch.is_captured
+    is_included, pre_dispatch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
     any_autocast, any_functorch = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
     function_modes = torch._C._len_torch_function_stack
 
@@ -108,6 +109,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
             or any_functorch()
             or forward_ad._current_level >= 0
             or function_modes()
+            or is_included(pre_dispatch)
         ):
             return None
         found = (_under_autocast(input) if any_autocast() else _WAYS).get((reduction, input.dtype, target.dtype))
@@ -116,7 +118,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
         how, ways = found
         way = None
         if is_grad_enabled() and (wants := input.requires_grad + 2 * target.requires_grad):
-            if is_tracing():  # which autograd's nodes would see; of all else that captures, the ops find out
+            if is_captured():  # which two passes would not find out by themselves
                 return None
             how, way = how | wants << 4, ways[wants]
         rest = ()

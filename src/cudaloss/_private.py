@@ -211,8 +211,9 @@ def claimed(*gradients) -> bool:
 
 # Sparse tensors and other devices; nested ones, which the alias leaves out.
 _NOT_COMPILED = ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA")
-# Whatever captures a call: what autograd does not see, no graph may have.
-_CAPTURES = ("Python", "PreDispatch", "Tracer")
+# What captures a call, but for a trace before dispatch, whose own dispatcher asks no kernel: what autograd does not
+# see, no graph may have.
+_CAPTURES = ("Python", "Tracer")
 for _kind, _answer in {
     "loss": None,
     "loss_with_grad": (None,) * 3,
