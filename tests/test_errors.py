@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cudaloss
-from cudaloss import _private
+from cudaloss import _dispatch, _private
 from cudaloss._modes import BELOW_AUTOGRAD, FOR_INPUT, MAY_DECLINE, pack
 from oracle import op
 
@@ -197,3 +197,47 @@ def test_broadcast_warns_in_the_function_only(spec, recwarn):
     with pytest.warns(UserWarning, match="Using a target size .* Please ensure they have the same size") as caught:
         getattr(cudaloss, spec.function)(torch.ones(3, 1), X)
     assert caught[0].filename == __file__
+
+
+# ---- operands that only the reference serves, and errors that are none of the operands' ----
+
+
+def test_dtypes_that_the_stable_abi_does_not_know(spec):
+    if not hasattr(torch, "float8_e8m0fnu"):
+        pytest.skip("this torch has no such dtype")
+    target = torch.tensor([1.0, 2.0, 4.0]).to(torch.float8_e8m0fnu)
+    assert torch.equal(op(spec)(X, target, "sum"), op(spec)(X, target.float(), "sum"))
+    assert torch.equal(op(spec)(X, target, mask=torch.ones(3, dtype=torch.bool)), op(spec)(X, target.float()))
+
+
+def test_tensors_of_no_memory(spec):
+    zeros = torch._efficientzerotensor((3,))
+    for options in ({}, {"scale": 0.5}):
+        leaf = (X + 1).requires_grad_()
+        value = op(spec)(leaf, zeros, **options)
+        assert torch.equal(value, op(spec)(leaf, torch.zeros(3), **options))
+        (gradient,) = torch.autograd.grad(value, leaf, torch._efficientzerotensor(()))
+        assert (gradient == 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", ["weight", "mask"])
+def test_nested_weights_and_masks(spec, name):
+    nested = torch.nested.nested_tensor([torch.ones(3)])
+    with pytest.raises(RuntimeError, match=f"{name} must be a dense tensor, got a nested one"):
+        getattr(cudaloss, spec.function)(X[None], X[None], **{name: nested})
+
+
+def test_complex_parameters(spec):
+    if spec.parameter is None:
+        pytest.skip("it has none")
+    with pytest.raises(TypeError, match="got a tensor that is not one real number on the CPU"):
+        getattr(cudaloss, spec.function)(X, X, **{spec.parameter.name: torch.tensor(1j)})
+
+
+def test_an_allocation_that_fails_is_an_error_at_once(spec, monkeypatch):
+    """And is not taken for an op that declines, and tried again by another."""
+    huge = torch.zeros(1).expand(1 << 50)
+    monkeypatch.setattr(_dispatch.reference, "loss", None)
+    with pytest.raises(RuntimeError, match="the result could not be allocated"):
+        op(spec)(huge, huge, "none")

@@ -26,6 +26,18 @@ def test_every_loss_is_compiled_and_public():
         assert {spec.function, spec.module} <= set(cudaloss.__all__)
 
 
+def test_ids_are_for_ever():
+    """Graphs that PyTorch keeps over an upgrade name a loss by its id: a new one gets the next."""
+    assert {spec.name: spec.id for spec in SPECS[:4]} == {"smooth_l1": 0, "mse": 1, "huber": 2, "l1": 3}
+    assert [spec.id for spec in SPECS] == list(range(len(SPECS)))
+
+
+def test_private_ops_are_few():
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("cudaloss::")]
+    public = {f"cudaloss::{spec.name}" for spec in SPECS}
+    assert public < set(names) and len(set(names) - public) <= 12
+
+
 def accepts(ours: inspect.Signature, theirs: inspect.Signature) -> None:
     """Every call that PyTorch's signature takes, but for `weight`, means the same to ours."""
     names = [name for name in theirs.parameters if name != "weight"]
