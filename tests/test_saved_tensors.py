@@ -67,6 +67,21 @@ def test_hooks_that_change_what_was_saved(spec, device, given, hooks, compiled):
     torch.testing.assert_close(leaf.grad, other.grad, **tolerance)
 
 
+@pytest.mark.parametrize("hooks", ["bfloat16 and back to float32", "float64"])
+def test_hooks_around_a_broadcast_operand(spec, device, hooks):
+    """Its gradient sums over segments with denominators of their own, which come back as other numbers."""
+    options = {"mask": calls(device)["mask"]["mask"], "batch_dims": 1}
+    input, target = (torch.randint(-8, 8, shape, device=device) / 4 for shape in ((4, 6), (1, 6)))
+    found = []
+    for function, pair in ((op(spec), HOOKS[hooks]), (spelled_out(spec), (lambda x: x, lambda x: x))):
+        leaves = [x.clone().requires_grad_() for x in (input, target)]
+        with saved_tensors_hooks(*pair):
+            value = function(*leaves, **options).square().sum()
+        found.append(torch.autograd.grad(value, leaves))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=1e-3)
+
+
 @pytest.mark.parametrize("given", list(calls("cpu")))
 def test_several_threads_get_gradients_of_their_own(spec, device, given):
     options = calls(device)[given]

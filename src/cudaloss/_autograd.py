@@ -92,12 +92,13 @@ def _backward(ctx, grad_output):
     # Known to be 1 without waiting for a GPU, or asking what a trace or a vmap cannot tell: spares a training step on
     # the CPU 4 us.
     is_one = (
-        grad_output.is_cpu
+        is_first
+        and grad_output.is_cpu
         and grad_output.dim() == 0
         and not (_dispatch_modes() or _is_included(_VMAP))
         and grad_output.item() == 1.0
     )
-    if not is_first or not (is_one or _rescale_(grad_input, grad_target, grad_output, denominators, *call)):
+    if not is_one and not (is_first and _rescale_(grad_input, grad_target, grad_output, denominators, *call)):
         return *gradients(grad_output, denominators, *call), *_OTHERS
     if _keeps_graph():  # it keeps the saved tensors, and would notice if the receiver wrote to those very ones
         grad_input = None if grad_input is None else grad_input.data
@@ -138,11 +139,11 @@ def gradients(grad_output, denominators, input, target, how, *rest):
     given = grad_output, denominators
     if denominators is not None and denominators.shape[0] > 1 and input.shape != target.shape:
         # A broadcast operand's gradient sums over segments: their denominators go into what is summed.
-        grad_output = grad_output.double() * denominators[:, 1].view(grad_output.shape)
-        given = grad_output, denominators.new_ones(1, 2)
+        divided = grad_output.double() * denominators[:, 1].view(grad_output.shape)
+        given = divided, denominators.new_ones(1, 2)
     found = _private.backward(*given, input, target, how | MAY_DECLINE, *rest)
     if found[0] is None and found[1] is None:
-        return by_reference(given[0], (input, target, how, *rest))
+        return by_reference(grad_output, (input, target, how, *rest))
     return found
 
 
