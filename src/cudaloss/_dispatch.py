@@ -106,6 +106,10 @@ def loss(
     options: Options,
 ) -> Tensor:
     """The loss of a call whose arguments have been checked, with autograd."""
+    if options.batch_dims == max(input.dim(), target.dim()) > 0:  # a reduction of single elements
+        rest = options._replace(scale=1.0, batch_dims=0)
+        if reduction == "sum" or (reduction == "mean" and rest.are_default()):
+            reduction, options = "none", options._replace(batch_dims=0)
     if max(input.dim(), target.dim()) > MAX_DIMS and _lie_alike(input, target, options.weight, options.mask):
         shape, kept = input.shape, options.batch_dims
         rows = shape[:kept].numel(), shape[kept:].numel()

@@ -137,6 +137,8 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
                 return None
             flags, *rest = options
             how |= flags
+            if batch_dims and batch_dims == input.dim():  # single losses: _dispatch knows a shorter way
+                return None
         if way is not None:
             return way(input, target, how | own, parameter, *rest)
         if rest:
