@@ -149,8 +149,9 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
 
 
 def _is_usual(tensor: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
-    wants_gradient = torch.is_grad_enabled() and tensor.requires_grad
-    return type(tensor) in PLAIN_TENSORS and tensor.dtype in dtypes and not wants_gradient
+    if type(tensor) not in PLAIN_TENSORS or tensor.dtype not in dtypes:
+        return False
+    return not (tensor.requires_grad and torch.is_grad_enabled())
 
 
 def _usual(reduction, weight, mask, normalizer, scale, batch_dims, ignore_nan) -> tuple[Any, ...] | None:
@@ -169,7 +170,7 @@ def _usual(reduction, weight, mask, normalizer, scale, batch_dims, ignore_nan) -
     if normalizer is not None:
         if type(normalizer) is float and normalizer != 0:
             divisor, normalizer = normalizer, None
-        elif not (isinstance(normalizer, Tensor) and _is_usual(normalizer, DTYPES)):
+        elif not _is_usual(normalizer, DTYPES):
             return None
         if reduction != "mean":
             return None
