@@ -9,6 +9,7 @@ Environment:
   CUDALOSS_LOCAL_VERSION  the version's local label, as cu130; unset: none
 """
 
+import functools
 import importlib
 import os
 import re
@@ -119,28 +120,35 @@ def write_if_changed(path, text):
     return os.path.relpath(path, ROOT)
 
 
-def write_stubs():
-    """The type stubs of the public functions and modules, from the package's own rows; the ids that these have."""
+@functools.cache
+def rows():
+    """The losses' rows by name; the type stubs of the public functions and modules are written from them."""
     package = types.ModuleType("cudaloss")  # without its __init__, which would load the extension
     package.__path__ = [str(ROOT / "src" / "cudaloss")]
     sys.modules["cudaloss"] = package
     try:
         stubs = importlib.import_module("cudaloss._faces").stubs()
-        ids = {spec.name: spec.id for spec in importlib.import_module("cudaloss._specs").SPECS}
+        found = {spec.name: spec for spec in importlib.import_module("cudaloss._specs").SPECS}
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "cudaloss"]:
             del sys.modules[name]
     for name, text in stubs.items():
         write_if_changed(ROOT / "src" / "cudaloss" / name, text)
-    return ids
+    return found
 
 
-def write_losses(ids):
-    """The list of losses that the C++ of all of them is made from, with their ids."""
-    unknown = [loss for loss in LOSSES if loss not in ids]
+def has_dense_kernels(loss):
+    """Whether the loss has kernels of its own for dense operands, or the general pass alone: ``true`` or ``false``."""
+    return str(rows()[loss].kernels == "all").lower()
+
+
+def write_losses():
+    """The list of losses that the C++ of all of them is made from, with their ids and their kernels."""
+    unknown = [loss for loss in LOSSES if loss not in rows()]
     if unknown:
         sys.exit(f"cudaloss: csrc/losses has {unknown[0]}.h, but src/cudaloss/_specs.py has no row of that name.")
-    write_if_changed(GENERATED / "losses.inc", "".join(f"CUDALOSS_LOSS({loss}, {ids[loss]})\n" for loss in LOSSES))
+    lines = (f"CUDALOSS_LOSS({loss}, {rows()[loss].id}, {has_dense_kernels(loss)})\n" for loss in LOSSES)
+    write_if_changed(GENERATED / "losses.inc", "".join(lines))
 
 
 class Engine(NamedTuple):
@@ -148,23 +156,16 @@ class Engine(NamedTuple):
 
     name: str
     header: str
-    of_reductions: str
-    of_maps: str
+    arguments: str
     suffix: str
 
     def instantiate(self, loss):
-        functor = f"losses::{loss}"
-        return (
-            f"template void reduce<{functor}>(const Forward&, {self.of_reductions});\n"
-            f"template void elementwise<{functor}>(const Forward&, {self.of_maps});\n"
-            f"template void train<{functor}>(const Training&, {self.of_reductions});\n"
-            f"template void backward<{functor}>(const Backward&, {self.of_maps});\n"
-            f"template void pass<{functor}>(const Pass&, {self.of_reductions});\n"
-        )
+        dense = f", {has_dense_kernels(loss)}" if self.name == "cuda" else ""
+        return f"template void pass<losses::{loss}{dense}>(const Pass&, {self.arguments});\n"
 
 
-CPU = Engine("cpu", "cpu/engine_impl.h", "ParallelFor", "ParallelFor", ".cpp")
-CUDA = Engine("cuda", "cuda/engine_impl.cuh", "const Memory&, Stream", "Stream", ".cu")
+CPU = Engine("cpu", "cpu/engine_impl.h", "ParallelFor", ".cpp")
+CUDA = Engine("cuda", "cuda/engine_impl.cuh", "const Memory&, Stream", ".cu")
 
 
 def write_source(name, engine, losses, includes=()):
@@ -253,7 +254,7 @@ def extension(found):
 
 
 def main():
-    write_losses(write_stubs())
+    write_losses()
     found = toolkit.choose(torch.version.hip)
     if found:
         toolkit.compare(found, torch.version.cuda)

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/misfit.h"
+#include "core/compatibility.h"
 #include "core/plan.h"
 
 namespace py = pybind11;
@@ -16,7 +16,7 @@ namespace {
 py::dict build_info() {
   py::dict info;
   info["losses"] = std::vector<std::string>{
-#define CUDALOSS_LOSS(name, id) #name,
+#define CUDALOSS_LOSS(name, id, dense) #name,
 #include "losses.inc"
 #undef CUDALOSS_LOSS
   };
@@ -40,10 +40,10 @@ py::dict launch_plan(int64_t count, int input_size, int target_size) {
   const int vector = cudaloss::plan::vector_elements(input_size, target_size);
   py::dict plan;
   plan["vector"] = vector;
-  plan["reduce_tile"] = cudaloss::plan::reduce_tile(vector);
-  plan["reduce_blocks"] = cudaloss::plan::reduce_blocks(count, vector);
-  plan["elementwise_tiles"] = cudaloss::plan::elementwise_tiles(count, vector);
-  plan["train_tile"] = cudaloss::plan::train_tile(vector);
+  plan["sum_tile"] = cudaloss::plan::kSum.tile(vector);
+  plan["sum_blocks"] = cudaloss::plan::sum_blocks(count, vector);
+  plan["map_tiles"] = cudaloss::plan::ceil_div(count, cudaloss::plan::kMap.tile(vector));
+  plan["train_tile"] = cudaloss::plan::kTrain.tile(vector);
   plan["train_blocks"] = cudaloss::plan::train_blocks(count, vector);
   plan["fold_blocks"] = cudaloss::plan::fold_blocks(cudaloss::plan::train_blocks(count, vector));
   plan["counted_blocks"] = cudaloss::plan::kCountedBlocks;
@@ -52,23 +52,23 @@ py::dict launch_plan(int64_t count, int input_size, int target_size) {
 }
 
 // What a launch would say, of this build or of another that is described.
-cudaloss::misfit::Build build_of(const std::optional<std::string>& cuda,
-                                 const std::optional<std::string>& architectures) {
-  const cudaloss::misfit::Build build = cudaloss::misfit::this_build();
+cudaloss::compatibility::Build build_of(const std::optional<std::string>& cuda,
+                                        const std::optional<std::string>& architectures) {
+  const cudaloss::compatibility::Build build = cudaloss::compatibility::this_build();
   return {cuda.value_or(build.cuda), architectures.value_or(build.architectures)};
 }
 
 std::string explain_uncovered(int major, int minor, const std::optional<std::string>& cuda,
                               const std::optional<std::string>& architectures) {
-  return cudaloss::misfit::uncovered(major, minor, build_of(cuda, architectures));
+  return cudaloss::compatibility::uncovered(major, minor, build_of(cuda, architectures));
 }
 
 std::string explain_old_driver(int driver, const std::optional<std::string>& cuda) {
-  return cudaloss::misfit::old_driver(driver, build_of(cuda, {}));
+  return cudaloss::compatibility::old_driver(driver, build_of(cuda, {}));
 }
 
 std::string explain_old_driver_for_ptx(int major, int minor, int driver, const std::optional<std::string>& cuda) {
-  return cudaloss::misfit::old_driver_for_ptx(major, minor, driver, build_of(cuda, {}));
+  return cudaloss::compatibility::old_driver_for_ptx(major, minor, driver, build_of(cuda, {}));
 }
 
 }  // namespace
@@ -80,7 +80,7 @@ PYBIND11_MODULE(_C, module) {
              "How many blocks and chunks `count` elements of these sizes in bytes are shared out over.");
   module.def("explain_uncovered", &explain_uncovered, py::arg("major"), py::arg("minor"), py::arg("cuda") = py::none(),
              py::arg("architectures") = py::none(), "What a launch says on a GPU of a capability that is not covered.");
-  module.def("is_old_driver", &cudaloss::misfit::is_old_driver, py::arg("driver"), py::arg("cuda"),
+  module.def("is_old_driver", &cudaloss::compatibility::is_old_driver, py::arg("driver"), py::arg("cuda"),
              "Whether the driver, 12040 for CUDA 12.4, is too old for a build with that CUDA.");
   module.def("explain_old_driver", &explain_old_driver, py::arg("driver"), py::arg("cuda") = py::none(),
              "What a launch says where the driver, 12040 for CUDA 12.4, is too old for the build.");

@@ -2,10 +2,10 @@
 //
 //   float   large reductions: rounding errors of single elements average out
 //   double  fp64 operands; fp32 operands on the CPU, where it costs no time at memory speed
-//   Brief   halves on the GPU, which bring so many elements at once that arithmetic would be the bound: float with
+//   FastFloat   halves on the GPU, which bring so many elements at once that arithmetic would be the bound: float with
 //           plain constants. Its 2^-23 is far below a half's last place; a parameter that float does not hold shifts a
 //           sum of many by up to 2^-24.
-//   Wide    fp32 operands on the GPU: an unevaluated sum hi + lo of two floats, about 2^-45 relative.
+//   FloatFloat    fp32 operands on the GPU: an unevaluated sum hi + lo of two floats, about 2^-45 relative.
 //           Single results (gradients, reduction="none", small reductions) come out correctly rounded, and unlike
 //           double it is as fast on GPUs whose fp64 rate is a 64th of fp32's.
 //
@@ -19,10 +19,10 @@
 
 namespace cudaloss {
 
-struct Wide {
+struct FloatFloat {
   float hi, lo;
 };
-struct Brief {
+struct FastFloat {
   float value;
 };
 
@@ -38,21 +38,36 @@ struct ArithTraits {
   using Scalar = T;
 };
 template <>
-struct ArithTraits<Wide> {
+struct ArithTraits<FloatFloat> {
   using Scalar = float;
 };
 template <>
-struct ArithTraits<Brief> {
+struct ArithTraits<FastFloat> {
   using Scalar = float;
 };
 template <class T>
 using Scalar = typename ArithTraits<T>::Scalar;
 
+// Both sides computed, one taken: a loop over it vectorises, and a warp does not diverge.
+template <class T>
+CUDALOSS_INLINE T select(bool condition, T yes, T no) {
+  return condition ? yes : no;
+}
+
+// Of a double on the host; of an F that an element brings with it wherever that is.
 CUDALOSS_INLINE Constant<double> constant_of(double x, double) { return {x, 0.0}; }
 CUDALOSS_INLINE Constant<float> constant_of(double x, float) {
   const float hi = static_cast<float>(x);
   return {hi, std::isfinite(hi) ? static_cast<float>(x - hi) : 0.0f};
 }
+CUDALOSS_INLINE Constant<float> constant_of(float x, float) { return {x, 0.0f}; }
+// 1 - x
+template <class F>
+CUDALOSS_INLINE Constant<F> complement_of(F x, F) {
+  const F hi = F(1) - x, subtracted = F(1) - hi;
+  return {hi, (subtracted - x) + (F(1) - (hi + subtracted))};
+}
+CUDALOSS_INLINE Constant<float> complement_of(double x, float) { return constant_of(1.0 - x, 0.0f); }
 // Host only: numerator / denominator, clamped to the finite range so that 0 * (1 / tiny) stays 0.
 inline Constant<double> ratio(double numerator, double denominator, double) {
   const double hi = std::fmin(numerator / denominator, DBL_MAX);
@@ -61,12 +76,6 @@ inline Constant<double> ratio(double numerator, double denominator, double) {
 }
 inline Constant<float> ratio(double numerator, double denominator, float) {
   return constant_of(std::fmin(numerator / denominator, static_cast<double>(FLT_MAX)), 0.0f);
-}
-
-// Both sides computed, one taken: a loop over it vectorises, and a warp does not diverge.
-template <class T>
-CUDALOSS_INLINE T select(bool condition, T yes, T no) {
-  return condition ? yes : no;
 }
 
 // ---- float and double --------------------------------------------------------------------------------------
@@ -91,93 +100,120 @@ template <class F>
 CUDALOSS_INLINE bool operator<(F x, Constant<F> c) {
   return x < c.hi;
 }
+template <class F>
+CUDALOSS_INLINE bool operator>=(F x, Constant<F> c) {
+  return x >= c.hi;
+}
 
 template <class F>
 CUDALOSS_INLINE F twice(F x) {
   return x + x;
 }
 
-// ---- Wide --------------------------------------------------------------------------------------------------
-CUDALOSS_INLINE Wide absolute(Wide x) { return x.hi < 0.0f ? Wide{-x.hi, -x.lo} : x; }
-CUDALOSS_INLINE Wide twice(Wide x) { return {x.hi + x.hi, x.lo + x.lo}; }
+// ---- FloatFloat --------------------------------------------------------------------------------------------------
+CUDALOSS_INLINE FloatFloat absolute(FloatFloat x) { return x.hi < 0.0f ? FloatFloat{-x.hi, -x.lo} : x; }
+CUDALOSS_INLINE FloatFloat twice(FloatFloat x) { return {x.hi + x.hi, x.lo + x.lo}; }
 
-CUDALOSS_INLINE Wide two_difference(float a, float b) {
+CUDALOSS_INLINE FloatFloat two_difference(float a, float b) {
   const float difference = a - b;
   const float subtracted = a - difference;
   return {difference, (subtracted - b) + (a - (difference + subtracted))};
 }
-CUDALOSS_INLINE Wide product(float a_hi, float a_lo, float b_hi, float b_lo) {
+CUDALOSS_INLINE FloatFloat product(float a_hi, float a_lo, float b_hi, float b_lo) {
   const float hi = a_hi * b_hi;
   const float error = fmaf(a_hi, b_hi, -hi);
   return {hi, fmaf(a_hi, b_lo, fmaf(a_lo, b_hi, error))};
 }
-CUDALOSS_INLINE Wide operator*(Wide a, Wide b) { return product(a.hi, a.lo, b.hi, b.lo); }
-CUDALOSS_INLINE Wide operator*(Wide a, Constant<float> c) { return product(a.hi, a.lo, c.hi, c.lo); }
-CUDALOSS_INLINE Wide operator-(Wide a, Constant<float> c) {
-  const Wide difference = two_difference(a.hi, c.hi);
+CUDALOSS_INLINE FloatFloat operator*(FloatFloat a, FloatFloat b) { return product(a.hi, a.lo, b.hi, b.lo); }
+CUDALOSS_INLINE FloatFloat operator*(FloatFloat a, Constant<float> c) { return product(a.hi, a.lo, c.hi, c.lo); }
+CUDALOSS_INLINE FloatFloat operator-(FloatFloat a, Constant<float> c) {
+  const FloatFloat difference = two_difference(a.hi, c.hi);
   return {difference.hi, difference.lo + (a.lo - c.lo)};
 }
-CUDALOSS_INLINE bool operator<(Wide a, Constant<float> c) { return a.hi < c.hi; }
+CUDALOSS_INLINE bool operator<(FloatFloat a, Constant<float> c) { return a.hi < c.hi; }
+CUDALOSS_INLINE bool operator>=(FloatFloat a, Constant<float> c) { return a.hi >= c.hi; }
 
-// ---- Brief -------------------------------------------------------------------------------------------------
-CUDALOSS_INLINE Brief absolute(Brief x) { return {absolute(x.value)}; }
-CUDALOSS_INLINE Brief twice(Brief x) { return {x.value + x.value}; }
-CUDALOSS_INLINE Brief operator*(Brief a, Brief b) { return {a.value * b.value}; }
-CUDALOSS_INLINE Brief operator*(Brief x, Constant<float> c) { return {x.value * c.hi}; }
-CUDALOSS_INLINE Brief operator-(Brief x, Constant<float> c) { return {x.value - c.hi}; }
-CUDALOSS_INLINE bool operator<(Brief x, Constant<float> c) { return x.value < c.hi; }
+// ---- FastFloat -------------------------------------------------------------------------------------------------
+CUDALOSS_INLINE FastFloat absolute(FastFloat x) { return {absolute(x.value)}; }
+CUDALOSS_INLINE FastFloat twice(FastFloat x) { return {x.value + x.value}; }
+CUDALOSS_INLINE FastFloat operator*(FastFloat a, FastFloat b) { return {a.value * b.value}; }
+CUDALOSS_INLINE FastFloat operator*(FastFloat x, Constant<float> c) { return {x.value * c.hi}; }
+CUDALOSS_INLINE FastFloat operator-(FastFloat x, Constant<float> c) { return {x.value - c.hi}; }
+CUDALOSS_INLINE bool operator<(FastFloat x, Constant<float> c) { return x.value < c.hi; }
+CUDALOSS_INLINE bool operator>=(FastFloat x, Constant<float> c) { return x.value >= c.hi; }
 
 // ---- products with constants -------------------------------------------------------------------------------
 CUDALOSS_INLINE Constant<double> times(Constant<double> a, Constant<double> b) { return {a.hi * b.hi, 0.0}; }
 CUDALOSS_INLINE Constant<float> times(Constant<float> a, Constant<float> b) {
-  const Wide result = product(a.hi, a.lo, b.hi, b.lo);
+  const FloatFloat result = product(a.hi, a.lo, b.hi, b.lo);
   return {result.hi, select(absolute(result.hi) <= FLT_MAX, result.lo, 0.0f)};  // beside an infinite hi, lo is NaN
 }
 
 // x * c for an x that is finite, or whose product is not taken.
 CUDALOSS_INLINE float finite_product(float x, Constant<float> c) { return fused(x, c.hi, x * c.lo); }
 CUDALOSS_INLINE double finite_product(double x, Constant<double> c) { return fused(x, c.hi, x * c.lo); }
-CUDALOSS_INLINE Brief finite_product(Brief x, Constant<float> c) { return x * c; }
-CUDALOSS_INLINE Wide finite_product(Wide x, Constant<float> c) { return x * c; }
+CUDALOSS_INLINE FastFloat finite_product(FastFloat x, Constant<float> c) { return x * c; }
+CUDALOSS_INLINE FloatFloat finite_product(FloatFloat x, Constant<float> c) { return x * c; }
 
-// x * c as a gradient is stored: of Wide rounded once; of the others their own rounding is below what the result shows,
-// or, in fp64, as good as it gets.
+// x * c as a gradient is stored: of FloatFloat rounded once; of the others their own rounding is below what the result
+// shows, or, in fp64, as good as it gets.
 CUDALOSS_INLINE float rounded_product(float x, Constant<float> c) { return x * c.hi; }
 CUDALOSS_INLINE double rounded_product(double x, Constant<double> c) { return x * c.hi; }
-CUDALOSS_INLINE float rounded_product(Brief x, Constant<float> c) { return x.value * c.hi; }
+CUDALOSS_INLINE float rounded_product(FastFloat x, Constant<float> c) { return x.value * c.hi; }
 // The same for an x that is finite, or whose product is not taken.
 template <class T, class F>
 CUDALOSS_INLINE F rounded_finite_product(T x, Constant<F> c) {
   return rounded_product(x, c);
 }
-CUDALOSS_INLINE float rounded_finite_product(Wide x, Constant<float> c) {
+CUDALOSS_INLINE float rounded_finite_product(FloatFloat x, Constant<float> c) {
   const float finite = select(absolute(c.hi) <= FLT_MAX, c.hi, 0.0f);  // an infinite c decides by x.hi alone
   return fmaf(x.hi, c.hi, fmaf(x.hi, c.lo, x.lo * finite));
 }
-CUDALOSS_INLINE float rounded_product(Wide x, Constant<float> c) {
+CUDALOSS_INLINE float rounded_product(FloatFloat x, Constant<float> c) {
   const float result = rounded_finite_product(x, c);
   return select(result == result, result, x.hi * c.hi);  // beside an infinite hi, lo is NaN
 }
-// A constant as a power of two and a fraction in [1, 2): the fraction times another constant keeps its digits where the
-// whole would leave the range of F.
+// A constant as a power of two and a fraction of about 1: the fraction times another constant keeps its digits where
+// the whole would leave the range of F.
 template <class F>
 struct Split {
   F power;
   Constant<F> fraction;
 };
-// Host only: 1 / x, at most the largest finite number.
+// 1 / x, clamped likewise; NaN of a NaN.
 template <class F>
-inline Split<F> split_inverse(double x, F) {
-  int exponent;
-  (void)std::frexp(std::fmin(1.0 / x, static_cast<double>(largest(F()))), &exponent);
-  const double power = std::ldexp(1.0, exponent - 1);
-  return {static_cast<F>(power), ratio(1.0, x * power, F())};
+CUDALOSS_INLINE Constant<F> exact_inverse(F x, F least) {
+  const F inverse = F(1) / x, hi = select(inverse > largest(F()), largest(F()), inverse);
+  return {hi, select(hi < largest(F()) && hi > least, fused(-hi, x, F(1)) * hi, F(0))};
+}
+CUDALOSS_INLINE Constant<double> inverse_of(double x, double) { return exact_inverse(x, DBL_MIN); }
+CUDALOSS_INLINE Constant<float> inverse_of(float x, float) { return exact_inverse(x, FLT_MIN); }
+CUDALOSS_INLINE Constant<float> inverse_of(double x, float) {
+  const double inverse = 1.0 / x;
+  return constant_of(select(inverse > FLT_MAX, static_cast<double>(FLT_MAX), inverse), 0.0f);
+}
+
+// About 1 / x, a power of two that F holds, of x >= 0.
+CUDALOSS_INLINE float inverse_power(float x) {
+  const int32_t bits = 0x7f000000 - static_cast<int32_t>(bit_cast<uint32_t>(x) & 0x7f800000u);
+  return bit_cast<float>(select(bits < 0x00800000, 0x00800000, bits));
+}
+CUDALOSS_INLINE double inverse_power(double x) {
+  const int64_t least = 0x0010000000000000, exponent = bit_cast<uint64_t>(x) & 0x7ff0000000000000u;
+  const int64_t bits = 0x7fe0000000000000 - exponent;
+  return bit_cast<double>(select(bits < least, least, bits));
+}
+template <class P, class F>
+CUDALOSS_INLINE Split<F> split_inverse(P x, F) {
+  const P power = inverse_power(x), most = largest(F()) / 2;
+  const P taken = select(power > most, P(inverse_power(F(0))), power);
+  return {static_cast<F>(taken), inverse_of(x * taken, F())};
 }
 
 CUDALOSS_INLINE float scaled_by(float x, float power) { return x * power; }
 CUDALOSS_INLINE double scaled_by(double x, double power) { return x * power; }
-CUDALOSS_INLINE Brief scaled_by(Brief x, float power) { return {x.value * power}; }
-CUDALOSS_INLINE Wide scaled_by(Wide x, float power) { return {x.hi * power, x.lo * power}; }
+CUDALOSS_INLINE FastFloat scaled_by(FastFloat x, float power) { return {x.value * power}; }
+CUDALOSS_INLINE FloatFloat scaled_by(FloatFloat x, float power) { return {x.hi * power, x.lo * power}; }
 
 // The sign of `sign` times x.
 CUDALOSS_INLINE float signed_by(float sign, float x) {
@@ -193,8 +229,8 @@ CUDALOSS_INLINE F sign_times(F x, Constant<F> c) {
   const F size = c.hi + c.lo;
   return select(absolute(x) > F(0), signed_by(x, size), x * size);
 }
-CUDALOSS_INLINE float sign_times(Brief x, Constant<float> c) { return sign_times(x.value, c); }
-CUDALOSS_INLINE float sign_times(Wide x, Constant<float> c) { return sign_times(x.hi, c); }
+CUDALOSS_INLINE float sign_times(FastFloat x, Constant<float> c) { return sign_times(x.value, c); }
+CUDALOSS_INLINE float sign_times(FloatFloat x, Constant<float> c) { return sign_times(x.hi, c); }
 
 // ---- in and out --------------------------------------------------------------------------------------------
 // a - b, read as they are.
@@ -206,34 +242,34 @@ struct Difference {
   }
 };
 template <>
-struct Difference<Wide> {
+struct Difference<FloatFloat> {
   template <class A, class B>
-  CUDALOSS_INLINE static Wide of(A a, B b) {
+  CUDALOSS_INLINE static FloatFloat of(A a, B b) {
     return two_difference(widen<float>(a), widen<float>(b));
   }
 };
 
 template <>
-struct Difference<Brief> {
+struct Difference<FastFloat> {
   template <class A, class B>
-  CUDALOSS_INLINE static Brief of(A a, B b) {
+  CUDALOSS_INLINE static FastFloat of(A a, B b) {
     return {widen<float>(a) - widen<float>(b)};
   }
 };
 
 CUDALOSS_INLINE float rounded(float x) { return x; }
-CUDALOSS_INLINE float rounded(Brief x) { return x.value; }
+CUDALOSS_INLINE float rounded(FastFloat x) { return x.value; }
 CUDALOSS_INLINE double rounded(double x) { return x; }
 // Beside an infinite hi stands a lo of Inf - Inf: it is left out. A finite hi has a finite lo.
-CUDALOSS_INLINE float rounded(Wide x) {
+CUDALOSS_INLINE float rounded(FloatFloat x) {
   const float sum = x.hi + x.lo;
   return select(sum == sum, sum, x.hi);
 }
 
 CUDALOSS_INLINE double as_double(float x) { return x; }
 CUDALOSS_INLINE double as_double(double x) { return x; }
-CUDALOSS_INLINE double as_double(Brief x) { return x.value; }
-CUDALOSS_INLINE double as_double(Wide x) {
+CUDALOSS_INLINE double as_double(FastFloat x) { return x.value; }
+CUDALOSS_INLINE double as_double(FloatFloat x) {
   const double hi = x.hi, sum = hi + static_cast<double>(x.lo);
   return select(sum == sum, sum, hi);
 }

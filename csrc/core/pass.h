@@ -1,19 +1,29 @@
-// What the tensor layer asks of an engine where operands are not just dense and alike: any strides, masks, weights, a
-// reduction for each index of the leading dimensions.
+// What the tensor layer asks of an engine: pointers, sizes and strides; masks, weights, a reduction for each index of
+// the leading dimensions.
 #pragma once
 
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "core/request.h"
+#include "core/functor.h"
 
 namespace cudaloss {
 
 // Result dimensions that a pass takes; operands of more are not ours.
 constexpr int kMaxDims = 6;
 
+struct Operand {
+  const void* data;  // null: not there
+  DType dtype;
+};
+
+struct Result {
+  void* data;  // null: not wanted
+  DType dtype;
+};
+
 // Who has strides of his own.
-enum Place { kInput, kTarget, kWeight, kMask, kGradOutput, kFirst, kSecond, kPlaces };
+enum Place { kInput, kTarget, kWeight, kMask, kThird, kGradOutput, kFirst, kSecond, kPlaces };
 
 // Dimensions, the fastest first, with the strides in elements of everyone; 0 where one is broadcast.
 struct Dims {
@@ -99,24 +109,28 @@ struct Count {
   Divisor* output;
 };
 
+// What a reduction adds up.
+enum class Summed { Losses, GradInput, GradTarget };
+
 // For each segment, and each element of `inner` in it: its loss times its weight times `scale` over the denominator.
 // Whatever has no data is not wanted: the reduction, the single losses, the gradients.
 struct Pass {
   Operand input, target;
   Selection selection;
   Dims segments, inner;
-  double parameter;
+  Numbers numbers;
+  Operand third;  // in the place of numbers.third
   double scale;
   Denominator denominator;
 
   Operand grad_output;       // a factor of the gradients; without data: 1
   bool hold_unit_gradients;  // the gradients wanted hold those for a grad_output of 1 already
 
-  Result reduction;     // one a segment: the sum of the losses
-  int summed_gradient;  // 1, -1: the sum of the gradients of the input, the target instead; 0: of the losses
-  Result losses;        // at kFirst; not together with gradients
-  Result grad_input;    // at kFirst
-  Result grad_target;   // at kSecond
+  Result reduction;    // one a segment: the sum of the losses,
+  Summed summed;       // or of one operand's gradients
+  Result losses;       // at kFirst; not together with gradients
+  Result grad_input;   // at kFirst
+  Result grad_target;  // at kSecond
 };
 
 }  // namespace cudaloss

@@ -24,36 +24,49 @@ constexpr int64_t chunks(int64_t count) { return (count + kChunk - 1) / kChunk; 
 // Elements that a 16-byte load brings of the narrower operand.
 constexpr int vector_elements(int input_size, int target_size) { return 16 / std::min(input_size, target_size); }
 
-// Reads only: a tile a block, each thread with `kReduceUnroll` 16-byte loads of each operand in flight. At 2^30
-// elements 4.64 TB/s, where sum reads 4.39; a persistent grid of the same tiles 4.57, bulk copies into shared
-// memory 4.59. 256 to 1,024 threads and 4 to 16 loads stay within 0.2 %; loads that allocate in the L1 cost 0.4 %. Of
-// 1,024 threads the blocks of 2^28 elements' halves would take 4 % longer, and 2^15 elements 0.7 us.
-constexpr int kReduceThreads = 512;
-constexpr int kReduceUnroll = 4;
+// How a kernel's threads share its work: a tile a block, of which each thread has some vectors.
+struct LaunchPolicy {
+  int threads, vectors;
 
-// Reads and writes, elementwise: a tile a block, one 16-byte vector a thread. fp32 gradients of 2^28 elements from
-// 1,024 threads move 4.42 TB/s, from 512 4.38, where add moves 4.38; streaming loads 4.06.
-constexpr int elementwise_threads(int vector) { return vector == 4 ? 1024 : 512; }
+  constexpr int64_t tile(int vector) const { return int64_t{threads} * vectors * vector; }
+};
 
-// The same with a sum: two vectors a thread, which share a block's end. At 2^28 elements of fp32, bf16, bf16 with fp32,
-// and fp64: 4.32, 4.25, 4.36, 4.38 TB/s, where add moves 4.37. One vector a thread: 4.31, 3.76, 4.31, 4.35; 256 threads
-// and four vectors: 4.30, 4.23, 4.14, 4.29; persistent blocks fed by bulk copies: 4.15 in fp32.
-constexpr int kTrainThreads = 512;
-constexpr int kTrainUnroll = 2;
+// Reads only, with all loads of a thread in flight. At 2^30 elements 4.64 TB/s, where sum reads 4.39; a persistent grid
+// of the same tiles 4.57, bulk copies into shared memory 4.59. 256 to 1,024 threads and 4 to 16 loads stay within 0.2
+// %; loads that allocate in the L1 cost 0.4 %. Of 1,024 threads the blocks of 2^28 elements' halves would take 4 %
+// longer, and 2^15 elements 0.7 us.
+constexpr LaunchPolicy kSum = {512, 4};
+
+// Reads and writes. fp32 gradients of 2^28 elements from 512 threads move 4.38 TB/s, where add moves 4.38; streaming
+// loads 4.06.
+constexpr LaunchPolicy kMap = {512, 1};
+
+// The same with a sum: two vectors share a block's end. At 2^28 elements of fp32, bf16, bf16 with fp32, and fp64: 4.32,
+// 4.25, 4.36, 4.38 TB/s, where add moves 4.37. One vector a thread: 4.31, 3.76, 4.31, 4.35; 256 threads and four
+// vectors: 4.30, 4.23, 4.14, 4.29; persistent blocks fed by bulk copies: 4.15 in fp32.
+constexpr LaunchPolicy kTrain = {512, 2};
+
+// The same for a loss of two operands, whose arithmetic is nearly as long as its loads: many small blocks, so that some
+// load while others compute. BCE with logits of 2^28 fp32 elements takes 750 us of 128 threads and 12 blocks a
+// processor, 766 of 256 threads and four vectors, 839 of 512 and two; bf16 427 of 64 threads, 447 of 128, 539 of 512.
+constexpr LaunchPolicy kTrainOperands = {128, 1}, kTrainOperandsOfHalves = {64, 1};
 
 // The general pass: any strides, masks and weights.
 constexpr int kPassThreads = 512;
-constexpr int kPassUnroll = 2;  // vectors of a thread whose loads are in flight together
+constexpr int kPassThreadsOfOperands = 128;  // likewise
+constexpr int kPassUnroll = 2;               // vectors of a thread whose loads are in flight together
 // Vectors a thread: its start and its end are as much work as one vector, but few elements need many threads. At 2^28
 // fp32 elements a masked training pass takes 0.92 ms of two, 0.82 of four, 0.81 of eight; of no mask 0.79, 0.75, 0.77;
 // where strides are followed 1.41, 1.28, 1.21.
-constexpr int64_t kFewTurns = 4, kManyTurns = 8;
-constexpr int64_t pass_turns(int64_t vectors, int64_t most) {
-  if (vectors <= 2 * kPassThreads) return 2;  // one block, which need not find out whether it is the last
-  return std::clamp<int64_t>(vectors / (kPassThreads * 4096), 1, most);
+constexpr int64_t kFewVectors = 4, kManyVectors = 8;
+constexpr int64_t pass_vectors_per_thread(int64_t vectors, int64_t least, int64_t most) {
+  if (vectors <= 1024) return 2;  // one block, which need not find out whether it is the last
+  // One until there are blocks for all processors: of two, 2^16 elements take 5 % longer, and 2^20 a fourth less.
+  const int64_t fewest = std::clamp<int64_t>(vectors >> 17, 1, least);
+  return std::clamp<int64_t>(vectors >> 21, fewest, most);
 }
 // A segment of more turns than this for each lane of a warp has blocks of its own.
-constexpr int64_t kWarpTurns = 8;
+constexpr int64_t kWarpVectors = 8;
 
 // A block beyond this many takes several tiles, so that their partials stay under 1 MB. Two tiles a block cost a
 // pass that writes 1 %, four 2 %, and one that only reads nothing.
@@ -79,23 +92,19 @@ constexpr int64_t blocks_for(int64_t tiles) {
   return std::max<int64_t>(1, ceil_div(tiles, tiles_a_block));
 }
 
-constexpr int64_t reduce_tile(int vector) { return int64_t{kReduceThreads} * kReduceUnroll * vector; }
-
-constexpr int64_t reduce_blocks(int64_t count, int vector) {
-  const int64_t tiles = ceil_div(count, reduce_tile(vector));
+constexpr int64_t sum_blocks(int64_t count, int vector) {
+  const int64_t tiles = ceil_div(count, kSum.tile(vector));
   return tiles == 2 ? 1 : blocks_for(tiles);  // 2.8 us; two blocks, and which of them is the last, 3.2
 }
 
-constexpr int64_t elementwise_tile(int vector) { return int64_t{elementwise_threads(vector)} * vector; }
-constexpr int64_t elementwise_tiles(int64_t count, int vector) { return ceil_div(count, elementwise_tile(vector)); }
-
-constexpr int64_t train_tile(int vector) { return int64_t{kTrainThreads} * kTrainUnroll * vector; }
-constexpr int64_t train_blocks(int64_t count, int vector) { return blocks_for(ceil_div(count, train_tile(vector))); }
+constexpr int64_t train_blocks(int64_t count, int vector, LaunchPolicy policy = kTrain) {
+  return blocks_for(ceil_div(count, policy.tile(vector)));
+}
 
 // One block has no more threads than it has vectors, in whole warps: 1,024 elements take 0.2 us less.
-constexpr int train_threads(int64_t count, int vector) {
+constexpr int train_threads(int64_t count, int vector, LaunchPolicy policy = kTrain) {
   const int64_t vectors = std::max<int64_t>(1, ceil_div(count, vector));
-  return static_cast<int>(std::min<int64_t>(kTrainThreads, ceil_div(vectors, 32) * 32));
+  return static_cast<int>(std::min<int64_t>(policy.threads, ceil_div(vectors, 32) * 32));
 }
 
 constexpr int64_t fold_blocks(int64_t partials) { return ceil_div(partials, kFoldTile); }

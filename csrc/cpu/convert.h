@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
-#include "core/request.h"
+#include "core/pass.h"
 
 namespace cudaloss::cpu {
 

@@ -4,25 +4,12 @@
 #include <cstdint>
 
 #include "core/pass.h"
-#include "core/request.h"
 
 namespace cudaloss::cpu {
 
 // at::parallel_for's contract: calls body on sub-ranges of [begin, end), in any order, on any thread.
 using ParallelFor = void (*)(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*),
                              void* context);
-
-template <template <class> class Loss>
-void reduce(const Forward& request, ParallelFor parallel_for);
-
-template <template <class> class Loss>
-void elementwise(const Forward& request, ParallelFor parallel_for);
-
-template <template <class> class Loss>
-void train(const Training& request, ParallelFor parallel_for);
-
-template <template <class> class Loss>
-void backward(const Backward& request, ParallelFor parallel_for);
 
 template <template <class> class Loss>
 void pass(const Pass& request, ParallelFor parallel_for);

@@ -1,209 +1,337 @@
-// The CPU engine: fixed chunks shared out over threads, blocks of a chunk through the loops of kernels.h.
+// The CPU engine: a Pass is shared out over threads in blocks, each of which goes through the loops of kernels.h, and
+// what weights, selections and segments make of it through those of blocks.h. Included by the source of each loss,
+// which setup.py writes.
 #pragma once
 
 #include <algorithm>
-#include <initializer_list>
-#include <vector>
+#include <type_traits>
 
-#include "core/plan.h"
-#include "core/sum.h"
-#include "cpu/convert.h"
+#include "cpu/blocks.h"
 #include "cpu/engine.h"
+#include "cpu/gather.h"
 #include "cpu/kernels.h"
+#include "cpu/strips.h"
+#include "cpu/tiles.h"
 
 namespace cudaloss::cpu {
 
-template <class Body>
-void for_each_chunk(ParallelFor parallel_for, int64_t count, const Body& body) {
-  const auto run = [&](int64_t first, int64_t last) {
-    for (int64_t chunk = first; chunk < last; ++chunk) {
-      const int64_t begin = chunk * plan::kChunk;
-      body(chunk, begin, std::min(count, begin + plan::kChunk));
-    }
-  };
-  const int64_t chunks = plan::chunks(count);
-  if (chunks <= 1) return run(0, chunks);
-  using Run = decltype(run);
-  parallel_for(
-      0, chunks, 1, [](int64_t first, int64_t last, void* context) { (*static_cast<Run*>(context))(first, last); },
-      const_cast<void*>(static_cast<const void*>(&run)));
-}
+// Of fewer terms than these, a segment's or those that are kept of a block, fp32 arithmetic's rounding errors would not
+// average out. A small request computes exactly anyway, where it costs nothing.
+constexpr int64_t kFewTerms = 96;
+constexpr int64_t kSmallRequest = 4096;
 
-// Calls body(begin, length) for the blocks of [begin, end).
-template <class Body>
-void for_each_block(int64_t begin, int64_t end, const Body& body) {
-  for (int64_t at = begin; at < end; at += kBlock) body(at, std::min(kBlock, end - at));
-}
-
-inline Sum in_order(const Sum* partials, int64_t count) {
-  Sum total = {};
-  for (int64_t i = 0; i < count; ++i) total.add(partials[i]);
-  return total;
-}
-
-// The gradients that are wanted, of one block's operands, which are read already: to_input is filled with them, or
-// to_target with their negatives, or both.
-struct Gradients {
-  const Result &to_input, &to_target;
-  double scale;
-
-  // `fill(scale, out)` writes the gradients of the input times `scale`. `spare` holds a block that is not needed again.
-  template <class T, class F, class Fill>
-  void write_block(int64_t at, int64_t length, F* buffer, F* spare, const Fill& fill) const {
-    const Result& first = to_input.data ? to_input : to_target;
-    F* out = writable(first, at, buffer);
-    fill(static_cast<T>(to_input.data ? scale : -scale), out);
-    write(first, at, length, out);
-    if (to_input.data && to_target.data) {
-      F* mirrored = writable(to_target, at, spare);
-      negate(out, length, mirrored);
-      write(to_target, at, length, mirrored);
-    }
-  }
+// What one thread works in. Only what a pass needs of it is ever touched.
+template <class TV, class T, class F>
+struct PassScratch {
+  F input[kBlock], target[kBlock], weights[kBlock], third[kBlock], grad_output[kBlock], gradient[kBlock],
+      mirrored[kBlock];
+  TV values[kBlock];
+  T terms[kBlock], factors[kBlock];
+  uint8_t mask[kBlock];
+  Keep<F> keep[kBlock];
+  double of_segments[kBlock];
 };
 
-// The loss, and whatever else `visit(at, length, input, target, spare)` makes of the blocks that were read for it.
-template <class T, class F, class Loss, class Visit>
-void reduce_visiting(const Forward& request, ParallelFor parallel_for, const Visit& visit) {
-  const Loss loss(request.parameter);
-  std::vector<Sum> partials(plan::chunks(request.count));
-  for_each_chunk(parallel_for, request.count, [&](int64_t chunk, int64_t begin, int64_t end) {
-    F input[kBlock], target[kBlock];
-    Sum blocks[plan::kChunk / kBlock];
-    int64_t filled = 0;
-    for_each_block(begin, end, [&](int64_t at, int64_t length) {
-      const F* a = read(request.input, at, length, input);
-      const F* b = read(request.target, at, length, target);
-      blocks[filled++] = sum_of_losses<T>(loss, a, b, length);
-      visit(at, length, a, b, input);
-    });
-    partials[chunk] = in_order(blocks, filled);
-  });
-  const double total = in_order(partials.data(), static_cast<int64_t>(partials.size())).over(request.divisor);
-  double buffer;
-  *writable(request.output, 0, &buffer) = total;
-  write(request.output, 0, 1, &total);
-}
+// A block, as it is read.
+template <class F>
+struct PassBlock {
+  const Block& block;
+  Position at;
+  int64_t count;
+  const F *input, *target;
+  const F* weights;     // null: 1
+  const F* third;       // null: a number
+  const Keep<F>* keep;  // null: all
+};
 
-template <class T, class F, class Loss>
-void reduce_as(const Forward& request, ParallelFor parallel_for) {
-  reduce_visiting<T, F, Loss>(request, parallel_for, [](int64_t, int64_t, const F*, const F*, F*) {});
-}
-
-// TV is the arithmetic of the loss, T that of the gradients.
+// TV is the arithmetic of the losses that are summed up, T that of single results, F the type read.
 template <class TV, class T, class F, template <class> class Loss>
-void train_as(const Training& request, ParallelFor parallel_for) {
-  const Loss<T> loss(request.forward.parameter);
-  const Gradients wanted = {request.grad_input, request.grad_target, 1.0 / request.forward.divisor};
-  reduce_visiting<TV, F, Loss<TV>>(
-      request.forward, parallel_for, [&](int64_t at, int64_t length, const F* a, const F* b, F* spare) {
-        F buffer[kBlock];
-        wanted.write_block<T>(at, length, buffer, spare,
-                              [&](T scale, F* out) { gradients<T>(loss, scale, a, b, length, out); });
-      });
-}
+class PassRun {
+ public:
+  using Scratch = PassScratch<TV, T, F>;
 
-template <class T, class F, class Loss>
-void elementwise_as(const Forward& request, ParallelFor parallel_for) {
-  const Loss loss(request.parameter);
-  for_each_chunk(parallel_for, request.count, [&](int64_t, int64_t begin, int64_t end) {
-    F input[kBlock], target[kBlock], buffer[kBlock];
-    for_each_block(begin, end, [&](int64_t at, int64_t length) {
-      F* out = writable(request.output, at, buffer);
-      losses<T>(loss, read(request.input, at, length, input), read(request.target, at, length, target), length, out);
-      write(request.output, at, length, out);
-    });
-  });
-}
+  PassRun(const Pass& pass, const Strips& strips)
+      : pass_(pass),
+        strips_(strips),
+        outgoing_({pass.segments}, {kGradOutput}),
+        summed_loss_(pass.numbers),
+        loss_(pass.numbers),
+        divisor_(sums_gradients() && strips.inner() == 0 ? divisor_of(1.0) : pass.denominator.at(0)),
+        wants_gradients_(pass.grad_input.data || pass.grad_target.data || sums_gradients()),
+        elementwise_grad_output_(pass.grad_output.data && varies(pass.inner, kGradOutput)),
+        one_factor_(!varies(pass.segments, kGradOutput) && !pass.denominator.counted_each) {}
 
-template <class T, class F, class Loss>
-void backward_as(const Backward& request, ParallelFor parallel_for) {
-  const Loss loss(request.parameter);
-  double for_all = 1.0;
-  if (request.grad_output_is_scalar) {
-    double value;
-    for_all = *read(request.grad_output, 0, 1, &value);
-    if (request.hold_unit_gradients && for_all == 1.0) return;
+  // Whether all the gradients wanted are there already.
+  bool is_held() const {
+    double grad_output = 0.0;
+    if (!pass_.hold_unit_gradients || varies(pass_.segments, kGradOutput) || elementwise_grad_output_) return false;
+    read_outgoing(0, 1, &grad_output);
+    return grad_output == 1.0;
   }
-  const Gradients wanted = {request.grad_input, request.grad_target, for_all / request.divisor};
-  for_each_chunk(parallel_for, request.count, [&](int64_t, int64_t begin, int64_t end) {
-    F input[kBlock], target[kBlock], grad_output[kBlock], buffer[kBlock];
-    for_each_block(begin, end, [&](int64_t at, int64_t length) {
-      const F* a = read(request.input, at, length, input);
-      const F* b = read(request.target, at, length, target);
-      wanted.write_block<T>(at, length, buffer, input, [&](T factor, F* out) {
-        if (request.grad_output_is_scalar) return gradients<T>(loss, factor, a, b, length, out);
-        gradients<T>(loss, factor, read(request.grad_output, at, length, grad_output), a, b, length, out);
-      });
+
+  void operator()(const Strip& strip, Sums* sums, Scratch& scratch) const {
+    double* factors = scratch.of_segments;
+    if (!wants_gradients_) return visit(strip, factors, sums, scratch);
+    const int64_t count = one_factor_ ? 1 : strip.segments;
+    read_outgoing(strip.segment, count, factors);
+    if (one_factor_ || !pass_.hold_unit_gradients) {
+      make_factors(strip.segment, count, factors);
+      return visit(strip, factors, sums, scratch);
+    }
+    for (int64_t from = 0, to = 0; from < count; from = to) {
+      const bool held = factors[from] == 1.0;
+      for (to = from; to < count && (factors[to] == 1.0) == held;) ++to;
+      if (held) continue;
+      make_factors(strip.segment + from, to - from, factors + from);
+      visit({strip.segment + from, to - from, strip.begin, strip.end}, factors + from, sums, scratch);
+    }
+  }
+
+  void finish_segments(int64_t segment, int64_t count, const Sums& sums) const {
+    const bool each = pass_.denominator.counted_each;
+    const Divisor* divisors = each ? pass_.denominator.counted + segment : &divisor_;
+    double buffer[kBlock];
+    double* out = writable(pass_.reduction, segment, buffer);
+    finish(sums, count, {pass_.scale, divisors, each, sums_gradients(), pass_.reduction.dtype == DType::Float64}, out);
+    write(pass_.reduction, segment, count, out);
+  }
+
+ private:
+  using Read = PassBlock<F>;
+  static constexpr bool kCompensated = std::is_same_v<F, double>;
+  static constexpr bool kSharesTerms = kIsOfOperands<Loss>;
+
+  bool sums_gradients() const { return pass_.summed != Summed::Losses; }
+
+  // grad_output of each segment; 1 where there is none, or where it is read with the elements.
+  void read_outgoing(int64_t segment, int64_t count, double* out) const {
+    if (!pass_.grad_output.data || elementwise_grad_output_) return std::fill(out, out + count, 1.0);
+    const double* values = read(pass_.grad_output, outgoing_, outgoing_.after(segment), kGradOutput, count, out);
+    if (values != out) std::copy(values, values + count, out);
+  }
+
+  // From grad_output to what all gradients of a segment are multiplied by. Of summed ones their sum is, at the end.
+  void make_factors(int64_t segment, int64_t count, double* factors) const {
+    if (sums_gradients()) return;
+    const Denominator& denominator = pass_.denominator;
+    for (int64_t s = 0; s < count; ++s) {
+      const Divisor& divisor = denominator.counted_each ? denominator.counted[segment + s] : divisor_;
+      if constexpr (std::is_same_v<F, double>) {  // which shows each rounding
+        factors[s] = divisor.reciprocal == 0.0 ? 0.0 : factors[s] * pass_.scale / divisor.value;
+      } else {
+        factors[s] *= factor_of<F>(pass_.scale, divisor);
+      }
+    }
+  }
+
+  const F* read_at(const Operand& operand, const Position& at, Place place, int64_t count, F* buffer) const {
+    return operand.data ? read(operand, strips_.walk(), at, place, count, buffer) : nullptr;
+  }
+
+  const Keep<F>* read_selection(const Position& at, int64_t count, const F* target, Scratch& scratch) const {
+    const Selection& selection = pass_.selection;
+    if (!selection.mask.data && !selection.ignore_nan) return nullptr;
+    const uint8_t* mask = nullptr;
+    if (selection.mask.data) mask = read_mask(selection.mask, strips_.walk(), at, count, scratch.mask);
+    make_keep(mask, selection.ignore_nan ? target : nullptr, count, scratch.keep);
+    return scratch.keep;
+  }
+
+  void visit(const Strip& strip, const double* segment_factors, Sums* sums, Scratch& scratch) const {
+    strips_.for_each_block(strip, [&](const Block& block) {
+      const int64_t count = block.count();
+      const Position at = strips_.walk().after(block.before);
+      const F* input = read_at(pass_.input, at, kInput, count, scratch.input);
+      const F* target = read_at(pass_.target, at, kTarget, count, scratch.target);
+      const F* weights = read_at(pass_.selection.weight, at, kWeight, count, scratch.weights);
+      const F* third = read_at(pass_.third, at, kThird, count, scratch.third);
+      const Read found = {block, at, count, input, target, weights, third, read_selection(at, count, target, scratch)};
+      if constexpr (kSharesTerms) {
+        if (shares_terms(found)) return add_and_write(found, segment_factors, *sums, scratch);
+      }
+      if (pass_.reduction.data && !sums_gradients()) add_losses(found, *sums, scratch);
+      if (pass_.losses.data) write_losses(found, scratch);
+      if (sums_gradients()) add_gradients(found, segment_factors, *sums, scratch);
+      if (pass_.grad_input.data) write_gradients<Of::Input>(found, segment_factors, scratch);
+      if (pass_.grad_target.data) write_gradients<Of::Target>(found, segment_factors, scratch);
     });
-  });
-}
+  }
 
-inline bool any_float64(std::initializer_list<DType> dtypes) {
-  return std::find(dtypes.begin(), dtypes.end(), DType::Float64) != dtypes.end();
-}
-inline bool all_half(std::initializer_list<DType> dtypes) {
-  return std::all_of(dtypes.begin(), dtypes.end(),
-                     [](DType dtype) { return dtype == DType::Float16 || dtype == DType::BFloat16; });
-}
+  // Whether the losses and the input's gradients are all there is to make, with one factor for the block.
+  bool shares_terms(const Read& found) const {
+    return pass_.reduction.data && pass_.grad_input.data && !pass_.grad_target.data && !found.weights && !found.third &&
+           !elementwise_grad_output_ && (one_factor_ || found.block.segments == 1);
+  }
 
-template <class T_, class F_>
-struct Types {
-  using T = T_;
-  using F = F_;
+  void add_and_write(const Read& found, const double* segment_factors, Sums& sums, Scratch& scratch) const {
+    F* out = writable(pass_.grad_input, strips_.walk(), found.at, kFirst, found.count, scratch.gradient);
+    const Constant<T> scale = constant_of(segment_factors[one_factor_ ? 0 : found.block.segment], T());
+    losses_and_gradients<T, F>(loss_, scale, found.input, found.target, found.count, scratch.terms, out);
+    if (found.keep) select_out<F>(found.keep, found.count, scratch.terms);
+    if (found.keep) select_out<F>(found.keep, found.count, out);
+    write(pass_.grad_input, strips_.walk(), found.at, kFirst, found.count, out);
+    strips_.add_terms(found.block, scratch.terms, kCompensated, sums);
+  }
+
+  template <class LossA>
+  static Sum sum_of_block(const LossA& loss, const Read& found) {
+    using A = typename LossA::Arithmetic;
+    const auto sum =
+        found.weights
+            ? (found.keep ? sum_of_losses<A, true, true, F, LossA> : sum_of_losses<A, true, false, F, LossA>)
+            : (found.keep ? sum_of_losses<A, false, true, F, LossA> : sum_of_losses<A, false, false, F, LossA>);
+    return sum(loss, found.input, found.target, found.weights, found.keep, found.count);
+  }
+
+  template <class LossA, class Out>
+  static void fill_losses(const LossA& loss, const Read& found, Out* out) {
+    if constexpr (LossA::kHasThird) {
+      if (found.third) return losses<true>(loss, found.input, found.target, found.third, found.count, out);
+    }
+    losses<false, F>(loss, found.input, found.target, nullptr, found.count, out);
+  }
+
+  template <class LossA, class A>
+  void add_losses(const LossA& loss, const Read& found, Sums& sums, A* terms) const {
+    if constexpr (!kSharesTerms) {  // whose terms GCC 12 does not vectorise inside of a sum
+      if (found.block.segments == 1 && !found.third) return sums.add(found.block.segment, sum_of_block(loss, found));
+    }
+    fill_losses(loss, found, terms);
+    if (found.weights) multiply(found.weights, found.count, terms);
+    if (found.keep) select_out<F>(found.keep, found.count, terms);
+    strips_.add_terms(found.block, terms, kCompensated, sums);
+  }
+
+  void add_losses(const Read& found, Sums& sums, Scratch& scratch) const {
+    const bool may_be_few = found.keep && sizeof(TV) < sizeof(T);
+    if (may_be_few && (found.block.segments > 1 || count_kept<F>(found.keep, found.count) < kFewTerms)) {
+      add_losses(loss_, found, sums, scratch.terms);
+    } else {
+      add_losses(summed_loss_, found, sums, scratch.values);
+    }
+  }
+
+  void write_losses(const Read& found, Scratch& scratch) const {
+    F* out = writable(pass_.losses, strips_.walk(), found.at, kFirst, found.count, scratch.gradient);
+    if (!found.weights && pass_.scale == 1.0) {
+      fill_losses(loss_, found, out);
+    } else {
+      fill_losses(loss_, found, scratch.terms);
+      if (found.weights) multiply(found.weights, found.count, scratch.terms);
+      scaled(scratch.terms, static_cast<T>(pass_.scale), found.count, out);
+    }
+    if (found.keep) select_out<F>(found.keep, found.count, out);
+    write(pass_.losses, strips_.walk(), found.at, kFirst, found.count, out);
+  }
+
+  template <Of kOf, class Scale, class... Factors, class Out>
+  void fill_gradients(const Read& found, Scale scale, Out* out, const Factors*... factors) const {
+    if constexpr (decltype(loss_)::kHasThird) {
+      if (found.third) {
+        return gradients<kOf, true>(loss_, scale, factors..., found.input, found.target, found.third, found.count, out);
+      }
+    }
+    gradients<kOf, false, T, F>(loss_, scale, factors..., found.input, found.target, nullptr, found.count, out);
+  }
+
+  // Fills `out` with one operand's gradients.
+  template <Of kOf, class Out>
+  void fill_gradients(const Read& found, const double* segment_factors, Scratch& scratch, Out* out) const {
+    const bool each = found.block.segments > 1 && !one_factor_;
+    const double* own_factors = segment_factors + (one_factor_ ? 0 : found.block.segment);
+    const Constant<T> scale = constant_of(each ? 1.0 : own_factors[0], T());
+    const F* outgoing = nullptr;
+    if (elementwise_grad_output_) {
+      outgoing = read_at(pass_.grad_output, found.at, kGradOutput, found.count, scratch.grad_output);
+    }
+    const F* single = found.weights ? found.weights : outgoing;
+    if (each || (found.weights && outgoing)) {
+      if (single) {
+        convert(single, found.count, scratch.factors);
+      } else {
+        std::fill(scratch.factors, scratch.factors + found.count, T(1));
+      }
+      if (found.weights && outgoing) multiply(outgoing, found.count, scratch.factors);
+      if (each) multiply_segments(own_factors, strips_.grid(found.block), scratch.factors);
+      fill_gradients<kOf>(found, scale.hi, out, scratch.factors);
+    } else if (single) {
+      fill_gradients<kOf>(found, scale.hi, out, single);
+    } else {
+      fill_gradients<kOf>(found, scale, out);
+    }
+    if (found.keep) select_out<F>(found.keep, found.count, out);
+  }
+
+  void add_gradients(const Read& found, const double* segment_factors, Sums& sums, Scratch& scratch) const {
+    if (pass_.summed == Summed::GradInput) {
+      fill_gradients<Of::Input>(found, segment_factors, scratch, scratch.terms);
+    } else {
+      fill_gradients<Of::Target>(found, segment_factors, scratch, scratch.terms);
+    }
+    strips_.add_terms(found.block, scratch.terms, kCompensated, sums);
+  }
+
+  template <Of kOf>
+  void write_gradients(const Read& found, const double* segment_factors, Scratch& scratch) const {
+    const Result& result = kOf == Of::Input ? pass_.grad_input : pass_.grad_target;
+    constexpr Place kPlace = kOf == Of::Input ? kFirst : kSecond;
+    F* out = writable(result, strips_.walk(), found.at, kPlace, found.count, scratch.gradient);
+    fill_gradients<kOf>(found, segment_factors, scratch, out);
+    write(result, strips_.walk(), found.at, kPlace, found.count, out);
+  }
+
+  const Pass& pass_;
+  const Strips& strips_;
+  const Walk outgoing_;
+  const Functor<Loss, TV> summed_loss_;
+  const Functor<Loss, T> loss_;
+  const Divisor divisor_;  // of all segments, unless each has its own; a gradient that sums nothing is 0, not 0 / 0
+  const bool wants_gradients_, elementwise_grad_output_;
+  const bool one_factor_;  // of the gradients of all segments
 };
 
-// Calls body with the type to read and the arithmetic: fp64 throughout where it is involved, fp32 where that loses
-// nothing the caller could see, else fp64 arithmetic over fp32 data.
-template <class Body>
-void with_types(bool float64, bool float32_suffices, const Body& body) {
-  if (float64) return body(Types<double, double>());
-  if (float32_suffices) return body(Types<float, float>());
-  return body(Types<double, float>());
+template <class TV, class T, class F, template <class> class Loss>
+void pass_as(const Pass& request, ParallelFor parallel_for) {
+  const Strips strips(request.segments, tiled(request.inner), kInput, kTarget,
+                      {kInput, kTarget, kWeight, kMask, kThird, kGradOutput, kFirst, kSecond});
+  const PassRun<TV, T, F, Loss> run(request, strips);
+  using Scratch = PassScratch<TV, T, F>;
+  if (request.reduction.data) {
+    sum_strips<Scratch>(
+        strips, parallel_for, [&](const Strip& strip, Sums& sums, Scratch& scratch) { run(strip, &sums, scratch); },
+        [&](int64_t segment, int64_t count, const Sums& sums) { run.finish_segments(segment, count, sums); });
+  } else if (strips.segments() * strips.inner() > 0 && !run.is_held()) {
+    strips.share_out(parallel_for, [&](int64_t first, int64_t last) {
+      Scratch scratch;
+      for (int64_t index = first; index < last; ++index) run(strips.strip(index), nullptr, scratch);
+    });
+  }
 }
 
-template <template <class> class Loss>
-void reduce(const Forward& r, ParallelFor parallel_for) {
-  const bool fast = r.count > plan::kExactCount || all_half({r.input.dtype, r.target.dtype, r.output.dtype});
-  with_types(any_float64({r.input.dtype, r.target.dtype, r.output.dtype}), fast, [&](auto types) {
-    using T = typename decltype(types)::T;
-    reduce_as<T, typename decltype(types)::F, Loss<T>>(r, parallel_for);
-  });
-}
+// The arithmetic of single results over fp32 data: fp64 costs no time at memory speed. A loss of two operands keeps in
+// its terms what float would lose, and its exponentials would take fp64 four times as long.
+template <template <class> class Loss, class F>
+using Single = std::conditional_t<kIsOfOperands<Loss>, F, double>;
 
 template <template <class> class Loss>
-void elementwise(const Forward& r, ParallelFor parallel_for) {
-  const bool fast = all_half({r.input.dtype, r.target.dtype, r.output.dtype});
-  with_types(any_float64({r.input.dtype, r.target.dtype, r.output.dtype}), fast, [&](auto types) {
-    using T = typename decltype(types)::T;
-    elementwise_as<T, typename decltype(types)::F, Loss<T>>(r, parallel_for);
-  });
-}
-
-template <template <class> class Loss>
-void train(const Training& r, ParallelFor parallel_for) {
-  const Forward& f = r.forward;
-  const bool halves = all_half({f.input.dtype, f.target.dtype});
-  with_types(any_float64({f.input.dtype, f.target.dtype}), halves, [&](auto types) {
-    using T = typename decltype(types)::T;
-    using F = typename decltype(types)::F;
-    if (f.count > plan::kExactCount || (halves && all_half({f.output.dtype}))) {
-      train_as<F, T, F, Loss>(r, parallel_for);  // the loss in the operands' own arithmetic, as `reduce` has it
-    } else {
-      train_as<double, T, F, Loss>(r, parallel_for);
-    }
-  });
-}
-
-template <template <class> class Loss>
-void backward(const Backward& r, ParallelFor parallel_for) {
-  with_types(any_float64({r.input.dtype, r.target.dtype, r.grad_output.dtype}),
-             all_half({r.input.dtype, r.target.dtype}), [&](auto types) {
-               using T = typename decltype(types)::T;
-               backward_as<T, typename decltype(types)::F, Loss<T>>(r, parallel_for);
-             });
+void pass(const Pass& r, ParallelFor parallel_for) {
+  const auto is = [](const auto& has, DType dtype) { return has.data && has.dtype == dtype; };
+  const auto any = [&](DType dtype) {
+    return is(r.input, dtype) || is(r.target, dtype) || is(r.selection.weight, dtype) || is(r.third, dtype) ||
+           is(r.losses, dtype);
+  };
+  if (any(DType::Float64) || is(r.reduction, DType::Float64) ||
+      (is(r.grad_output, DType::Float64) && varies(r.inner, kGradOutput))) {
+    return pass_as<double, double, double, Loss>(r, parallel_for);
+  }
+  const bool many = distinct_terms(r.inner) > kFewTerms && r.inner.count() * r.segments.count() > kSmallRequest;
+  using Exact = Single<Loss, float>;
+  if (!any(DType::Float32)) {
+    if (many || !is(r.reduction, DType::Float32)) return pass_as<float, float, float, Loss>(r, parallel_for);
+    return pass_as<Exact, float, float, Loss>(r, parallel_for);
+  }
+  if (many) return pass_as<float, Exact, float, Loss>(r, parallel_for);
+  pass_as<Exact, Exact, float, Loss>(r, parallel_for);
 }
 
 }  // namespace cudaloss::cpu
-
-#include "cpu/pass_impl.h"

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "core/request.h"
+#include "core/pass.h"
 #include "cpu/walk.h"
 
 namespace cudaloss::cpu {

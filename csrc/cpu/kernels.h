@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/arith.h"
+#include "core/functor.h"
 #include "core/sum.h"
 
 namespace cudaloss::cpu {
@@ -87,7 +87,7 @@ struct TermOf {
   const Keep<F>* keep;
 
   CUDALOSS_INLINE T operator()(int64_t i) const {
-    T value = loss.value(Difference<T>::of(input[i], target[i]));
+    T value = loss.value(loss.terms(input[i], target[i]));
     if constexpr (kWeighed) value *= static_cast<T>(weights[i]);
     if constexpr (kSelected) value = kept(value, keep[i]);
     return value;
@@ -100,39 +100,67 @@ CUDALOSS_MULTIVERSION Sum sum_of_losses(Loss loss, const F* input, const F* targ
                                         const Keep<F>* keep, int64_t count) {
   return sum_of<T>(TermOf<T, kWeighed, kSelected, F, Loss>{loss, input, target, weights, keep}, count);
 }
-template <class T, class F, class Loss>
-Sum sum_of_losses(const Loss& loss, const F* input, const F* target, int64_t count) {
-  return sum_of_losses<T, false, false, F>(loss, input, target, nullptr, nullptr, count);
-}
-
-template <class T, class F, class Loss, class Out>
-CUDALOSS_MULTIVERSION void losses(Loss loss, const F* input, const F* target, int64_t count, Out* out) {
-  for (int64_t i = 0; i < count; ++i) {
-    out[i] = static_cast<Out>(loss.value(Difference<T>::of(input[i], target[i])));
+// The loss of element i, or with kThird one that has the element's own third operand.
+template <bool kThird, class F, class Loss>
+CUDALOSS_INLINE Loss own(const Loss& loss, const F* third, int64_t i) {
+  if constexpr (kThird) {
+    return loss.with(static_cast<typename Loss::F>(third[i]));
+  } else {
+    return loss;
   }
 }
 
-// out = scale * grad, the same scale for all elements.
-template <class T, class F, class Loss, class Out>
-CUDALOSS_MULTIVERSION void gradients(Loss loss, T scale, const F* input, const F* target, int64_t count, Out* out) {
+template <bool kThird, class F, class Loss, class Out>
+CUDALOSS_MULTIVERSION void losses(Loss loss, const F* input, const F* target, const F* third, int64_t count, Out* out) {
   for (int64_t i = 0; i < count; ++i) {
-    out[i] = static_cast<Out>(loss.grad(Difference<T>::of(input[i], target[i]), Constant<T>{scale, T(0)}));
+    const Loss of_element = own<kThird>(loss, third, i);
+    out[i] = static_cast<Out>(of_element.value(of_element.terms(input[i], target[i])));
+  }
+}
+
+// Whose gradients a loop makes.
+enum class Of { Input, Target };
+
+template <Of kOf, class Loss, class F>
+CUDALOSS_INLINE typename Loss::F gradient(const Loss& loss, Constant<typename Loss::F> factor, F input, F target) {
+  if constexpr (kOf == Of::Input || Loss::kMirrors) {
+    const auto found = loss.grad_input(loss.terms(input, target), factor);
+    return kOf == Of::Input ? found : -found;
+  } else {
+    return loss.grad_target(loss.terms(input, target), factor);
+  }
+}
+
+// out = scale * gradient, the same scale for all elements.
+template <Of kOf, bool kThird, class T, class F, class Loss, class Out>
+CUDALOSS_MULTIVERSION void gradients(Loss loss, Constant<T> scale, const F* input, const F* target, const F* third,
+                                     int64_t count, Out* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = static_cast<Out>(gradient<kOf>(own<kThird>(loss, third, i), scale, input[i], target[i]));
   }
 }
 
 // The same with one more factor for each element.
-template <class T, class F, class Factor, class Loss, class Out>
+template <Of kOf, bool kThird, class T, class F, class Factor, class Loss, class Out>
 CUDALOSS_MULTIVERSION void gradients(Loss loss, T scale, const Factor* factors, const F* input, const F* target,
-                                     int64_t count, Out* out) {
+                                     const F* third, int64_t count, Out* out) {
   for (int64_t i = 0; i < count; ++i) {
-    const T factor = scale * static_cast<T>(factors[i]);
-    out[i] = static_cast<Out>(loss.grad(Difference<T>::of(input[i], target[i]), Constant<T>{factor, T(0)}));
+    const Constant<T> factor = {scale * static_cast<T>(factors[i]), T(0)};
+    out[i] = static_cast<Out>(gradient<kOf>(own<kThird>(loss, third, i), factor, input[i], target[i]));
   }
 }
 
-template <class F>
-CUDALOSS_MULTIVERSION void negate(const F* source, int64_t count, F* out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = -source[i];
+// Both from the same terms, which are most of the work of a loss of two operands.
+template <class T, class F, class Loss>
+CUDALOSS_MULTIVERSION void losses_and_gradients(Loss loss, Constant<T> scale, const F* __restrict input,
+                                                const F* __restrict target, int64_t count, T* __restrict losses,
+                                                F* __restrict gradients) {
+  for (int64_t i = 0; i < count; ++i) {
+    const auto terms = loss.terms(input[i], target[i]);
+    const T value = loss.value(terms);
+    gradients[i] = static_cast<F>(loss.grad_input(terms, scale));
+    losses[i] = value;
+  }
 }
 
 }  // namespace cudaloss::cpu

@@ -1,43 +1,49 @@
 // The denominators of masked and weighted means, before the pass that needs them.
+#include "cuda/accessor.cuh"
 #include "cuda/fold.cuh"
-#include "cuda/grid.h"
 #include "cuda/groups.cuh"
 #include "cuda/launch.h"
+#include "cuda/partition.h"
 #include "cuda/pass_plan.h"
-#include "cuda/port.cuh"
 
 namespace cudaloss::cuda {
 namespace {
 
+// Of a mask alone the sum is a number of elements, which a double holds as it is.
+template <bool kMaskAlone>
+using CountSum = std::conditional_t<kMaskAlone, double, Sum>;
+
+template <bool kMaskAlone>
 struct CountParameters {
-  Grid grid;
-  Steps segments, inner;
-  Port<uint8_t> mask;
+  Partition partition;
+  OffsetCalculator segments, inner;
+  Accessor<uint8_t> mask;
   bool linear;  // the mask is dense, in whole vectors
   Weights<double> weight;
-  Port<Any<double>> target;  // where NaN there matters
-  Fold<Sum, SegmentDivisor> fold;
+  Accessor<Any<double>> target;  // where NaN there matters
+  Fold<CountSum<kMaskAlone>, SegmentDivisor> fold;
 };
 
-__device__ __forceinline__ int64_t offset_in(const CountParameters& p, uint32_t segment,
-                                             const Coordinates<kMaxSteps>& vector, Place place) {
+template <bool kMaskAlone>
+__device__ __forceinline__ int64_t offset_in(const CountParameters<kMaskAlone>& p, uint32_t segment,
+                                             const Coordinates<kMaxOffsetDims>& vector, Place place) {
   const int64_t within = offset(p.inner, vector, place);
-  return p.grid.segments > 1 ? within + offset(p.segments, coordinates(p.segments, segment), place) : within;
+  return p.partition.segments > 1 ? within + offset(p.segments, coordinates(p.segments, segment), place) : within;
 }
 
 // How many elements a dense mask selects of the whole vectors below `end`; `vector` is then the first behind them.
 template <int N>
-__device__ __forceinline__ uint64_t selected_in_line(const CountParameters& p, uint32_t segment, uint32_t& vector,
+__device__ __forceinline__ uint64_t selected_in_line(const CountParameters<true>& p, uint32_t segment, uint32_t& vector,
                                                      uint32_t end) {
   constexpr int kUnroll = 8;  // loads in flight
-  const uint32_t lanes = p.grid.lanes;
-  const int64_t base = int64_t{segment} * p.grid.vectors;
+  const uint32_t lanes = p.partition.lanes;
+  const int64_t base = int64_t{segment} * p.partition.vectors;
   uint64_t selected = 0;
   for (; vector < end; vector += lanes * kUnroll) {
     Vector<uint8_t, N> bytes[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      bytes[u] = p.mask.template load_whole<N>((base + min(vector + u * lanes, end - 1)) * N);
+      bytes[u] = p.mask.template load_vector<N>((base + min(vector + u * lanes, end - 1)) * N);
     }
     unsigned count = 0;
 #pragma unroll
@@ -58,8 +64,8 @@ __device__ __forceinline__ uint64_t selected_in_line(const CountParameters& p, u
 
 // What a vector adds to the denominator, where there is more than a mask.
 template <int N>
-__device__ __forceinline__ double in_play(const CountParameters& p, uint32_t segment,
-                                          const Coordinates<kMaxSteps>& vector, int length) {
+__device__ __forceinline__ double in_play(const CountParameters<false>& p, uint32_t segment,
+                                          const Coordinates<kMaxOffsetDims>& vector, int length) {
   unsigned selected = (1u << length) - 1;
   double weight[N];
   Vector<double, N> target = {};
@@ -78,21 +84,23 @@ __device__ __forceinline__ double in_play(const CountParameters& p, uint32_t seg
 }
 
 template <bool kMaskAlone, int N>
-__global__ void __launch_bounds__(plan::kPassThreads, 2) count_kernel(const __grid_constant__ CountParameters p) {
-  const Grid& grid = p.grid;
-  const uint32_t lane = threadIdx.x & (grid.lanes - 1);
-  const uint32_t groups_a_block = plan::kPassThreads >> grid.lanes_shift;
-  const Share share = share_of(grid, blockIdx.x * groups_a_block + (threadIdx.x >> grid.lanes_shift));
-  Sum sum = {};
+__global__ void __launch_bounds__(plan::kPassThreads, 2)
+    count_kernel(const __grid_constant__ CountParameters<kMaskAlone> p) {
+  release_next();
+  const Partition& partition = p.partition;
+  const uint32_t lane = threadIdx.x & (partition.lanes - 1);
+  const uint32_t groups_a_block = plan::kPassThreads >> partition.lanes_shift;
+  const Share share = share_of(partition, blockIdx.x * groups_a_block + (threadIdx.x >> partition.lanes_shift));
+  CountSum<kMaskAlone> sum = {};
   if (share.alive) {
-    const uint32_t begin = share.part * grid.part_vectors;
-    const uint32_t end = min(grid.vectors, begin + grid.part_vectors);
+    const uint32_t begin = share.part * partition.part_vectors;
+    const uint32_t end = min(partition.vectors, begin + partition.part_vectors);
     uint64_t selected = 0;
     uint32_t vector = begin + lane;
     if constexpr (kMaskAlone) {
       if (p.linear) selected = selected_in_line<N>(p, share.segment, vector, min(end, p.inner.whole_end));
     }
-    for (; vector < end; vector += grid.lanes) {
+    for (; vector < end; vector += partition.lanes) {
       const auto at = coordinates(p.inner, vector);
       const int length = static_cast<int>(min(uint32_t{N}, p.inner.vector_size - vector_index(p.inner, at) * N));
       if constexpr (kMaskAlone) {
@@ -102,9 +110,9 @@ __global__ void __launch_bounds__(plan::kPassThreads, 2) count_kernel(const __gr
         sum.add(in_play<N>(p, share.segment, at, length));
       }
     }
-    if (kMaskAlone) sum = {static_cast<double>(selected), 0.0};
+    if constexpr (kMaskAlone) sum = static_cast<double>(selected);
   }
-  hand_in<0, double>(sum, grid, share, p.fold);
+  reduce_share<0, std::conditional_t<kMaskAlone, FloatFloat, double>>(sum, partition, share, p.fold);
 }
 
 // Whether there is a mask and nothing else to look at.
@@ -114,27 +122,28 @@ bool is_mask_alone(const Count& r) {
 constexpr int kMaskVector = 16, kVector = 4;
 
 // As many blocks as count themselves: one launch.
-Grid count_grid(const Count& r) {
-  return grid_of(r.segments, r.inner, is_mask_alone(r) ? kMaskVector : kVector, plan::kManyTurns, plan::kCountedBlocks);
+Partition count_partition(const Count& r) {
+  return partition_of(r.segments, r.inner, is_mask_alone(r) ? kMaskVector : kVector,
+                      VectorsPerThread{1, plan::kManyVectors}, plan::kCountedBlocks);
 }
 
 template <bool kMaskAlone, int N>
 void launch_count(const Count& r, const Memory& memory, Stream stream) {
-  CountParameters p = {};
-  p.grid = count_grid(r);
-  p.segments = steps_of(r.segments);
-  p.inner = vector_steps(r.inner, N);
+  CountParameters<kMaskAlone> p = {};
+  p.partition = count_partition(r);
+  p.segments = offsets_of(r.segments);
+  p.inner = vector_offsets(r.inner, N);
   p.mask = {static_cast<uint8_t*>(const_cast<void*>(r.selection.mask.data)),
             spacing(r.segments, r.inner, kMask, {r.selection.mask.data, DType::Bool}, N)};
-  p.linear = p.mask.spacing.whole && is_linear(r.segments, r.inner, kMask) &&
+  p.linear = p.mask.spacing.vectorized && is_linear(r.segments, r.inner, kMask) &&
              (r.inner.size[0] % N == 0 || r.segments.rank == 0);
   p.weight = {r.selection.weight.data, p.inner.stride[kWeight], r.selection.weight.dtype};
   if (r.selection.ignore_nan) {
     p.target = {const_cast<void*>(r.target.data), {p.inner.stride[kTarget], false}, r.target.dtype};
   }
   const SegmentDivisor store = {r.multiplicity, r.output};
-  const int64_t blocks = p.grid.blocks(plan::kPassThreads);
-  launch_folded<Sum>(p.grid, blocks, store, memory, stream, [&](const Fold<Sum, SegmentDivisor>& fold) {
+  const int64_t blocks = p.partition.blocks(plan::kPassThreads);
+  launch_folded<CountSum<kMaskAlone>>(p.partition, blocks, store, memory, stream, [&](const auto& fold) {
     p.fold = fold;
     launch(count_kernel<kMaskAlone, N>, blocks, plan::kPassThreads, stream, p);
   });

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "core/pass.h"
-#include "core/request.h"
 
 namespace cudaloss::cuda {
 
@@ -29,19 +28,7 @@ struct Memory {
   }
 };
 
-template <template <class> class Loss>
-void reduce(const Forward& request, const Memory& memory, Stream stream);
-
-template <template <class> class Loss>
-void elementwise(const Forward& request, Stream stream);
-
-template <template <class> class Loss>
-void train(const Training& request, const Memory& memory, Stream stream);
-
-template <template <class> class Loss>
-void backward(const Backward& request, Stream stream);
-
-template <template <class> class Loss>
+template <template <class> class Loss, bool kDense>
 void pass(const Pass& request, const Memory& memory, Stream stream);
 
 void count(const Count& request, const Memory& memory, Stream stream);

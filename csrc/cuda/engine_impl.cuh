@@ -1,135 +1,155 @@
-// The CUDA engine: from a request's run-time dtypes to one kernel launch.
+// The CUDA engine: from a Pass, whose dtypes and strides are known at run time, to one kernel launch, and a second
+// where sums must be folded. Included by the source of each loss, which setup.py writes.
 #pragma once
 
 #include <type_traits>
 
-#include "cuda/as_pass.h"
-#include "cuda/elementwise.cuh"
+#include "cuda/dense_impl.cuh"
 #include "cuda/engine.h"
-#include "cuda/fold.cuh"
 #include "cuda/launch.h"
-#include "cuda/pass_impl.cuh"
-#include "cuda/reduce.cuh"
-#include "cuda/train.cuh"
+#include "cuda/pass_plan.h"
+#include "cuda/vectorized_pass.cuh"
 
 namespace cudaloss::cuda {
 
-// Pairs of dtypes that have kernels of their own: those that training code brings. Each is 80 KB of machine code a
-// loss and architecture; all sixteen would double the binary. The others are a general pass (as_pass.h).
-template <class A_, class B_, class Fast_, class Exact_, class Gradient_>
-struct Pair {
-  using A = A_;
-  using B = B_;
-  using Fast = Fast_;          // the arithmetic of a large reduction,
-  using Exact = Exact_;        // of a small one and of single losses,
-  using Gradient = Gradient_;  // and of gradients
-  static constexpr int N = plan::vector_elements(sizeof(A), sizeof(B));
-  static constexpr bool kTrains = !std::is_same_v<A, Half>;  // gradients come from the pass that sums
+template <class Element>
+Accessor<Element> accessor(const Pass& r, Place place, const Operand& operand, int n) {
+  return accessor_of<Element>(operand, spacing(r.segments, r.inner, place, operand, n));
+}
+
+// The strides of weights are those of third operands, which are read in their place.
+inline void give_weight_strides_of_third(OffsetCalculator& offsets) {
+  for (int d = 0; d < kMaxOffsetDims; ++d) offsets.step[d][kWeight] = offsets.step[d][kThird];
+  offsets.stride[kWeight] = offsets.stride[kThird];
+}
+
+template <class F, class P, class A, class B, int N>
+PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
+  PassParameters<A, B, F, P> p = {};
+  p.partition = plan.partition;
+  p.segments = plan.segments;
+  p.inner = plan.inner;
+  p.input = accessor<A>(r, kInput, r.input, N);
+  p.target = accessor<B>(r, kTarget, r.target, N);
+  p.whole = !std::is_same_v<A, Any<F>> && p.input.spacing.vectorized && p.target.spacing.vectorized;
+  p.linear = is_linear(r);
+  p.input_is_first = same_strides(r.segments, r.inner, kInput, kFirst);
+  p.target_is_second = same_strides(r.segments, r.inner, kTarget, kSecond);
+  p.mask = accessor<uint8_t>(r, kMask, {r.selection.mask.data, DType::Bool}, N);
+  p.third = {r.third.data, p.inner.stride[kThird], r.third.dtype};
+  const bool weight_is_third = plan.kernel == PassKernel::ThirdFloats;
+  if (weight_is_third) {
+    give_weight_strides_of_third(p.segments);
+    give_weight_strides_of_third(p.inner);
+  }
+  const Operand& weight = weight_is_third ? r.third : r.selection.weight;
+  p.weight = {weight.data, p.inner.stride[kWeight], weight.dtype};
+  for (int d = 0; d < p.inner.rank; ++d) {
+    if (p.inner.step[d][kWeight] != 0) p.weight_dims = d + 1;
+  }
+  p.ignore_nan = r.selection.ignore_nan;
+  p.scale = r.scale;
+  p.denominator = r.denominator;
+  p.scale_is_known = !r.denominator.counted && !r.denominator.normalizer.data;
+  p.known_scale = ratio(r.scale, r.denominator.constant.value, F());
+  p.scattered_grad_output = is_scattered(r);
+  p.grad_output = {r.grad_output, !p.scattered_grad_output && !varies(r.segments, kGradOutput)};
+  p.hold_unit_gradients = r.hold_unit_gradients;
+  p.sums_losses = r.reduction.data && r.summed == Summed::Losses;
+  p.summed = r.summed;
+  p.grad_input = accessor<A>(r, kFirst, as_operand(r.grad_input), N);
+  p.grad_target = accessor<B>(r, kSecond, as_operand(r.grad_target), N);
+  p.losses = accessor<Any<F>>(r, kFirst, as_operand(r.losses), N);
+  return p;
+}
+
+// A pass on the way to its kernel. TV is the arithmetic of the losses, TG that of the gradients.
+template <template <class> class Loss>
+struct PassLauncher {
+  const Pass& r;
+  const PassPlan& plan;
+  const Memory& memory;
+  Stream stream;
+
+  template <PassKernel kKernel, Extras kExtras, class TV, class TG, class A, class B>
+  void whole() const {
+    constexpr int N = pass_vector(kKernel);
+    start<TV, TG, A, B, N>(vectorized_pass_kernel<kExtras, Kept<TV>, A, B, N, Value<TV>, Value<TG>>);
+  }
+  template <PassKernel kKernel, class TV, class TG, class A, class B>
+  void strided() const {
+    constexpr int N = pass_vector(kKernel);
+    start<TV, TG, A, B, N>(strided_pass_kernel<Kept<TV>, A, B, N, Value<TV>, Value<TG>>);
+  }
+
+ private:
+  template <class T>
+  using Value = Functor<Loss, ArithmeticOf<Loss, T>>;
+  template <class T>
+  using Kept = Partial<ArithmeticOf<Loss, T>>;
+
+  template <class TV, class TG, class A, class B, int N, class Kernel>
+  void start(Kernel kernel) const {
+    using P = Kept<TV>;
+    auto p = parameters<Scalar<TG>, P, A, B, N>(r, plan);
+    const SegmentLoss store = {r.denominator, r.scale, r.summed == Summed::Losses, r.reduction};
+    constexpr int threads = kPassThreads<Value<TV>>;
+    int64_t blocks = p.partition.blocks(threads);
+    if (r.hold_unit_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
+    const auto start = [&](const Fold<P, SegmentLoss>& fold) {
+      p.fold = fold;
+      const auto begin = [&](auto... given) { r.denominator.counted ? launch_behind(given...) : launch(given...); };
+      begin(kernel, blocks, threads, stream, Value<TV>(r.numbers), Value<TG>(r.numbers), p);
+    };
+    if (!r.reduction.data) return start({nullptr, nullptr, store});
+    launch_folded<P>(p.partition, blocks, store, memory, stream, start, threads);
+  }
 };
 
-template <class Body>
-void dispatch_pair(const Operand& input, const Operand& target, const Body& body) {
-  const auto is = [&](DType a, DType b) { return input.dtype == a && target.dtype == b; };
-  if (is(DType::Float32, DType::Float32)) return body(Pair<float, float, float, Wide, Wide>());
-  if (is(DType::BFloat16, DType::BFloat16)) return body(Pair<BFloat16, BFloat16, Brief, float, Brief>());
-  if (is(DType::BFloat16, DType::Float32)) return body(Pair<BFloat16, float, float, Wide, Brief>());
-  if (is(DType::Float16, DType::Float16)) return body(Pair<Half, Half, Brief, float, Brief>());
-  if (is(DType::Float16, DType::Float32)) return body(Pair<Half, float, float, Wide, Brief>());
-  body(Pair<double, double, double, double, double>());
-}
-
-template <class T, class P, class Loss>
-void launch_reduce(const Forward& r, const Memory& memory, Stream stream) {
-  using Kept = Partial<T>;
-  const int64_t blocks = plan::reduce_blocks(r.count, P::N);
-  folded<Kept>(blocks, Quotient{divisor_of(r.divisor), r.output}, memory, stream, [&](const auto& fold) {
-    launch(reduce_kernel<T, Kept, typename P::A, typename P::B, P::N, Loss>, blocks, plan::kReduceThreads, stream,
-           Loss(r.parameter), Source<typename P::A>(r.input), Source<typename P::B>(r.target),
-           vector_aligned({r.input.data, r.target.data}), r.count, fold);
-  });
-}
-
-template <template <class> class Loss>
-void elementwise(const Forward& r, Stream stream) {
-  if (!is_native(r)) return pass<Loss>(as_pass_of_losses(r), {}, stream);
-  dispatch_pair(r.input, r.target, [&](auto pair) {
-    using P = decltype(pair);
-    using T = typename P::Exact;
-    launch(elementwise_kernel<T, typename P::A, typename P::B, P::N, Loss<T>>, plan::elementwise_tiles(r.count, P::N),
-           plan::elementwise_threads(P::N), stream, Loss<T>(r.parameter), Source<typename P::A>(r.input),
-           Source<typename P::B>(r.target), vector_aligned({r.input.data, r.target.data, r.output.data}), r.count,
-           r.output);
-  });
-}
-
-template <class TV, class P, template <class> class Loss>
-void launch_train(const Training& t, const Memory& memory, Stream stream) {
-  using A = typename P::A;
-  using B = typename P::B;
-  using TG = typename P::Gradient;
-  using Kept = Partial<TV>;
-  const Forward& r = t.forward;
-  const int64_t blocks = plan::train_blocks(r.count, P::N);
-  const bool aligned = vector_aligned({r.input.data, r.target.data, t.grad_input.data, t.grad_target.data});
-  auto kernel = train_kernel<false, TV, TG, Kept, A, B, P::N, Loss<TV>, Loss<TG>>;
-  if constexpr (!std::is_same_v<TV, typename P::Exact>) {
-    if (aligned) kernel = train_kernel<true, TV, TG, Kept, A, B, P::N, Loss<TV>, Loss<TG>>;
+// kDense: the loss has the kernels of dense.cuh too.
+template <template <class> class Loss, bool kDense>
+void pass(const Pass& r, const Memory& memory, Stream stream) {
+  using K = PassKernel;
+  using B = Extras;
+  if constexpr (kDense) {
+    if (is_dense(r) && launch_dense<Loss>(r, memory, stream)) return;
   }
-  folded<Kept>(blocks, Quotient{divisor_of(r.divisor), r.output}, memory, stream, [&](const auto& fold) {
-    launch(kernel, blocks, plan::train_threads(r.count, P::N), stream, Loss<TV>(r.parameter), Loss<TG>(r.parameter),
-           ratio(1.0, r.divisor, Scalar<TG>()), Source<A>(r.input), Source<B>(r.target), aligned, r.count,
-           Sink<A>(t.grad_input), Sink<B>(t.grad_target), fold);
-  });
-}
-
-template <template <class> class Loss>
-void reduce(const Forward& r, const Memory& memory, Stream stream) {
-  const Training no_gradients = {r, {}, {}};
-  if (!is_native(r)) return pass<Loss>(as_pass(no_gradients), memory, stream);
-  dispatch_pair(r.input, r.target, [&](auto pair) {
-    using P = decltype(pair);
-    using Fast = typename P::Fast;
-    if (r.count <= plan::kExactCount) return launch_train<typename P::Exact, P, Loss>(no_gradients, memory, stream);
-    if constexpr (P::kTrains) {
-      if (r.count <= plan::train_tile(P::N)) return launch_train<Fast, P, Loss>(no_gradients, memory, stream);
-    }
-    launch_reduce<Fast, P, Loss<Fast>>(r, memory, stream);
-  });
-}
-
-template <template <class> class Loss>
-void train(const Training& t, const Memory& memory, Stream stream) {
-  if (!is_native(t)) return pass<Loss>(as_pass(t), memory, stream);
-  dispatch_pair(t.forward.input, t.forward.target, [&](auto pair) {
-    using P = decltype(pair);
-    if constexpr (P::kTrains) {
-      if (t.forward.count <= plan::kExactCount) return launch_train<typename P::Exact, P, Loss>(t, memory, stream);
-      launch_train<typename P::Fast, P, Loss>(t, memory, stream);
-    }
-  });
-}
-
-template <template <class> class Loss>
-void backward(const Backward& r, Stream stream) {
-  if (!is_native(r)) return pass<Loss>(as_pass(r), {}, stream);
-  dispatch_pair(r.input, r.target, [&](auto pair) {
-    using P = decltype(pair);
-    using A = typename P::A;
-    using B = typename P::B;
-    using T = typename P::Gradient;
-    const auto start = [&](auto kernel, int64_t blocks) {
-      launch(kernel, blocks, plan::elementwise_threads(P::N), stream, Loss<T>(r.parameter),
-             GradOutput{r.grad_output, r.grad_output_is_scalar}, ratio(1.0, r.divisor, Scalar<T>()), Source<A>(r.input),
-             Source<B>(r.target), vector_aligned({r.input.data, r.target.data, r.grad_input.data, r.grad_target.data}),
-             r.count, Sink<A>(r.grad_input), Sink<B>(r.grad_target));
-    };
-    const int64_t tiles = plan::elementwise_tiles(r.count, P::N);
-    if (r.hold_unit_gradients) {
-      start(rescale_kernel<T, A, B, P::N, Loss<T>>, std::min(tiles, plan::kPersistentBlocks));
-    } else {
-      start(backward_kernel<T, A, B, P::N, Loss<T>>, tiles);
-    }
-  });
+  const PassPlan plan = plan_of(r, kDense, kPassThreads<Functor<Loss, float>>);
+  const PassLauncher<Loss> to = {r, plan, memory, stream};
+  switch (plan.kernel) {
+    case K::Floats:
+      return to.template whole<K::Floats, B::None, float, FloatFloat, float, float>();
+    case K::MaskedFloats:
+      return to.template whole<K::MaskedFloats, B::Mask, float, FloatFloat, float, float>();
+    case K::WeightedFloats:
+      return to.template whole<K::WeightedFloats, B::Weight, float, FloatFloat, float, float>();
+    case K::MaskedHalves:
+      return to.template whole<K::MaskedHalves, B::Mask, FastFloat, FastFloat, AnyHalf, AnyHalf>();
+    case K::MaskedHalfAndFloat:
+      return to.template whole<K::MaskedHalfAndFloat, B::Mask, float, FastFloat, AnyHalf, float>();
+    case K::ThirdFloats:
+      if constexpr (Functor<Loss, float>::kHasThird) {
+        return to.template whole<K::ThirdFloats, B::Third, float, FloatFloat, float, float>();
+      }
+      break;
+    case K::MaskedFloatAndUInt8:
+      if constexpr (kDense)
+        return to.template whole<K::MaskedFloatAndUInt8, B::Mask, float, FloatFloat, float, uint8_t>();
+      break;
+    case K::FloatWithExtras:
+      return to.template whole<K::FloatWithExtras, B::Any, float, FloatFloat, float, Stored>();
+    case K::HalfWithExtras:
+      return to.template whole<K::HalfWithExtras, B::Any, float, FastFloat, AnyHalf, Stored>();
+    case K::StridedFloats:
+      return to.template strided<K::StridedFloats, float, FloatFloat, float, float>();
+    case K::StridedFloatsOnce:
+      return to.template strided<K::StridedFloatsOnce, FloatFloat, FloatFloat, float, float>();
+    case K::StridedAny:
+      return to.template strided<K::StridedAny, FloatFloat, FloatFloat, Any<float>, Any<float>>();
+    case K::StridedDoubles:
+      return to.template strided<K::StridedDoubles, double, double, Any<double>, Any<double>>();
+  }
+  throw std::logic_error("cudaloss: the plan names a kernel that the loss does not have");
 }
 
 }  // namespace cudaloss::cuda

@@ -30,14 +30,19 @@ char* address(const Symbol& symbol) {
 template <class P, class Store>
 __global__ void __launch_bounds__(plan::kFoldThreads)
     fold_kernel(const P* partials, int64_t count, Fold<P, Store> fold) {
+  release_next();
+  wait_for_prior();
   const int64_t begin = blockIdx.x * plan::kFoldTile;
   const int64_t length = min(count - begin, plan::kFoldTile);
-  finish<plan::kFoldThreads>(sum_partials<plan::kFoldThreads, plan::kFoldTile>(partials + begin, length), fold);
+  grid_reduce_and_store<plan::kFoldThreads>(sum_partials<plan::kFoldThreads, plan::kFoldTile>(partials + begin, length),
+                                            fold);
 }
 
 template <class P, class Store>
 __global__ void __launch_bounds__(plan::kSegmentFoldThreads)
     fold_segments_kernel(const P* partials, int64_t segments, int64_t parts, Store store) {
+  release_next();
+  wait_for_prior();
   P sum = {};
   for (int64_t part = threadIdx.x; part < parts; part += plan::kSegmentFoldThreads) {
     sum = AddPartials()(sum, partials[part * segments + blockIdx.x]);
@@ -82,25 +87,27 @@ void fold(int64_t count, const Store& store, const Workspace& workspace, Stream 
   const P* const partials = static_cast<const P*>(workspace.partials);
   P* const folded = static_cast<P*>(workspace.folded);
   const Fold<P, Store> last = {folded, workspace.ticket, store};
-  launch(fold_kernel<P, Store>, blocks, plan::kFoldThreads, stream, partials, count, last);
+  launch_behind(fold_kernel<P, Store>, blocks, plan::kFoldThreads, stream, partials, count, last);
   if (blocks > 1 && !workspace.ticket) {
-    launch(fold_kernel<P, Store>, 1, plan::kFoldThreads, stream, static_cast<const P*>(folded), blocks, last);
+    launch_behind(fold_kernel<P, Store>, 1, plan::kFoldThreads, stream, static_cast<const P*>(folded), blocks, last);
   }
 }
 
 template <class P, class Store>
 void fold_segments(int64_t segments, int64_t parts, const Store& store, const Workspace& workspace, Stream stream) {
-  launch(fold_segments_kernel<P, Store>, segments, plan::kSegmentFoldThreads, stream,
-         static_cast<const P*>(workspace.partials), segments, parts, store);
+  launch_behind(fold_segments_kernel<P, Store>, segments, plan::kSegmentFoldThreads, stream,
+                static_cast<const P*>(workspace.partials), segments, parts, store);
 }
 
 template void fold<double>(int64_t, const Quotient&, const Workspace&, Stream);
 template void fold<Sum>(int64_t, const Quotient&, const Workspace&, Stream);
 template void fold<double>(int64_t, const SegmentLoss&, const Workspace&, Stream);
 template void fold<Sum>(int64_t, const SegmentLoss&, const Workspace&, Stream);
+template void fold<double>(int64_t, const SegmentDivisor&, const Workspace&, Stream);
 template void fold<Sum>(int64_t, const SegmentDivisor&, const Workspace&, Stream);
 template void fold_segments<double>(int64_t, int64_t, const SegmentLoss&, const Workspace&, Stream);
 template void fold_segments<Sum>(int64_t, int64_t, const SegmentLoss&, const Workspace&, Stream);
+template void fold_segments<double>(int64_t, int64_t, const SegmentDivisor&, const Workspace&, Stream);
 template void fold_segments<Sum>(int64_t, int64_t, const SegmentDivisor&, const Workspace&, Stream);
 
 }  // namespace cudaloss::cuda

@@ -17,6 +17,19 @@ namespace cudaloss::cuda {
 template <class T>
 using Partial = std::conditional_t<std::is_same_v<T, double>, Sum, double>;
 
+// Lets the next kernel on the stream start when all blocks of this one have, if launch_behind starts it.
+__device__ __forceinline__ void release_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Waits until the kernel before is over and what it wrote is there.
+__device__ __forceinline__ void wait_for_prior() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Where a reduction's blocks leave their sums, and what becomes of them: `store(sum, segment)`.
 template <class P, class Store>
 struct Fold {
@@ -44,8 +57,50 @@ struct AddPartials {
 // What the 32 sums of a warp are added in. Of float arithmetic they carry float's rounding errors already, and a
 // shuffle of two words would cost a pass 3 %.
 template <class T>
-using WarpSum =
-    std::conditional_t<std::is_same_v<T, double>, Sum, std::conditional_t<std::is_same_v<T, Wide>, double, float>>;
+using WarpSum = std::conditional_t<std::is_same_v<T, double>, Sum,
+                                   std::conditional_t<std::is_same_v<T, FloatFloat>, double, float>>;
+
+// The sum of N terms as a tree in the arithmetic's own precision: exact where they are equal, and a fourth of the
+// fp64 additions, which are slow on most GPUs.
+template <int N>
+__device__ __forceinline__ double tree_sum(const float (&term)[N]) {
+  double sum = 0.0;
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    const float low = N > 1 ? term[i] + term[i + (N > 1)] : term[i];
+    const float high = N > 2 ? term[i + 2 * (N > 2)] + term[i + 3 * (N > 2)] : 0.0f;
+    sum += static_cast<double>(low + high);
+  }
+  return sum;
+}
+template <int N>
+__device__ __forceinline__ double tree_sum(const double (&term)[N]) {
+  double sum = 0.0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum += term[i];
+  return sum;
+}
+template <int N>
+__device__ __forceinline__ double tree_sum(const FloatFloat (&term)[N]) {
+  double sum = 0.0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum += as_double(term[i]);
+  return sum;
+}
+
+template <int N>
+__device__ __forceinline__ double tree_sum(const FastFloat (&term)[N]) {
+  float value[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) value[i] = term[i].value;
+  return tree_sum(value);
+}
+
+// A thread's sum as its warp adds it.
+template <class T>
+__device__ __forceinline__ WarpSum<T> in_warp(double sum) {
+  return WarpSum<T>{static_cast<std::conditional_t<std::is_same_v<WarpSum<T>, float>, float, double>>(sum)};
+}
 
 // The sum over the block's threads as a P, in thread 0: within each warp as W, then over the warps. Two trees of
 // shuffles, where cub::BlockReduce has one thread add 32 warps' sums: 0.2 us later.
@@ -81,18 +136,18 @@ __device__ __forceinline__ P sum_partials(const P* partials, int64_t count) {
   return block_sum<kThreads, P>(sum);
 }
 
-// By the reciprocal, whose rounding no narrower result shows: a division takes 0.1 us.
-__device__ __forceinline__ double over(double sum, const Divisor& divisor) { return sum * divisor.reciprocal; }
-__device__ __forceinline__ double over(const Sum& sum, const Divisor& divisor) { return sum.over(divisor.value); }
-
-// The one result of a plain reduction.
+// The one result of a reduction whose divisor the host knows.
 struct Quotient {
   Divisor divisor;
+  double scale;
   Result output;
 
-  template <class P>
-  __device__ __forceinline__ void operator()(const P& sum, int64_t) const {
-    store_scalar(output, 0, over(sum, divisor));
+  // By the reciprocal, whose rounding no narrower result shows: a division takes 0.1 us.
+  __device__ __forceinline__ void operator()(double sum, int64_t) const {
+    store_scalar(output, 0, sum * divisor.reciprocal * scale);
+  }
+  __device__ __forceinline__ void operator()(const Sum& sum, int64_t) const {
+    store_scalar(output, 0, sum.times(scale).over(divisor.value));
   }
 };
 
@@ -104,7 +159,9 @@ struct SegmentLoss {
   Result output;
 
   __device__ __forceinline__ void operator()(double sum, int64_t segment) const {
-    store_scalar(output, segment, divides ? sum / denominator.at(segment).value * scale : sum);
+    if (!divides) return store_scalar(output, segment, sum);
+    const Divisor divisor = denominator.at(segment);  // with a reciprocal of 0 where it is 0
+    store_scalar(output, segment, sum * (divisor.value == 0.0 ? INFINITY : divisor.reciprocal) * scale);
   }
   __device__ __forceinline__ void operator()(const Sum& sum, int64_t segment) const {
     const Sum scaled = divides ? sum.times(scale) : sum;
@@ -117,8 +174,9 @@ struct SegmentDivisor {
   double multiplicity;
   Divisor* output;
 
-  __device__ __forceinline__ void operator()(const Sum& sum, int64_t segment) const {
-    const double value = sum.over(1.0) * multiplicity;
+  __device__ __forceinline__ void operator()(const Sum& sum, int64_t segment) const { (*this)(sum.over(1.0), segment); }
+  __device__ __forceinline__ void operator()(double sum, int64_t segment) const {
+    const double value = sum * multiplicity;
     output[segment] = {value, value == 0.0 ? 0.0 : 1.0 / value};
   }
 };
@@ -126,7 +184,7 @@ struct SegmentDivisor {
 // Hands in the block's sum, thread 0's `total`, and tells whether that is now the sum of all blocks: so it is in the
 // one block, and in the one that finds all others done and folds. Which one that is leaves no trace in the result.
 template <int kThreads, class P, class Store>
-__device__ __forceinline__ bool meet(P& total, const Fold<P, Store>& fold) {
+__device__ __forceinline__ bool grid_reduce(P& total, const Fold<P, Store>& fold) {
   if (gridDim.x == 1) return true;
   if (threadIdx.x == 0) fold.partials[blockIdx.x] = total;
   if (!fold.ticket) return false;  // at once: a block whose warps wait for thread 0 costs a pass of 2^28 elements 17 %
@@ -144,8 +202,8 @@ __device__ __forceinline__ bool meet(P& total, const Fold<P, Store>& fold) {
 
 // The same, and the result is stored: at one place, which a kernel has the code for once.
 template <int kThreads, class P, class Store>
-__device__ __forceinline__ void finish(P total, const Fold<P, Store>& fold) {
-  if (meet<kThreads>(total, fold) && threadIdx.x == 0) fold.store(total, 0);
+__device__ __forceinline__ void grid_reduce_and_store(P total, const Fold<P, Store>& fold) {
+  if (grid_reduce<kThreads>(total, fold) && threadIdx.x == 0) fold.store(total, 0);
 }
 
 // The second launch, where the blocks did not count themselves.

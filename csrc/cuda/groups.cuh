@@ -4,8 +4,7 @@
 #include <type_traits>
 
 #include "cuda/fold.cuh"
-#include "cuda/grid.h"
-#include "cuda/reduce.cuh"
+#include "cuda/partition.h"
 
 namespace cudaloss::cuda {
 
@@ -16,16 +15,16 @@ struct Share {
 
 // kLanes is the group's size where the kernel's template knows it, else 0.
 template <int kLanes>
-__device__ __forceinline__ int lanes_of(const Grid& grid) {
-  return kLanes ? kLanes : grid.lanes;
+__device__ __forceinline__ int lanes_of(const Partition& partition) {
+  return kLanes ? kLanes : partition.lanes;
 }
 
-__device__ __forceinline__ Share share_of(const Grid& grid, uint32_t group) {
-  Share share = {group < grid.groups, group, 0};
-  if (grid.parts == 1) return share;
-  const uint32_t slow = (grid.across ? grid.by_segments : grid.by_parts).quotient(group);
-  share.part = grid.across ? slow : group - slow * grid.parts;
-  share.segment = grid.across ? group - slow * grid.segments : slow;
+__device__ __forceinline__ Share share_of(const Partition& partition, uint32_t group) {
+  Share share = {group < partition.groups, group, 0};
+  if (partition.parts == 1) return share;
+  const uint32_t slow = (partition.across ? partition.by_segments : partition.by_parts).quotient(group);
+  share.part = partition.across ? slow : group - slow * partition.parts;
+  share.segment = partition.across ? group - slow * partition.segments : slow;
   return share;
 }
 
@@ -51,33 +50,32 @@ __device__ __forceinline__ WarpSum<T> in_warp(const Sum& sum) {
 }
 
 // Hands in a thread's sum of its group's share.
-template <int kLanes, class TV, class P, class Store>
-__device__ __forceinline__ void hand_in(const P& sum, const Grid& grid, const Share& share,
-                                        const Fold<P, Store>& fold) {
-  constexpr int kThreads = plan::kPassThreads;
-  const bool by_block = lanes_of<kLanes>(grid) == kThreads;
-  P total = by_block ? block_sum<kThreads, P>(in_warp<TV>(sum)) : sum_over_lanes(sum, grid.lanes);
-  const bool meets = by_block && grid.segments == 1;
-  if (meets && !meet<kThreads>(total, fold)) return;
-  if (!share.alive || (threadIdx.x & (lanes_of<kLanes>(grid) - 1)) != 0) return;
-  if (meets || grid.parts == 1) {
+template <int kLanes, class TV, int kThreads = plan::kPassThreads, class P, class Store>
+__device__ __forceinline__ void reduce_share(const P& sum, const Partition& partition, const Share& share,
+                                             const Fold<P, Store>& fold) {
+  const bool by_block = lanes_of<kLanes>(partition) == kThreads;
+  P total = by_block ? block_sum<kThreads, P>(in_warp<TV>(sum)) : sum_over_lanes(sum, partition.lanes);
+  const bool is_grid_reduced = by_block && partition.segments == 1;
+  if (is_grid_reduced && !grid_reduce<kThreads>(total, fold)) return;
+  if (!share.alive || (threadIdx.x & (lanes_of<kLanes>(partition) - 1)) != 0) return;
+  if (is_grid_reduced || partition.parts == 1) {
     fold.store(total, share.segment);
   } else {
-    fold.partials[int64_t{share.part} * grid.segments + share.segment] = total;
+    fold.partials[int64_t{share.part} * partition.segments + share.segment] = total;
   }
 }
 
 // Runs `start(fold)` over `blocks` blocks, and what follows it.
 template <class P, class Store, class Start>
-void launch_folded(const Grid& grid, int64_t blocks, const Store& store, const Memory& memory, Stream stream,
-                   const Start& start) {
-  if (grid.segments == 1 && grid.lanes == plan::kPassThreads) {
+void launch_folded(const Partition& partition, int64_t blocks, const Store& store, const Memory& memory, Stream stream,
+                   const Start& start, int threads = plan::kPassThreads) {
+  if (partition.segments == 1 && partition.lanes == threads) {
     return folded<P>(blocks, store, memory, stream, start);
   }
-  const bool one_launch = grid.segments != 1 && grid.parts == 1;
-  const Workspace workspace = memory.of<P>(one_launch ? 1 : std::max<int64_t>(grid.groups, 1));
+  const bool one_launch = partition.segments != 1 && partition.parts == 1;
+  const Workspace workspace = memory.of<P>(one_launch ? 1 : std::max<int64_t>(partition.groups, 1));
   start(Fold<P, Store>{static_cast<P*>(workspace.partials), nullptr, store});
-  if (grid.parts > 1) fold_segments<P>(grid.segments, grid.parts, store, workspace, stream);
+  if (partition.parts > 1) fold_segments<P>(partition.segments, partition.parts, store, workspace, stream);
 }
 
 }  // namespace cudaloss::cuda

@@ -3,17 +3,18 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 
-#include "core/misfit.h"
+#include "core/compatibility.h"
 #include "cuda/engine.h"
 
 namespace cudaloss::cuda {
 
 // What an error means to whoever installed this build; empty where it does not come from that.
-inline std::string misfit_of(cudaError_t error) {
+inline std::string meaning_of(cudaError_t error) {
   int device = 0, major = 0, minor = 0, driver = 0;
   (void)cudaDriverGetVersion(&driver);
   if (cudaGetDevice(&device) == cudaSuccess) {
@@ -24,15 +25,15 @@ inline std::string misfit_of(cudaError_t error) {
   switch (error) {
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorInvalidDeviceFunction:  // the same, as some drivers have it
-      return misfit::uncovered(major, minor, misfit::this_build());
+      return compatibility::uncovered(major, minor, compatibility::this_build());
     case cudaErrorUnsupportedPtxVersion:
-      return misfit::old_driver_for_ptx(major, minor, driver, misfit::this_build());
+      return compatibility::old_driver_for_ptx(major, minor, driver, compatibility::this_build());
     case cudaErrorInsufficientDriver:
     case cudaErrorCallRequiresNewerDriver:
-      return misfit::old_driver(driver, misfit::this_build());
+      return compatibility::old_driver(driver, compatibility::this_build());
     case cudaErrorInvalidKernelImage:  // what a driver says that cannot undo the kernels' compression
-      if (!misfit::is_old_driver(driver, misfit::this_build().cuda)) return {};
-      return misfit::old_driver(driver, misfit::this_build());
+      if (!compatibility::is_old_driver(driver, compatibility::this_build().cuda)) return {};
+      return compatibility::old_driver(driver, compatibility::this_build());
     default:
       return {};
   }
@@ -40,13 +41,48 @@ inline std::string misfit_of(cudaError_t error) {
 
 [[noreturn]] __attribute__((noinline, cold)) inline void fail(cudaError_t error, const char* what) {
   const std::string called = std::string(what) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error);
-  const std::string meaning = misfit_of(error);
+  const std::string meaning = meaning_of(error);
   throw std::runtime_error(
       "cudaloss: " + (meaning.empty() ? called : meaning + " `python -m cudaloss` says what fits. (" + called + ")"));
 }
 
 inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) fail(error, what);
+}
+
+// Whether a kernel may be started while the one before it ends: from compute capability 9.0 on.
+inline bool overlaps_launches() {
+  constexpr int kDevices = 64;
+  static std::atomic<int> known[kDevices];  // 0: not yet; else 1 + the answer
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return false;
+  int answer = known[device].load(std::memory_order_relaxed);
+  if (answer == 0) {
+    int major = 0, driver = 0;
+    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    (void)cudaDriverGetVersion(&driver);
+    constexpr int kCaptures = 12030;  // the first driver that takes such launches into a graph
+    known[device].store(answer = 1 + (major >= 9 && driver >= kCaptures), std::memory_order_relaxed);
+  }
+  return answer == 2;
+}
+
+// Starts a kernel that begins with wait_for_prior() (fold.cuh), behind one of ours that it depends on. Under graph
+// replay a masked training step of 2^12 to 2^20 elements takes 1.0 to 1.7 us less so (H200).
+template <class... Parameters, class... Arguments>
+void launch_behind(void (*kernel)(Parameters...), int64_t blocks, int threads, Stream stream,
+                   Arguments&&... arguments) {
+  if (blocks == 0) return;
+  cudaLaunchAttribute overlaps = {};
+  overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlaps.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &overlaps;
+  config.numAttrs = overlaps_launches() ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "kernel launch");
 }
 
 template <class... Parameters, class... Arguments>

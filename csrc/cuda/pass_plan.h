@@ -5,7 +5,7 @@
 
 #include "core/pass.h"
 #include "core/plan.h"
-#include "cuda/grid.h"
+#include "cuda/partition.h"
 
 namespace cudaloss::cuda {
 
@@ -21,8 +21,9 @@ enum class PassKernel {
   MaskedHalves,
   MaskedHalfAndFloat,
   MaskedFloatAndUInt8,
-  FloatBesideAnything,
-  HalfBesideAnything,
+  ThirdFloats,
+  FloatWithExtras,
+  HalfWithExtras,
   StridedFloats,
   StridedFloatsOnce,
   StridedAny,
@@ -36,24 +37,28 @@ constexpr int pass_vector(PassKernel kernel) {
       return plan::vector_elements(8, 8);
     case PassKernel::MaskedHalves:
     case PassKernel::MaskedHalfAndFloat:
-    case PassKernel::HalfBesideAnything:
+    case PassKernel::HalfWithExtras:
       return plan::vector_elements(2, 4);
     default:
       return plan::vector_elements(4, 4);
   }
 }
 
-// Of the kernels that do little for a vector.
-constexpr int64_t most_turns(PassKernel kernel) {
+constexpr VectorsPerThread vectors_per_thread(PassKernel kernel) {
   switch (kernel) {
     case PassKernel::Floats:
     case PassKernel::MaskedFloats:
     case PassKernel::MaskedHalves:
     case PassKernel::MaskedHalfAndFloat:
     case PassKernel::MaskedFloatAndUInt8:
-      return plan::kFewTurns;
+      return {plan::kPassUnroll, plan::kFewVectors};
+    case PassKernel::WeightedFloats:
+    case PassKernel::ThirdFloats:
+    case PassKernel::FloatWithExtras:
+    case PassKernel::HalfWithExtras:
+      return {plan::kPassUnroll, plan::kManyVectors};
     default:
-      return plan::kManyTurns;
+      return {1, plan::kManyVectors};
   }
 }
 
@@ -66,9 +71,10 @@ inline bool is_scattered(const Pass& r) {
 
 inline bool wants_float64(const Pass& r) {
   const auto is_double = [](const void* data, DType dtype) { return data && dtype == DType::Float64; };
-  if (r.summed_gradient != 0) return true;  // terms of both signs: what each loses in rounding may be all that is left
+  if (r.summed != Summed::Losses)
+    return true;  // terms of both signs: what each loses in rounding may be all that is left
   return r.input.dtype == DType::Float64 || r.target.dtype == DType::Float64 ||
-         is_double(r.selection.weight.data, r.selection.weight.dtype) ||
+         is_double(r.selection.weight.data, r.selection.weight.dtype) || is_double(r.third.data, r.third.dtype) ||
          is_double(r.reduction.data, r.reduction.dtype) || is_double(r.losses.data, r.losses.dtype) ||
          (is_scattered(r) && r.grad_output.dtype == DType::Float64);
 }
@@ -88,71 +94,78 @@ inline bool is_linear(const Pass& r) {
 // Whether a mask, if there is one, lies as linear operands do.
 inline bool has_plain_mask(const Pass& r, int n) {
   const Operand mask = {r.selection.mask.data, DType::Bool};
-  return !mask.data || (spacing(r.segments, r.inner, kMask, mask, n).whole && is_linear(r.segments, r.inner, kMask));
+  return !mask.data ||
+         (spacing(r.segments, r.inner, kMask, mask, n).vectorized && is_linear(r.segments, r.inner, kMask));
 }
 
 // Whether everything, of many elements, is read in whole vectors of n but for one last.
-inline bool reads_whole(const Pass& r, int n) {
+inline bool reads_vectors(const Pass& r, int n) {
   const auto serves = [&](Place place, const void* data, DType dtype) {
-    return !data || spacing(r.segments, r.inner, place, {data, dtype}, n).whole;
+    return !data || spacing(r.segments, r.inner, place, {data, dtype}, n).vectorized;
   };
-  return r.inner.rank > 0 && distinct_terms(r.inner) > plan::kExactCount && r.segments.rank <= kFewSteps &&
-         !r.losses.data && r.summed_gradient == 0 && !is_scattered(r) && serves(kInput, r.input.data, r.input.dtype) &&
-         serves(kTarget, r.target.data, r.target.dtype) && serves(kFirst, r.grad_input.data, r.grad_input.dtype) &&
+  return r.inner.rank > 0 && distinct_terms(r.inner) > plan::kExactCount && r.segments.rank <= kFewDims &&
+         !r.losses.data && r.summed == Summed::Losses && !is_scattered(r) &&
+         serves(kInput, r.input.data, r.input.dtype) && serves(kTarget, r.target.data, r.target.dtype) &&
+         serves(kFirst, r.grad_input.data, r.grad_input.dtype) &&
          serves(kSecond, r.grad_target.data, r.grad_target.dtype) &&
          (r.inner.size[0] % n == 0 || (r.inner.rank == 1 && r.segments.rank == 0)) &&
          !lies_across(r.segments, r.inner) &&
-         has_blocks(r.segments.count(), turns_of(r.segments.count(), vectors_of(r.inner, n), plan::kManyTurns));
+         has_blocks(r.segments.count(),
+                    threads_for(r.segments.count(), vectors_of(r.inner, n), {plan::kPassUnroll, plan::kManyVectors}));
 }
 
 // Elements that a kernel reads at once where all that it reads lies in whole vectors.
-inline int whole_vector(const Pass& r) {
-  return pass_vector(is_half(r.input.dtype) ? PassKernel::HalfBesideAnything : PassKernel::FloatBesideAnything);
+inline int vector_of(const Pass& r) {
+  return pass_vector(is_half(r.input.dtype) ? PassKernel::HalfWithExtras : PassKernel::FloatWithExtras);
 }
 
-// `segments` and `inner` are the steps of vectors of n.
-inline PassKernel kernel_of(const Pass& r, int n, const Steps& segments, const Steps& inner) {
+// `segments` and `inner` are the offsets of vectors of n.
+inline PassKernel kernel_of(const Pass& r, int n, const OffsetCalculator& segments, const OffsetCalculator& inner,
+                            bool all_kernels) {
   using K = PassKernel;
   const DType input = r.input.dtype, target = r.target.dtype;
   if (wants_float64(r)) return K::StridedDoubles;
   const bool are_floats = input == DType::Float32 && target == DType::Float32;
   const bool is_once = r.losses.data || distinct_terms(r.inner) <= plan::kExactCount;
-  const K strided = !are_floats ? K::StridedAny : is_once ? K::StridedFloatsOnce : K::StridedFloats;
+  const K strided = !are_floats || r.third.data ? K::StridedAny : is_once ? K::StridedFloatsOnce : K::StridedFloats;
   if (!(input == DType::Float32 || is_half(input)) || !is_stored(target)) return strided;
   // The gradient of a float takes more arithmetic than halves have beside it.
   if (is_half(input) && target == DType::Float32 && r.grad_target.data) return strided;
-  if (!reads_whole(r, n)) return strided;
+  if (!reads_vectors(r, n)) return strided;
   const bool is_narrow = inner.narrow && segments.narrow;
   const Selection& selection = r.selection;
-  if (inner.rank <= kFewSteps && is_linear(r) && !selection.ignore_nan && has_plain_mask(r, n)) {
-    if (!selection.weight.data) {
+  const Operand& weight = r.third.data ? r.third : selection.weight;  // either is read in the same way
+  if (inner.rank <= kFewDims && is_linear(r) && !selection.ignore_nan && has_plain_mask(r, n)) {
+    if (!weight.data) {
       if (are_floats) return selection.mask.data ? K::MaskedFloats : K::Floats;
       if (is_half(input) && is_half(target)) return K::MaskedHalves;
       if (is_half(input) && target == DType::Float32) return K::MaskedHalfAndFloat;
-      if (input == DType::Float32 && target == DType::UInt8) return K::MaskedFloatAndUInt8;
-    } else if (are_floats && selection.weight.dtype == DType::Float32 && is_narrow) {
-      return K::WeightedFloats;
+      if (input == DType::Float32 && target == DType::UInt8 && all_kernels) return K::MaskedFloatAndUInt8;
+    } else if (are_floats && weight.dtype == DType::Float32 && is_narrow && !(r.third.data && selection.weight.data)) {
+      return r.third.data ? K::ThirdFloats : K::WeightedFloats;
     }
   }
-  if (inner.rank > kFewSteps || !is_narrow) return strided;
-  return is_half(input) ? K::HalfBesideAnything : K::FloatBesideAnything;
+  if (r.third.data || inner.rank > kFewDims || !is_narrow) return strided;
+  return is_half(input) ? K::HalfWithExtras : K::FloatWithExtras;
 }
 
 struct PassPlan {
   PassKernel kernel;
-  Grid grid;
-  Steps segments, inner;
+  Partition partition;
+  OffsetCalculator segments, inner;
 };
 
-inline PassPlan plan_of(const Pass& r) {
-  const int whole = whole_vector(r);
+// Of a loss that has all kernels, or but those of the commonest passes.
+inline PassPlan plan_of(const Pass& r, bool all_kernels, int threads) {
+  const int whole = vector_of(r);
   PassPlan plan = {};
-  plan.segments = steps_of(r.segments);
-  plan.inner = vector_steps(r.inner, whole);
-  plan.kernel = kernel_of(r, whole, plan.segments, plan.inner);
+  plan.segments = offsets_of(r.segments);
+  plan.inner = vector_offsets(r.inner, whole);
+  plan.kernel = kernel_of(r, whole, plan.segments, plan.inner, all_kernels);
   const int vector = pass_vector(plan.kernel);
-  if (vector != whole) plan.inner = vector_steps(r.inner, vector);
-  plan.grid = grid_of(r.segments, r.inner, vector, most_turns(plan.kernel), plan::kMaxBlocks);
+  if (vector != whole) plan.inner = vector_offsets(r.inner, vector);
+  plan.partition =
+      partition_of(r.segments, r.inner, vector, vectors_per_thread(plan.kernel), plan::kMaxBlocks, threads);
   return plan;
 }
 

@@ -10,10 +10,13 @@ template <class T>
 struct huber {
   Constant<Scalar<T>> delta, half_delta, half;
 
-  explicit huber(double d)
+  static constexpr bool kHasThird = true;
+
+  template <class P>
+  CUDALOSS_INLINE explicit huber(P d)
       : delta(constant_of(d, Scalar<T>())),
-        half_delta(constant_of(0.5 * d, Scalar<T>())),
-        half(constant_of(0.5, Scalar<T>())) {}
+        half_delta(constant_of(P(0.5) * d, Scalar<T>())),
+        half(constant_of(P(0.5), Scalar<T>())) {}
 
   CUDALOSS_INLINE T value(T d) const {
     const T distance = absolute(d);

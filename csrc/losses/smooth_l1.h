@@ -12,10 +12,13 @@ struct smooth_l1 {
   Constant<F> beta, half_beta, half_inverse;
   Split<F> inverse;
 
-  explicit smooth_l1(double b)
+  static constexpr bool kHasThird = true;
+
+  template <class P>
+  CUDALOSS_INLINE explicit smooth_l1(P b)
       : beta(constant_of(b, F())),
-        half_beta(constant_of(0.5 * b, F())),
-        half_inverse(ratio(0.5, b, F())),
+        half_beta(constant_of(P(0.5) * b, F())),
+        half_inverse(inverse_of(b + b, F())),
         inverse(split_inverse(b, F())) {}
 
   CUDALOSS_INLINE T value(T d) const {
@@ -24,8 +27,8 @@ struct smooth_l1 {
   }
   CUDALOSS_INLINE F grad(T d, Constant<F> scale) const {
     const T ratio = scaled_by(d, inverse.power);
-    return select(absolute(d) < beta, rounded_finite_product(ratio, times(inverse.fraction, scale)),
-                  sign_times(d, scale));
+    return select(absolute(d) >= beta, sign_times(d, scale),  // not so of a NaN among the betas, which then shows
+                  rounded_finite_product(ratio, times(inverse.fraction, scale)));
   }
 };
 

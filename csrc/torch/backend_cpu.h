@@ -11,17 +11,13 @@ inline void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)
   require(torch_parallel_for(begin, end, grain, body, context) == TORCH_SUCCESS, "a worker thread failed");
 }
 
-template <template <class> class Loss>
+template <template <class> class Loss, bool>
 struct CpuKernels {
-  static void reduce(const Forward& request, const Tensor&) { cpu::reduce<Loss>(request, parallel_for); }
-  static void elementwise(const Forward& request, const Tensor&) { cpu::elementwise<Loss>(request, parallel_for); }
-  static void train(const Training& request, const Tensor&) { cpu::train<Loss>(request, parallel_for); }
-  static void backward(const Backward& request, const Tensor&) { cpu::backward<Loss>(request, parallel_for); }
   static void pass(const Pass& request, const Tensor&) { cpu::pass<Loss>(request, parallel_for); }
 };
 
 struct Cpu {
-  static const Kernels& kernels(int64_t loss) { return kernels_of<CpuKernels>(loss); }
+  static void pass(int64_t loss, const Pass& request, const Tensor& input) { run_of<CpuKernels>(loss)(request, input); }
   static void count(const Count& request, const Tensor&) { cpu::count(request, parallel_for); }
 };
 

@@ -36,21 +36,15 @@ void with_scratch(const Request& request, const Tensor& input, const Launch& lau
   launch(request, scratch.memory(), context.stream);
 }
 
-template <template <class> class Loss>
+template <template <class> class Loss, bool kDense>
 struct CudaKernels {
-  static void reduce(const Forward& request, const Tensor& input) { with_scratch(request, input, cuda::reduce<Loss>); }
-  static void elementwise(const Forward& request, const Tensor& input) {
-    cuda::elementwise<Loss>(request, CudaContext(input).stream);
-  }
-  static void train(const Training& request, const Tensor& input) { with_scratch(request, input, cuda::train<Loss>); }
-  static void backward(const Backward& request, const Tensor& input) {
-    cuda::backward<Loss>(request, CudaContext(input).stream);
-  }
-  static void pass(const Pass& request, const Tensor& input) { with_scratch(request, input, cuda::pass<Loss>); }
+  static void pass(const Pass& request, const Tensor& input) { with_scratch(request, input, cuda::pass<Loss, kDense>); }
 };
 
 struct Cuda {
-  static const Kernels& kernels(int64_t loss) { return kernels_of<CudaKernels>(loss); }
+  static void pass(int64_t loss, const Pass& request, const Tensor& input) {
+    run_of<CudaKernels>(loss)(request, input);
+  }
   static void count(const Count& request, const Tensor& input) { with_scratch(request, input, cuda::count); }
 };
 

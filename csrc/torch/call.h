@@ -13,27 +13,18 @@ using Maybe = std::optional<Tensor>;
 struct Call {
   const Tensor &input, &target;
   Mode mode;
-  double parameter, scale;
+  Numbers numbers;
+  double scale;
   const Maybe &weight, &mask, &normalizer;
   const std::optional<double>& divisor;  // a normalizer that is a number
+  const Maybe& third;                    // in the place of numbers.third
 
   bool elementwise() const { return mode.reduction == Reduction::None; }
   bool ignores_nan() const { return mode.ignore_nan && is_floating(any_dtype_of(target.scalar_type())); }
   // Whether the denominator must be found out before the pass.
   bool counts() const {
-    return mode.reduction == Reduction::Mean && !normalizer && !divisor && (weight || mask || ignores_nan());
-  }
-  // Whether it is one for the engines' plain kernels: at 4,096 elements they take a GPU 0.7 us less than the general
-  // pass, at 2^20 elements 2.7 of its 7.1 (smooth L1, fp32, H200).
-  bool is_plain() const {
-    return !weight && !mask && !normalizer && scale == 1.0 && mode.batch_dims == 0 && !mode.ignore_nan &&
-           is_floating(any_dtype_of(target.scalar_type())) && same_device(input, target) && same_order(input, target);
-  }
-  // Likewise of one with gradients in the same pass: not a float64 loss of narrower operands, whose arithmetic is not
-  // the gradients'.
-  bool trains_plainly() const {
-    const auto is_double = [](const Tensor& tensor) { return tensor.scalar_type() == ScalarType::Double; };
-    return is_plain() && (mode.dtype != ScalarType::Double || is_double(input) || is_double(target));
+    return mode.reduction == Reduction::Mean && !normalizer && !divisor &&
+           ((weight && !mode.mean_over_count) || mask || ignores_nan());
   }
   // What the sum over `count` elements is divided by, where nothing must be counted for it.
   double known_divisor(int64_t count) const {
@@ -46,7 +37,7 @@ struct Call {
 inline const char* fault_of(const Call& call, const Layout& layout) {
   if (layout.fault()) return layout.fault();
   if (!same_device(call.input, call.target)) return "input and target must be on one device";
-  for (const Maybe* beside : {&call.weight, &call.mask, &call.normalizer}) {
+  for (const Maybe* beside : {&call.weight, &call.mask, &call.normalizer, &call.third}) {
     if (*beside && !same_device(call.input, **beside)) return "all operands must be on one device";
   }
   if (call.mask && call.mask->scalar_type() != ScalarType::Bool) return "mask must be bool";
@@ -62,10 +53,24 @@ inline bool declines(const Call& call, const char* fault) {
   return true;
 }
 
-inline Layout layout_of(const Call& call) {
+// Whether everything lies as the input does, densely, so that there is one dimension.
+inline bool is_flat(const Call& call, const Tensor* grad_output, std::initializer_list<const Maybe*> gradients) {
+  const auto lies = [&](const Tensor& tensor) { return same_order(call.input, tensor); };
+  if (call.weight || call.mask || call.third || call.mode.batch_dims > 0 || !lies(call.target)) return false;
+  if (grad_output && call.elementwise() && !lies(*grad_output) &&
+      !(same_sizes(call.input, *grad_output) && is_broadcast_scalar(*grad_output))) {
+    return false;
+  }
+  return std::all_of(gradients.begin(), gradients.end(), [&](const Maybe* x) { return !*x || lies(**x); });
+}
+
+inline Layout layout_of(const Call& call, const Tensor* grad_output = nullptr,
+                        std::initializer_list<const Maybe*> gradients = {}) {
+  if (is_flat(call, grad_output, gradients)) return Layout(call.input);
   Layout layout(call.input, call.target);
   if (call.weight) layout.add(kWeight, *call.weight);
   if (call.mask) layout.add(kMask, *call.mask);
+  if (call.third) layout.add(kThird, *call.third);
   return layout;
 }
 
@@ -97,6 +102,7 @@ Maybe counted(const Call& call, const Layout& layout) {
   Tensor found = empty({sizes, 2}, {strides, 2}, ScalarType::Double, call.input);
   if (sizes[0] == 0) return found;
   Count count = {selection_of(call), any_operand(call.target), {}, {}, 1.0, nullptr};
+  if (call.mode.mean_over_count) count.selection.weight = kNoOperand;
   const auto is_leading = [&](int dim) { return dim < call.mode.batch_dims; };
   count.segments = layout.in_order(is_leading);
   count.inner = layout.by_memory([&](int dim) { return !is_leading(dim); });
@@ -104,7 +110,7 @@ Maybe counted(const Call& call, const Layout& layout) {
   Dims varying = {};
   for (int dim = 0; dim < count.inner.rank; ++dim) {
     const int64_t* stride = count.inner.stride[dim];
-    if (stride[kWeight] || stride[kMask] || (call.ignores_nan() && stride[kTarget])) {
+    if ((stride[kWeight] && count.selection.weight.data) || stride[kMask] || (call.ignores_nan() && stride[kTarget])) {
       varying.size[varying.rank] = count.inner.size[dim];
       std::copy(stride, stride + kPlaces, varying.stride[varying.rank++]);
     } else {
@@ -123,7 +129,8 @@ inline Pass pass_of(const Call& call, const Layout& layout, const Maybe& denomin
   pass.input = operand(call.input);
   pass.target = any_operand(call.target);
   pass.selection = selection_of(call);
-  pass.parameter = call.parameter;
+  pass.numbers = call.numbers;
+  pass.third = call.third ? operand(*call.third) : kNoOperand;
   pass.scale = call.scale;
   const bool counts = call.counts() && denominators && denominators->numel() > 0;
   int64_t count = 1;

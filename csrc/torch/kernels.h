@@ -1,38 +1,28 @@
-// The kernels of one loss on one engine, by the id of its row in src/cudaloss/_specs.py.
+// An engine's pass of one loss, by the id of its row in src/cudaloss/_specs.py.
 #pragma once
 
 #include "core/pass.h"
-#include "core/request.h"
 #include "torch/operands.h"
 
-#define CUDALOSS_LOSS(name, id) \
-  namespace cudaloss::losses {  \
-  template <class T>            \
-  struct name;                  \
+#define CUDALOSS_LOSS(name, id, dense) \
+  namespace cudaloss::losses {         \
+  template <class T>                   \
+  struct name;                         \
   }
 #include "losses.inc"
 #undef CUDALOSS_LOSS
 
 namespace cudaloss::tensors {
 
-// Each takes a request and a tensor of its device.
-struct Kernels {
-  void (*reduce)(const Forward&, const Tensor&);
-  void (*elementwise)(const Forward&, const Tensor&);
-  void (*train)(const Training&, const Tensor&);
-  void (*backward)(const Backward&, const Tensor&);
-  void (*pass)(const Pass&, const Tensor&);
-};
+// Takes a request and a tensor of its device.
+using Run = void (*)(const Pass&, const Tensor&);
 
-template <template <template <class> class> class Of>
-const Kernels& kernels_of(int64_t loss) {
+template <template <template <class> class, bool> class Of>
+Run run_of(int64_t loss) {
   switch (loss) {
-#define CUDALOSS_LOSS(name, id)                                                                     \
-  case id: {                                                                                        \
-    using K = Of<losses::name>;                                                                     \
-    static constexpr Kernels kernels = {K::reduce, K::elementwise, K::train, K::backward, K::pass}; \
-    return kernels;                                                                                 \
-  }
+#define CUDALOSS_LOSS(name, id, dense) \
+  case id:                             \
+    return Of<losses::name, dense>::pass;
 #include "losses.inc"
 #undef CUDALOSS_LOSS
     default:

@@ -26,11 +26,18 @@ class Layout {
     add(kInput, input);
     add(kTarget, target);
   }
+  // Of operands that lie alike and densely, of any rank: one dimension.
+  explicit Layout(const Tensor& all) : rank_(1), flat_(&all) {
+    sizes_[0] = all.numel();
+    strides_[0][kInput] = strides_[0][kTarget] = 1;
+  }
 
   // What is wrong with the tensors' shapes; null: nothing. The rest of it holds where nothing is.
   const char* fault() const { return fault_; }
   int rank() const { return rank_; }
   torch::headeronly::IntHeaderOnlyArrayRef sizes() const { return {sizes_, static_cast<size_t>(rank_)}; }
+  // Of the result: the sizes of all its dimensions.
+  torch::headeronly::IntHeaderOnlyArrayRef shape() const { return flat_ ? flat_->sizes() : sizes(); }
   torch::headeronly::IntHeaderOnlyArrayRef leading_sizes(int64_t dims) const {
     return {sizes_, static_cast<size_t>(dims)};
   }
@@ -39,6 +46,10 @@ class Layout {
   // (`leading`), for a tensor with one element for each index of the leading dimensions.
   void add(Place place, const Tensor& tensor, bool leading = false) {
     if (fault_) return;
+    if (flat_) {
+      strides_[0][place] = same_sizes(*flat_, tensor) && !is_broadcast_scalar(tensor);
+      return;
+    }
     const int missing = leading ? 0 : rank_ - static_cast<int>(tensor.dim());
     const auto misfits = [&](int64_t dim) {
       return tensor.sizes()[dim] != 1 && tensor.sizes()[dim] != sizes_[missing + dim];
@@ -54,6 +65,7 @@ class Layout {
   }
 
   bool is_full(const Tensor& tensor) const {
+    if (flat_) return same_sizes(*flat_, tensor);
     return tensor.dim() == rank_ && std::equal(sizes_, sizes_ + rank_, tensor.sizes().begin());
   }
 
@@ -103,7 +115,7 @@ class Layout {
 
   // Which of two dimensions is the faster: negative: a, positive: b, 0: nobody's strides tell.
   int compare(int a, int b) const {
-    for (const Place place : {kInput, kTarget, kWeight, kMask}) {
+    for (const Place place : {kInput, kTarget, kWeight, kMask, kThird}) {
       const int64_t of_a = strides_[a][place], of_b = strides_[b][place];
       if (of_a != 0 && of_b != 0 && of_a != of_b) return of_a < of_b ? -1 : 1;
     }
@@ -141,6 +153,7 @@ class Layout {
   int rank_;
   int64_t sizes_[kMaxDims];
   int64_t strides_[kMaxDims][kPlaces] = {};
+  const Tensor* flat_ = nullptr;
 };
 
 // Fresh memory for something of the shape of `like`: in its layout where that is dense, else in its order of

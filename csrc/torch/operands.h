@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/request.h"
+#include "core/pass.h"
 #include "cpu/pages.h"
 
 namespace cudaloss::tensors {
@@ -74,7 +74,6 @@ inline Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef sizes, torch::heade
                               : "out of memory: the result could not be allocated");
   return Tensor(handle);
 }
-inline Tensor empty_scalar(ScalarType dtype, const Tensor& device_of) { return empty({}, {}, dtype, device_of); }
 // The memory format of `like`, which is dense.
 inline Tensor empty_dense(const Tensor& like, ScalarType dtype) {
   Tensor tensor = empty(like.sizes(), like.strides(), dtype, like);

@@ -14,9 +14,9 @@ namespace cudaloss::tensors {
 // What the ops' schemas have in common, in its order.
 #define CUDALOSS_PARAMETERS                                                                            \
   Tensor input, Tensor target, int64_t mode, double parameter, double scale, Maybe weight, Maybe mask, \
-      Maybe normalizer, std::optional<double> divisor
+      Maybe normalizer, std::optional<double> divisor, Maybe third, double second
 #define CUDALOSS_CALL \
-  Call { input, target, Mode(mode), parameter, scale, weight, mask, normalizer, divisor }
+  Call { input, target, Mode(mode), {parameter, second}, scale, weight, mask, normalizer, divisor, third }
 
 constexpr char kReducedOnly[] = "only a reduced loss has its gradients in the same pass";
 
@@ -39,31 +39,10 @@ inline Tensor empty_losses(const Call& call, const Layout& layout) {
   return empty_contiguous(layout.sizes(), call.mode.dtype, call.input);
 }
 
-// By the engine's plain kernels.
-inline Found plain_forward(const Kernels& kernels, const Call& call, bool for_input, bool for_target) {
-  const auto& [input, target, mode, parameter, scale, weight, mask, normalizer, divisor] = call;
-  Found found = {call.elementwise() ? empty_dense(input, mode.dtype) : empty_scalar(mode.dtype, input), {}, {}, {}};
-  found.grad_input = gradient_as(input, for_input);
-  found.grad_target = gradient_as(target, for_target);
-  const int64_t count = input.numel();
-  const Forward request = {operand(input), operand(target),           count,
-                           parameter,      call.known_divisor(count), result(found.value)};
-  if (for_input || for_target) {
-    kernels.train({request, result(found.grad_input), result(found.grad_target)}, input);
-  } else {
-    (call.elementwise() ? kernels.elementwise : kernels.reduce)(request, input);
-  }
-  return found;
-}
-
 // The loss, the gradients that are wanted, for a grad_output of 1, from the same pass, and the denominators that had to
 // be counted for it.
 template <class Engine>
 Found forward_of(const Call& call, bool for_input, bool for_target) {
-  const Kernels& kernels = Engine::kernels(call.mode.loss);
-  if (for_input || for_target ? call.trains_plainly() : call.is_plain()) {
-    return plain_forward(kernels, call, for_input, for_target);
-  }
   Layout layout = layout_of(call);
   if (declines(call, fault_of(call, layout))) return {};
   // Of unequal shapes the caller is to be warned, by whoever has looked.
@@ -82,7 +61,7 @@ Found forward_of(const Call& call, bool for_input, bool for_target) {
   (call.elementwise() ? pass.losses : pass.reduction) = result(found.value);
   pass.grad_input = result(found.grad_input);
   pass.grad_target = result(found.grad_target);
-  kernels.pass(pass, call.input);
+  Engine::pass(call.mode.loss, pass, call.input);
   return found;
 }
 
@@ -112,7 +91,7 @@ template <class Engine>
 Found plain_call(const Tensor& input, const Tensor& target, int64_t mode, double parameter, bool with_grad) {
   const Maybe none;
   const std::optional<double> divisor;
-  const Call call = {input, target, Mode(mode), parameter, 1.0, none, none, none, divisor};
+  const Call call = {input, target, Mode(mode), {parameter, 0.0}, 1.0, none, none, none, divisor, none};
   require_below_autograd(call);
   require(!(with_grad && call.elementwise()), kReducedOnly);
   return forward_of<Engine>(call, with_grad && call.mode.for_input, with_grad && call.mode.for_target);
@@ -129,33 +108,12 @@ std::tuple<Tensor, Tensor, Tensor> loss_with_grad(Tensor input, Tensor target, i
   return {or_undefined(found.value), or_undefined(found.grad_input), or_undefined(found.grad_target)};
 }
 
-// Whether the plain kernels serve a backward.
-inline bool is_plain_backward(const Call& call, const Tensor& grad_output) {
-  if (!call.is_plain() || !same_device(call.input, grad_output)) return false;
-  if (!call.elementwise()) return grad_output.numel() == 1;
-  return same_order(call.input, grad_output) ||
-         (same_sizes(call.input, grad_output) && is_broadcast_scalar(grad_output));
-}
-
-// Fills the gradients that are wanted, by the plain kernels.
-template <class Engine>
-void plain_backward(const Call& call, const Tensor& grad_output, const Maybe& grad_input, const Maybe& grad_target,
-                    bool hold_unit_gradients) {
-  const int64_t count = call.input.numel();
-  if (count == 0) return;
-  const bool is_scalar = !call.elementwise() || is_broadcast_scalar(grad_output);
-  Engine::kernels(call.mode.loss)
-      .backward({operand(grad_output), is_scalar, operand(call.input), operand(call.target), count, call.parameter,
-                 call.known_divisor(count), result(grad_input), result(grad_target), hold_unit_gradients},
-                call.input);
-}
-
-// Why the general kernels do not serve a backward of this call; null where they do.
+// Why the kernels do not serve a backward of this call; null where they do.
 inline const char* backward_fault(const Call& call, const Layout& layout, const Tensor& grad_output,
                                   const Maybe& denominators) {
   if (const char* fault = fault_of(call, layout)) return fault;
   if (!same_device(call.input, grad_output)) return "grad_output must be on the operands' device";
-  const auto sizes = grad_output.sizes(), all = layout.sizes();
+  const auto sizes = grad_output.sizes(), all = layout.shape();
   const size_t dims = call.elementwise() ? all.size() : static_cast<size_t>(call.mode.batch_dims);
   if (sizes.size() != dims || !std::equal(sizes.begin(), sizes.end(), all.begin())) {
     return "grad_output must be of the result's shape";
@@ -182,13 +140,13 @@ void full_gradients(const Call& call, Layout layout, const Tensor& grad_output, 
   pass.grad_input = result(grad_input);
   pass.grad_target = result(grad_target);
   pass.hold_unit_gradients = hold_unit_gradients;
-  Engine::kernels(call.mode.loss).pass(pass, call.input);
+  Engine::pass(call.mode.loss, pass, call.input);
 }
 
 // The gradient of an operand that is broadcast: a segment for each of its elements, summed over all others.
 template <class Engine>
 Tensor summed_gradient(const Call& call, Layout layout, const Tensor& grad_output, const Maybe& denominators,
-                       const Tensor& operand, int sign) {
+                       const Tensor& operand, Summed summed) {
   require(!denominators || denominators->numel() <= 2, "denominators of several segments must be part of grad_output");
   Pass pass = backward_pass(call, layout, grad_output, denominators);
   const int missing = layout.rank() - static_cast<int>(operand.dim());
@@ -197,8 +155,8 @@ Tensor summed_gradient(const Call& call, Layout layout, const Tensor& grad_outpu
   pass.inner = layout.by_memory([&](int dim) { return !is_own(dim); });
   const Tensor gradient = empty_contiguous(operand.sizes(), operand.scalar_type(), operand);
   pass.reduction = result(gradient);
-  pass.summed_gradient = sign;
-  Engine::kernels(call.mode.loss).pass(pass, call.input);
+  pass.summed = summed;
+  Engine::pass(call.mode.loss, pass, call.input);
   return gradient;
 }
 
@@ -206,23 +164,17 @@ Tensor summed_gradient(const Call& call, Layout layout, const Tensor& grad_outpu
 template <class Engine>
 std::tuple<Tensor, Tensor> backward(Tensor grad_output, Maybe denominators, CUDALOSS_PARAMETERS) {
   const Call call = CUDALOSS_CALL;
-  if (is_plain_backward(call, grad_output)) {
-    const Maybe grad_input = gradient_as(input, call.mode.for_input);
-    const Maybe grad_target = gradient_as(target, call.mode.for_target);
-    plain_backward<Engine>(call, grad_output, grad_input, grad_target, false);
-    return {or_undefined(grad_input), or_undefined(grad_target)};
-  }
-  const Layout layout = layout_of(call);
+  const Layout layout = layout_of(call, &grad_output);
   if (declines(call, backward_fault(call, layout, grad_output, denominators))) return {};
   const bool is_full[] = {layout.is_full(input), layout.is_full(target)};
   Maybe grad_input = gradient_as(input, call.mode.for_input && is_full[0]);
   Maybe grad_target = gradient_as(target, call.mode.for_target && is_full[1]);
   full_gradients<Engine>(call, layout, grad_output, denominators, grad_input, grad_target, false);
-  const auto summed = [&](const Tensor& operand, int sign) {
-    return summed_gradient<Engine>(call, layout, grad_output, denominators, operand, sign);
+  const auto summed = [&](const Tensor& operand, Summed gradients) {
+    return summed_gradient<Engine>(call, layout, grad_output, denominators, operand, gradients);
   };
-  if (call.mode.for_input && !is_full[0]) grad_input = summed(input, 1);
-  if (call.mode.for_target && !is_full[1]) grad_target = summed(target, -1);
+  if (call.mode.for_input && !is_full[0]) grad_input = summed(input, Summed::GradInput);
+  if (call.mode.for_target && !is_full[1]) grad_target = summed(target, Summed::GradTarget);
   return {or_undefined(grad_input), or_undefined(grad_target)};
 }
 
@@ -240,21 +192,14 @@ bool rescale(Maybe grad_input, Maybe grad_target, Tensor grad_output, Maybe deno
   require_below_autograd(call);
   require(!call.elementwise(), kReducedOnly);
   if (is_unit_on_cpu(grad_output)) return true;
-  const auto fit = [&](const auto& lies) {
-    const auto fits = [&](const Maybe& gradient, const Tensor& operand, bool wanted) {
-      return gradient.has_value() == wanted && (!wanted || (gradient->scalar_type() == operand.scalar_type() &&
-                                                            same_device(operand, *gradient) && lies(*gradient)));
-    };
-    return fits(grad_input, input, call.mode.for_input) && fits(grad_target, target, call.mode.for_target);
-  };
-  if (call.trains_plainly() && is_plain_backward(call, grad_output) &&
-      fit([&](const Tensor& gradient) { return same_order(input, gradient); })) {
-    plain_backward<Engine>(call, grad_output, grad_input, grad_target, true);
-    return true;
-  }
-  const Layout layout = layout_of(call);
+  const Layout layout = layout_of(call, &grad_output, {&grad_input, &grad_target});
   const char* fault = backward_fault(call, layout, grad_output, denominators);
-  if (!fault && !fit([&](const Tensor& gradient) { return layout.is_full(gradient); })) {
+  const auto fits = [&](const Maybe& gradient, const Tensor& operand, bool wanted) {
+    return gradient.has_value() == wanted &&
+           (!wanted || (gradient->scalar_type() == operand.scalar_type() && same_device(operand, *gradient) &&
+                        layout.is_full(*gradient)));
+  };
+  if (!fault && !(fits(grad_input, input, call.mode.for_input) && fits(grad_target, target, call.mode.for_target))) {
     fault = "gradients must be of their operands' shapes and dtypes";
   }
   if (declines(call, fault)) return false;

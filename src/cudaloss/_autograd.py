@@ -20,7 +20,7 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _is_included, _VMAP = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._dispatch_key_parse("VmapMode")
 _loss_with_grad, _rescale_ = _private.loss_with_grad, _private.rescale_
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
-_OTHERS = (None,) * 7  # the gradients of all arguments but input and target
+_OTHERS = (None,) * 9  # the gradients of all arguments but input and target
 
 
 def transformed() -> bool:
@@ -28,15 +28,21 @@ def transformed() -> bool:
     return _any_functorch() or forward_ad._current_level >= 0
 
 
-def unpacked(input, target, how, parameter, scale=1.0, weight=None, mask=None, normalizer=None, divisor=None):
-    """A private op's call as the reference takes it: the loss, its operands and number, the result's dtype, options."""
-    normalizer = normalizer if divisor is None else divisor
-    mask = None if mask is None else mask.to(torch.bool)  # hooks on saved tensors may have changed it
-    options = Options(weight, mask, normalizer, scale, batch_dims_of(how), bool(how & IGNORE_NAN))
-    return BY_ID[loss_of(how)], input, target, reduction_of(how), parameter, dtype_of(how), options
+def unpacked(*arguments):
+    """A private op's call as the reference takes it: the loss, its operands, the third of them, the result's dtype,
+    options, its second number."""
+    call = _private.Call(*arguments)
+    how = call.how
+    normalizer = call.normalizer if call.divisor is None else call.divisor
+    mask = None if call.mask is None else call.mask.to(torch.bool)  # hooks on saved tensors may have changed it
+    options = Options(call.weight, mask, normalizer, call.scale, batch_dims_of(how), bool(how & IGNORE_NAN))
+    third = call.parameter if call.third is None else call.third
+    spec, dtype = BY_ID[loss_of(how)], dtype_of(how)
+    return spec, call.input, call.target, reduction_of(how), third, dtype, options, call.second
 
 
-# ---- nodes: called as f(input, target, how, parameter[, scale, weight, mask, normalizer, divisor]) ----
+# ---- nodes: called as f(input, target, how, parameter[, scale, weight, mask, normalizer, divisor[, third, second]])
+# ----
 # Written out on one level where the commonest calls pass: for a GPU a backward runs in a thread of its own, where each
 # call costs twice as much.
 
@@ -45,9 +51,10 @@ def _keep(ctx: Any, call: tuple[Any, ...], *results: Tensor | None) -> None:
     """What a backward needs: the call, and the gradients and denominators that the forward has found. Hooks on saved
     tensors may give them back changed, of which the ops decline what they do not take."""
     input, target, how, parameter, *rest = call
-    scale, weight, mask, normalizer, divisor = rest or (1.0, None, None, None, None)
-    ctx.save_for_backward(input, target, *results, weight, mask, normalizer)
-    ctx.numbers = how | MAY_DECLINE, parameter, scale, divisor
+    scale, weight, mask, normalizer, divisor, *own = rest or (1.0, None, None, None, None)
+    third, second = own or (None, 0.0)
+    ctx.save_for_backward(input, target, *results, weight, mask, normalizer, third)
+    ctx.numbers = how | MAY_DECLINE, parameter, scale, divisor, second
 
 
 def _kept(
@@ -58,9 +65,12 @@ def _kept(
     input, target, grad_input, grad_target, *rest = ctx.saved_tensors if saved is None else saved
     if not rest:
         return (grad_input, grad_target, None), (input, target, *ctx.numbers)
-    denominators, *beside = rest
-    how, parameter, scale, divisor = ctx.numbers
-    return (grad_input, grad_target, denominators), (input, target, how, parameter, scale, *beside, divisor)
+    denominators, *beside, third = rest
+    how, parameter, scale, divisor, second = ctx.numbers
+    call = input, target, how, parameter, scale, *beside, divisor
+    if third is not None or second != 0:
+        call = *call, third, second
+    return (grad_input, grad_target, denominators), call
 
 
 def _one_pass_forward(ctx, input, target, how, parameter, *rest):
@@ -148,9 +158,9 @@ def gradients(grad_output, denominators, input, target, how, *rest):
 
 
 def by_reference(grad_output, call):
-    spec, input, target, reduction, parameter, dtype, options = unpacked(*call)
+    spec, input, target, reduction, third, dtype, options, second = unpacked(*call)
     wanted = bool(call[2] & FOR_INPUT), bool(call[2] & FOR_TARGET)
-    return reference.gradients(spec, grad_output, input, target, reduction, parameter, dtype, wanted, options)
+    return reference.gradients(spec, grad_output, input, target, reduction, third, dtype, wanted, options, second)
 
 
 def _node(name: str, forward: Callable, backward: Callable) -> Callable[..., Tensor | None]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._modes import REDUCTIONS
 from ._options import NONE, Options
-from ._specs import LossSpec
+from ._specs import LossSpec, Parameter
 
 
 def check_reduction(reduction: Any) -> None:
@@ -34,6 +34,11 @@ def _is_number(value: Any, kind: type = numbers.Real) -> bool:
     return isinstance(value, kind)
 
 
+def is_traced() -> bool:
+    """Whether a compiler or a trace follows, for whom a tensor's value is not there."""
+    return torch.compiler.is_compiling() or torch._C._is_tracing() or bool(torch._C._len_torch_dispatch_stack())
+
+
 def as_float(name: str, value: Any) -> Any:
     """The number as Python's own float; a compiler's as it is, which float() would guard on."""
     if _is_symbolic(value):
@@ -44,23 +49,43 @@ def as_float(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must be a number that a float can hold, got {value}") from None
 
 
-def check_parameter(spec: LossSpec, value: Any) -> Any:
-    """The loss's own parameter as a number; numpy's scalars are taken, and tensors that hold one on the CPU."""
+def check_number(parameter: Parameter, value: Any, accepts: str) -> Any:
+    """One of a loss's own parameters that is no tensor, as a float."""
+    if not _is_number(value):
+        raise TypeError(f"{parameter.name} must be {accepts}, got {type(value).__name__}")
+    number = as_float(parameter.name, value)
+    if not parameter.takes(number):
+        raise RuntimeError(f"{parameter.name} must be {parameter.accepts}, got {value}")
+    return number
+
+
+def _is_elsewhere(value: Tensor, input: Tensor) -> bool:
+    """Whether it is a number on the CPU for data that is not there, which costs nobody a wait."""
+    return value.is_cpu and value.device != input.device and value.numel() == 1 and not value.is_complex()
+
+
+def check_third(spec: LossSpec, value: Any, input: Tensor, target: Tensor) -> Any:
+    """The loss's third operand: a number, numpy's too, or a tensor that broadcasts, whose values are not looked at. A
+    tensor of one value on the CPU is a number for data elsewhere."""
     parameter = spec.parameter
     if parameter is None:
         return value
-    if isinstance(value, Tensor) and not (
-        value.is_cpu and value.numel() == 1 and not (value.requires_grad or value.is_complex())
-    ):
-        raise TypeError(
-            f"{parameter.name} must be {parameter.accepts}, got a tensor that is not one real number on the CPU"
-        )
-    if not (isinstance(value, Tensor) or _is_number(value)):
-        raise TypeError(f"{parameter.name} must be {parameter.accepts}, got {type(value).__name__}")
-    number = as_float(parameter.name, value)
-    if not (number >= 0 if parameter.zero_allowed else number > 0):
-        raise RuntimeError(f"{parameter.name} must be {parameter.accepts}, got {value}")
-    return number
+    name, accepts = parameter.name, f"{parameter.accepts} or a tensor"
+    if not isinstance(value, Tensor):
+        return check_number(parameter, 1.0 if value is None and parameter.default is None else value, accepts)
+    if input.is_nested or target.is_nested:
+        raise RuntimeError(f"{name} must be a number where input is a nested tensor")
+    if _is_elsewhere(value, input) and not (value.requires_grad or is_traced()):
+        return check_number(parameter, value.item(), accepts)
+    if not (_is_elsewhere(value, input) and value.dim() == 0):
+        check_beside(name, value, input, joint_shape(input, target))
+    if value.dtype.is_complex or value.dtype == torch.bool:
+        raise RuntimeError(f"{name} must be a floating-point or integer tensor, got {value.dtype}")
+    return value
+
+
+def check_second(spec: LossSpec, value: Any) -> Any:
+    return value if spec.second is None else check_number(spec.second, value, spec.second.accepts)
 
 
 def check_dtype(dtype: Any) -> None:
@@ -110,6 +135,10 @@ def check_operands(input: Any, target: Any) -> None:
         ) from None
 
 
+def joint_shape(input: Tensor, target: Tensor) -> torch.Size:
+    return input.shape if input.shape == target.shape else torch.broadcast_shapes(input.shape, target.shape)
+
+
 def _broadcasts_to(tensor: Tensor, shape: torch.Size) -> bool:
     if tensor.dim() > len(shape):
         return False
@@ -124,7 +153,7 @@ def check_beside_layout(name: str, value: Any) -> None:
 
 
 def check_beside(name: str, value: Any, input: Tensor, shape: torch.Size) -> None:
-    """That the weight or the mask `value` lies on the data's device and broadcasts to the loss's `shape`."""
+    """That the weight, mask or third operand `value` lies on the data's device and broadcasts to the loss's `shape`."""
     check_beside_layout(name, value)
     if value.device != input.device:
         raise RuntimeError(f"{name} must be on the data's device, {input.device}, got {value.device}")
@@ -178,7 +207,7 @@ def check_options(options: Options, input: Tensor, target: Tensor, reduction: st
             "weight, mask, normalizer, scale, batch_dims and ignore_nan must keep their defaults where "
             "input is a nested tensor"
         )
-    shape = input.shape if input.shape == target.shape else torch.broadcast_shapes(input.shape, target.shape)
+    shape = joint_shape(input, target)
     if options.weight is not None:
         check_beside("weight", options.weight, input, shape)
         if options.weight.dtype == torch.bool:
@@ -200,21 +229,29 @@ def check_options(options: Options, input: Tensor, target: Tensor, reduction: st
     return options._replace(scale=as_float("scale", options.scale), normalizer=normalizer)
 
 
+def check_same_shape(input: Any, target: Any) -> None:
+    """Of a function whose namesake takes nothing else, in its words."""
+    check_dense("input", input)
+    check_dense("target", target)
+    if not (input.is_nested or target.is_nested) and target.size() != input.size():
+        raise ValueError(f"Target size ({target.size()}) must be the same as input size ({input.size()})")
+
+
 def check(
     spec: LossSpec,
     input: Any,
     target: Any,
     reduction: Any,
-    parameter: Any,
+    own: tuple[Any, Any],
     dtype: Any,
     options: Options = NONE,
-) -> tuple[Any, Options]:
-    """Raises what is wrong with a call of `spec`'s loss, if anything; returns its own parameter and the options, with
-    numbers as Python's own."""
+) -> tuple[tuple[Any, Any], Options]:
+    """Raises what is wrong with a call of `spec`'s loss, if anything; returns its third operand and second number, and
+    the options, with numbers as Python's own."""
     check_operands(input, target)
     check_reduction(reduction)
-    number = check_parameter(spec, parameter)
+    own = check_third(spec, own[0], input, target), check_second(spec, own[1])
     check_dtype(dtype)
     if not options.are_default():
         options = check_options(options, input, target, reduction)
-    return number, options
+    return own, options

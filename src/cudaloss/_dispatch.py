@@ -25,7 +25,7 @@ from ._modes import (
     pack,
 )
 from ._options import Options
-from ._specs import LossSpec
+from ._specs import LossSpec, Third
 
 PLAIN_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
 _DEVICES = DEVICES | {"meta"}  # the private ops' fake kernels serve meta tensors
@@ -64,16 +64,16 @@ def _is_readable(tensor: Tensor, device: torch.device) -> bool:
     )
 
 
-def _is_served(input: Tensor, target: Tensor, dtype: torch.dtype, options: Options) -> bool:
+def _is_served(input: Tensor, target: Tensor, third: Tensor | None, dtype: torch.dtype, options: Options) -> bool:
     """Whether the compiled kernels serve this call; the reference serves all others."""
     weight, mask = options.weight, options.mask
     normalizer = options.normalizer if isinstance(options.normalizer, Tensor) else None
-    beside = [tensor for tensor in (weight, mask, normalizer) if tensor is not None]
+    beside = [tensor for tensor in (weight, mask, normalizer, third) if tensor is not None]
     return (
         input.dtype in DTYPES
         and (target.dtype in DTYPES or target.dtype in INTEGERS)
         and dtype in DTYPES
-        and (weight is None or weight.dtype in DTYPES)
+        and all(tensor is None or tensor.dtype in DTYPES for tensor in (weight, third))
         and (normalizer is None or normalizer.dtype in DTYPES or normalizer.dtype in INTEGERS)
         and all(_is_readable(tensor, input.device) for tensor in (input, target, *beside))
         and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in beside))
@@ -101,39 +101,47 @@ def loss(
     input: Tensor,
     target: Tensor,
     reduction: str,
-    parameter: float,
+    parameter: Third,
     dtype: torch.dtype,
     options: Options,
+    second: float = 0.0,
 ) -> Tensor:
     """The loss of a call whose arguments have been checked, with autograd."""
+    third = parameter if isinstance(parameter, Tensor) else None
     if options.batch_dims == max(input.dim(), target.dim()) > 0:  # a reduction of single elements
         rest = options._replace(scale=1.0, batch_dims=0)
         if reduction == "sum" or (reduction == "mean" and rest.are_default()):
             reduction, options = "none", options._replace(batch_dims=0)
-    if max(input.dim(), target.dim()) > MAX_DIMS and _lie_alike(input, target, options.weight, options.mask):
+    if max(input.dim(), target.dim()) > MAX_DIMS and _lie_alike(
+        input, target, options.weight, options.mask, third if third is not None and third.dim() else None
+    ):
         shape, kept = input.shape, options.batch_dims
         rows = shape[:kept].numel(), shape[kept:].numel()
         beside = {name: None if x is None else x.view(rows) for name, x in options._asdict().items() if name in _FULL}
         options = options._replace(batch_dims=1 if kept else 0, **beside)
-        value = loss(spec, input.view(rows), target.view(rows), reduction, parameter, dtype, options)
+        parameter = third.view(rows) if third is not None and third.dim() else parameter
+        value = loss(spec, input.view(rows), target.view(rows), reduction, parameter, dtype, options, second)
         return value.view(shape if reduction == "none" else shape[:kept])
     is_plain = type(input) in PLAIN_TENSORS and type(target) in PLAIN_TENSORS and not is_captured()
     weight, mask, normalizer, scale, batch_dims, ignore_nan = options
     # A compiler fuses PyTorch's own ops with what comes next, where that is of the data's size; ONNX knows no other.
     decomposes = not is_plain and ((reduction == "none" and _is_compiled()) or _is_exporting_to_onnx())
-    is_served = _is_served(input, target, dtype, options)
+    is_served = _is_served(input, target, third, dtype, options)
     if decomposes or not is_served:
-        value = reference.loss(spec, input, target, reduction, parameter, dtype, options)
+        value = reference.loss(spec, input, target, reduction, parameter, dtype, options, second)
         return _private.laid_out(value, input, target) if reduction == "none" and is_served else value
-    how = pack(reduction, dtype, spec.id, batch_dims) | (IGNORE_NAN if ignore_nan else 0)
+    how = pack(reduction, dtype, spec.mode, batch_dims) | (IGNORE_NAN if ignore_nan else 0)
     divisor = None if normalizer is None or isinstance(normalizer, Tensor) else normalizer
     call = scale, weight, mask, normalizer if divisor is None else None, divisor
+    if third is not None or second != 0:
+        call = *call, third, second
+    number = parameter if third is None else spec.default
     wanting = []
     if torch.is_grad_enabled():
         how |= (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
         wanting = [operand for operand in (input, target) if operand.requires_grad]
     if not wanting:
-        return _private.forward(input, target, how, parameter, *call)[0]
+        return _private.forward(input, target, how, number, *call)[0]
     whole = input.shape == target.shape or all(
         x.shape == torch.broadcast_shapes(input.shape, target.shape) for x in wanting
     )
@@ -141,7 +149,7 @@ def loss(
         way = _autograd.one_pass if is_plain else _autograd.traced_one_pass
     else:
         way = _autograd.two_passes if is_plain else _autograd.traced_two_passes
-    found = way(input, target, how | BELOW_AUTOGRAD if is_plain else how, parameter, *call)
+    found = way(input, target, how | BELOW_AUTOGRAD if is_plain else how, number, *call)
     assert found is not None
     return found
 
@@ -150,8 +158,8 @@ def loss(
 
 
 def _denominators(*call):
-    _, input, target, reduction, _, dtype, options = unpacked(*call)
-    return reference.denominators(input, target, dtype, options) if reduction == "mean" else None
+    spec, input, target, reduction, _, dtype, options, _ = unpacked(*call)
+    return reference.denominators(spec, input, target, dtype, options) if reduction == "mean" else None
 
 
 def _composed(*call):

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from textwrap import indent
+from types import ModuleType
+
+import torch
 
 from ._options import ROWS, Row
-from ._specs import LossSpec
+from ._specs import LossSpec, OfDifference, Parameter
 
-_FUNCTION = """``{formula}``, with ``d = input - target``, in one pass over memory.
+_FUNCTION = """``{formula}``, {of}in one pass over memory.
 
-Replaces :func:`torch.nn.functional.{function}`. Source of the formula: {source}.
+{replaces_function}Source of the formula: {source}.
 
 Args:
     input (Tensor): predictions, of any shape and strides; float32, float64, float16 or bfloat16 for the fused kernels
         (other floating dtypes, and devices other than CPU and CUDA, are served by plain PyTorch).
-    target (Tensor): ground truth, of a shape that broadcasts with ``input``'s (unequal shapes warn) and any real
+    target (Tensor): ground truth, of {target_shape} and any real
         dtype, integers and bools included, read as it is.
 {options}
 
 Returns:
     Tensor: in the unit of the formula; for ``"mean"`` and ``"sum"`` of the shape of the first ``batch_dims``
     dimensions (0-d for 0), for ``"none"`` of the broadcast shape. A mean of nothing is NaN, a sum of nothing 0, the
-    gradients of both 0. Differentiable in input, target, weight and normalizer, any number of times. A NaN difference
-    that is not selected out gives a NaN loss and a NaN gradient.
+    gradients of both 0. Differentiable in input, target, weight{differentiable} and normalizer, any number of times. A
+    NaN that is not selected out gives a NaN loss and a NaN gradient.
 
 Raises:
     TypeError: an argument has the wrong type, a list for a tensor, say.
     ValueError: ``reduction`` is unknown; ``normalizer`` is the number 0, or comes with another reduction than
-        ``"mean"``; ``batch_dims`` is negative or beyond the rank.
+        ``"mean"``; ``batch_dims`` is negative or beyond the rank{shape_error}.
     RuntimeError: the shapes do not broadcast; the devices differ; a tensor has a dtype that is not taken, or is sparse
         or quantized; {parameter_error}``dtype`` is not a floating one.
 
@@ -41,9 +44,9 @@ Example:
     torch.Size([3])
 """
 
-_MODULE = """``{formula}``, with ``d = input - target``: the module of :func:`cudaloss.{function}`.
+_MODULE = """``{formula}``{of_module}: the module of :func:`cudaloss.{function}`.
 
-Replaces :class:`torch.nn.{module}`. Source of the formula: {source}.
+{replaces_module}Source of the formula: {source}.
 
 Args:
 {options}
@@ -71,29 +74,60 @@ _LEGACY = "size_average, reduce (bool, optional): deprecated, as in PyTorch; whe
 _REDUCTION = 'reduction (str): ``"mean"`` over all elements, ``"sum"``, or ``"none"`` for one loss an element.'
 
 
+_COUNT = """``"mean"`` divides by the sum of the weights in play."""
+_OVER_COUNT = """``"mean"`` divides by the number of elements in play, as PyTorch's does."""
+_TENSOR = (
+    "or a tensor of a floating dtype that broadcasts to input and target's common shape, whose values are not checked"
+)
+
+
+def _own(spec: LossSpec, parameter: Parameter) -> str:
+    if parameter is not spec.parameter:
+        return f"{parameter.name} (float): {parameter.meaning}; {parameter.accepts}."
+    optional = ", optional" if parameter.default is None else ""
+    return f"{parameter.name} (float or Tensor{optional}): {parameter.meaning}; {parameter.accepts},\n    {_TENSOR}."
+
+
 def _options(spec: LossSpec, rows: Iterable[Row]) -> str:
-    lines = [_LEGACY] if spec.legacy_arguments else []
+    rows = [row for row in rows if not (spec.weight_first and row.name == "weight")]
+    lines = _lines(spec, ROWS[:1]) if spec.weight_first else []
+    lines += [_LEGACY] if spec.legacy_arguments else []
     lines.append(_REDUCTION)
-    if spec.parameter:
-        lines.append(f"{spec.parameter.name} (float): {spec.parameter.meaning}; {spec.parameter.accepts}.")
-    return indent("\n".join([*lines, *_lines(rows)]), "    ")
+    lines += [_own(spec, parameter) for parameter in spec.parameters]
+    return indent("\n".join([*lines, *_lines(spec, rows)]), "    ")
 
 
-def _lines(rows: Iterable[Row]) -> list[str]:
-    return [f"{row.name} {row.meaning}" for row in rows]
+def _lines(spec: LossSpec, rows: Iterable[Row]) -> list[str]:
+    count = _OVER_COUNT if spec.mean_over_count else _COUNT
+    return [f"{row.name} {row.meaning}".replace(_COUNT, count) for row in rows]
 
 
 def _fill(template: str, spec: LossSpec, rows: Iterable[Row]) -> str:
-    parameter_error = f"``{spec.parameter.name}`` is not {spec.parameter.accepts}; " if spec.parameter else ""
+    errors = (f"``{parameter.name}`` is not {parameter.accepts}; " for parameter in spec.parameters)
+    of = "with ``d = input - target``" if isinstance(spec.terms, OfDifference) else ""
+    per_call = [row for row in ROWS if not (row.of_module or (spec.weight_first and row.name == "weight"))]
     return template.format(
         formula=spec.formula,
+        of=of and f"{of}, ",
+        of_module=of and f", {of}",
         source=spec.source,
         function=spec.function,
         module=spec.module,
+        replaces_function=_replaces("func:`torch.nn.functional", torch.nn.functional, spec.function),
+        replaces_module=_replaces("class:`torch.nn", torch.nn, spec.module),
+        target_shape="``input``'s shape"
+        if spec.same_shape
+        else "a shape that broadcasts with ``input``'s (unequal shapes warn)",
+        shape_error="; input and target differ in shape" if spec.same_shape else "",
+        differentiable=f", {spec.parameter.name}" if spec.parameter else "",
         options=_options(spec, rows),
-        of_call=indent("\n".join(_lines(row for row in ROWS if not row.of_module)), "    "),
-        parameter_error=parameter_error,
+        of_call=indent("\n".join(_lines(spec, per_call)), "    "),
+        parameter_error="".join(errors),
     )
+
+
+def _replaces(role: str, module: ModuleType, name: str) -> str:
+    return f"Replaces :{role}.{name}`. " if hasattr(module, name) else ""
 
 
 def function_doc(spec: LossSpec) -> str:

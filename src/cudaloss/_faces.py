@@ -15,7 +15,7 @@ import torch
 
 from ._docs import function_doc, module_doc
 from ._options import ROWS, Row
-from ._specs import SPECS, LossSpec
+from ._specs import SPECS, LossSpec, Parameter
 
 _FUNCTION = """\
 def {function}(
@@ -31,12 +31,14 @@ def {function}(
 _FUNCTION_BODY = """\
     {legacy}if not is_dynamo_compiling():
         result = _fused_{name}(
-            input, target, reduction, {parameter}, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
+            input, target, reduction, {own}, dtype,
+            weight, mask, normalizer, scale, batch_dims, ignore_nan,
         )
         if result is not None:
             return result
     return _unusual_{name}(
-        input, target, reduction, {parameter}, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
+        input, target, reduction, {own}, dtype,
+        weight, mask, normalizer, scale, batch_dims, ignore_nan,
     )
 """
 
@@ -104,35 +106,67 @@ from torch import Tensor
 """
 
 
+def keep(module: torch.nn.Module, name: str, value: Any) -> None:
+    """Tensors as buffers, as PyTorch's modules keep weights; None too, where one may be given."""
+    if value is None or isinstance(value, torch.Tensor):
+        module.register_buffer(name, value)
+    else:
+        setattr(module, name, value)
+
+
+def shown(value: Any) -> str:
+    """A parameter as a module's repr has it."""
+    return f"<tensor of shape {tuple(value.shape)}>" if isinstance(value, torch.Tensor) else repr(value)
+
+
 def changed_options(module: torch.nn.Module) -> str:
     """A module's options that are not at their defaults, as its repr has them."""
     kept = [(row, getattr(module, row.name)) for row in ROWS if row.of_module]
     return "".join(f", {row.name}={value!r}" for row, value in kept if value != row.default)
 
 
+def _annotation(spec: LossSpec, parameter: Parameter) -> str:
+    if parameter is not spec.parameter:
+        return "float"
+    return "Tensor | float | None" if parameter.default is None else "Tensor | float"
+
+
+def _of_call(spec: LossSpec) -> list[Row]:
+    """The keywords of a module's call."""
+    return [row for row in ROWS if not (row.of_module or (spec.weight_first and row.name == "weight"))]
+
+
 def _fields(spec: LossSpec) -> dict[str, str]:
-    arguments = ["size_average: bool | None = None", "reduce: bool | None = None"] if spec.legacy_arguments else []
-    own_name = spec.parameter.name if spec.parameter else ""
-    arguments += ['reduction: str = "mean"', *([f"{own_name}: float = {spec.default}"] if own_name else [])]
-    kept = [(own_name, "float")] if own_name else []
-    kept += [(row.name, row.annotation) for row in ROWS if row.of_module]
-    shown = [own_name] if own_name else []
-    per_call = [row.name for row in ROWS if not row.of_module]
-    forwarded = [f"{name}=self.{name}" for name in ["reduction", *(name for name, _ in kept)]]
+    arguments = ["weight: Tensor | None = None"] if spec.weight_first else []
+    arguments += ["size_average: bool | None = None", "reduce: bool | None = None"] if spec.legacy_arguments else []
+    own = [(row.name, _annotation(spec, row)) for row in spec.parameters]
+    arguments.append('reduction: str = "mean"')
+    arguments += [f"{row.name}: {_annotation(spec, row)} = {row.default}" for row in spec.parameters]
+    buffers = [("weight", "Tensor | None")] if spec.weight_first else []
+    buffers += own[:1]  # where they are tensors
+    kept = [*own[1:], *((row.name, row.annotation) for row in ROWS if row.of_module)]
+    per_call = [row.name for row in _of_call(spec)]
+    forwarded = [f"{name}=self.{name}" for name in ["reduction", *(name for name, _ in (*buffers, *kept))]]
+    passed = [
+        name if row.default is not None else f"1.0 if {name} is None else {name}"
+        for row, (name, _) in zip(spec.parameters, own, strict=True)
+    ]
+    passed += [repr(spec.default), "0.0"][len(passed) :]
+    stored = [f'keep(self, "{name}", {name})' for name, _ in buffers] + [f"self.{name} = {name}" for name, _ in kept]
     return {
         "name": spec.name,
         "function": spec.function,
         "module": spec.module,
         "options": ",\n{indent}".join(arguments),
-        "keywords": _keywords(ROWS),
+        "keywords": _keywords(row for row in ROWS if not (spec.weight_first and row.name == "weight")),
         "module_keywords": _keywords(row for row in ROWS if row.of_module),
-        "call_keywords": _keywords(row for row in ROWS if not row.of_module),
+        "call_keywords": _keywords(_of_call(spec)),
         "legacy": _LEGACY if spec.legacy_arguments else "",
-        "parameter": own_name or repr(spec.default),
-        "store": "\n        ".join(f"self.{name} = {name}" for name, _ in kept),
-        "store_stub": "\n        ".join(f"self.{name}: {annotation}" for name, annotation in kept),
+        "own": ", ".join(passed),
+        "store": "\n        ".join(stored),
+        "store_stub": "\n        ".join(f"self.{name}: {annotation}" for name, annotation in (*buffers, *kept)),
         "forward": ",\n            ".join([*forwarded, *(f"{name}={name}" for name in per_call)]),
-        "representation": "".join(f", {name}={{self.{name}}}" for name in shown),
+        "representation": "".join(f", {name}={{shown(self.{name})}}" for name, _ in own),
     }
 
 

@@ -20,11 +20,13 @@ IGNORE_NAN = 1 << 6
 MAY_DECLINE = 1 << 7  # nobody has looked at the operands: an op that does not serve them answers None, or False
 BELOW_AUTOGRAD = 1 << 15  # the caller is the op's autograd, or knows that nothing asks for it
 BATCH_DIMS = 8  # where their number begins
-LOSS = 16  # where the loss's id begins
+LOSS = 16  # where the loss's id begins, of 8 bits
+MEAN_OVER_COUNT = 1 << 24  # a mean divides by the number of elements in play, not by the sum of their weights
 
 
 def pack(reduction: str, dtype: torch.dtype, loss: int = 0, batch_dims: int = 0) -> int:
-    """The mode of a loss's id and a reduction with a result of `dtype`, to which the flags above may be added."""
+    """The mode of a loss (``LossSpec.mode``) and a reduction with a result of `dtype`, to which the flags above may be
+    added."""
     return REDUCTIONS.index(reduction) | DTYPES.index(dtype) << 2 | batch_dims << BATCH_DIMS | loss << LOSS
 
 
@@ -41,4 +43,4 @@ def batch_dims_of(mode: int) -> int:
 
 
 def loss_of(mode: int) -> int:
-    return mode >> LOSS
+    return mode >> LOSS & 0xFF

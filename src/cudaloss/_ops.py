@@ -7,6 +7,7 @@ others with their arguments checked (``thorough``). torch.compile and torch.expo
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +37,8 @@ Loss = Callable[..., Any]
 
 
 class Kernel(NamedTuple):
-    """A public op in parts, called as ``f(input, target, reduction, parameter, dtype, *options)``."""
+    """A public op in parts, called as ``f(input, target, reduction, parameter, second, dtype, *options)``, where the
+    parameter is the loss's third operand, a number or a tensor, and the second its second number."""
 
     fused: Callable[..., Tensor | None]  # the commonest calls; None for all others
     thorough: Callable[..., Tensor]  # every call, with its arguments checked
@@ -49,10 +51,12 @@ def _is_autocast(device: str) -> bool:
 
 
 def _thorough(spec: LossSpec) -> Callable[..., Tensor]:
-    def thorough(input: Any, target: Any, reduction: Any, parameter: Any, dtype: Any, *options: Any) -> Tensor:
-        parameter, chosen = check(spec, input, target, reduction, parameter, dtype, Options(*options))
+    def thorough(
+        input: Any, target: Any, reduction: Any, parameter: Any, second: Any, dtype: Any, *options: Any
+    ) -> Tensor:
+        own, chosen = check(spec, input, target, reduction, (parameter, second), dtype, Options(*options))
         dtype = reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
-        return _dispatch.loss(spec, input, target, reduction, parameter, dtype, chosen)
+        return _dispatch.loss(spec, input, target, reduction, own[0], dtype, chosen, own[1])
 
     return thorough
 
@@ -89,7 +93,8 @@ def _under_autocast(input: Tensor) -> dict[Any, Any]:
 def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
     """The commonest calls: plain tensors of one shape, of which the private ops find out the rest. They decline with
     None. Every line is on the hot path of every call: no more than a few flags, 0.05 us each."""
-    own, loss, forward = spec.id << LOSS | BELOW_AUTOGRAD, _private.loss, _private.forward
+    own, loss, forward = spec.mode << LOSS | BELOW_AUTOGRAD, _private.loss, _private.forward
+    default, largest = spec.default, spec.parameter.largest if spec.parameter else inf
     # PyTorch's own, bound here once.
     is_grad_enabled, is_captured = torch.is_grad_enabled, _dispatch.is_captured
     is_included, pre_dispatch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
@@ -97,13 +102,17 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
     function_modes = torch._C._len_torch_function_stack
 
     def fused(
-        input, target, reduction, parameter, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
+        input, target, reduction, parameter, second, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     ) -> Tensor | None:
+        third = None
+        if type(parameter) is not float:
+            third, parameter = parameter, default
+            if not _is_usual(third, DTYPES):
+                return None
         if (
             type(input) not in PLAIN_TENSORS
             or type(target) not in PLAIN_TENSORS
-            or type(parameter) is not float
-            or not parameter > 0
+            or not 0 < parameter <= largest
             or type(reduction) is not str
             or dtype is not None
             or any_functorch()
@@ -123,7 +132,9 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
             how, way = how | wants << 4, ways[wants]
         rest = ()
         if (
-            weight is not None
+            third is not None
+            or second != 0
+            or weight is not None
             or mask is not None
             or normalizer is not None
             or type(scale) is not float
@@ -137,6 +148,10 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
                 return None
             flags, *rest = options
             how |= flags
+            if third is not None or second != 0:
+                if type(second) is not float or not 0 <= second <= 1:
+                    return None
+                rest += third, second
             if batch_dims and batch_dims == input.dim():  # single losses: _dispatch knows a shorter way
                 return None
         if way is not None:
@@ -182,27 +197,34 @@ def _none(*call: Any) -> None:
     same."""
 
 
+def _schema(spec: LossSpec) -> str:
+    third, own = spec.parameter, ""
+    for parameter in spec.parameters:
+        optional = parameter is third and parameter.default is None
+        own += f", {'Tensor?' if optional else 'float'} {parameter.name}={parameter.default}"
+    options = ", ".join(f"{row.schema} {row.name}={row.default}" for row in _options.ROWS)
+    if third and third.default is not None:
+        options += f", Tensor? {third.name}_tensor=None"
+    return f'{spec.name}(Tensor input, Tensor target, str reduction="mean"{own}, *, {options}) -> Tensor'
+
+
 def _define(spec: LossSpec) -> Kernel:
     """Defines the public op of `spec`."""
-    own = f", float {spec.parameter.name}={spec.parameter.default}" if spec.parameter else ""
-    options = ", ".join(f"{row.schema} {row.name}={row.default}" for row in _options.ROWS)
-    _private.LIBRARY.define(
-        f'{spec.name}(Tensor input, Tensor target, str reduction="mean"{own}, *, {options}) -> Tensor',
-        tags=_private.TAGS,
-    )
+    _private.LIBRARY.define(_schema(spec), tags=_private.TAGS)
     fused, thorough = _fused(spec) if DEVICES else _none, _thorough(spec)
+    name, default = spec.parameter.name if spec.parameter else "", spec.default
+    as_tensor = f"{name}_tensor"
 
-    def with_parameter(input, target, reduction="mean", parameter=spec.default, *, dtype=None, **options):
+    def op(input, target, reduction="mean", parameter=None, second=0.0, *, dtype=None, **options):
         # The dispatcher passes on only what differs from its default.
-        call = input, target, reduction, parameter, dtype, *(Options(**options) if options else _options.NONE)
+        parameter = options.pop(as_tensor, parameter)
+        parameter = default if parameter is None else parameter
+        call = input, target, reduction, parameter, second, dtype, *(Options(**options) if options else _options.NONE)
         result = fused(*call)
         return thorough(*call) if result is None else result
 
-    def without_parameter(input, target, reduction="mean", **options):
-        return with_parameter(input, target, reduction, **options)
-
     for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
-        _private.LIBRARY.impl(spec.name, with_parameter if spec.parameter else without_parameter, key)
+        _private.LIBRARY.impl(spec.name, op, key)
     return Kernel(fused, thorough)
 
 

@@ -23,20 +23,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ._modes import FOR_INPUT, FOR_TARGET, IGNORE_NAN, MAY_DECLINE, batch_dims_of, dtype_of, reduction_of
+from ._modes import (
+    FOR_INPUT,
+    FOR_TARGET,
+    IGNORE_NAN,
+    MAY_DECLINE,
+    MEAN_OVER_COUNT,
+    batch_dims_of,
+    dtype_of,
+    reduction_of,
+)
 
 LIBRARY = torch.library.Library("cudaloss", "DEF")
 TAGS = (torch.Tag.pt2_compliant_tag,)
 
-# What a call leaves out at the end costs it nothing.
+# What a call leaves out at the end costs it nothing. `parameter` is the loss's third operand where that is one number,
+# `third` where it is a tensor, `second` a second number of the loss.
 _CALL = (
     "Tensor input, Tensor target, int how, float parameter, float scale=1.0, Tensor? weight=None, Tensor? mask=None, "
-    "Tensor? normalizer=None, float? divisor=None"
+    "Tensor? normalizer=None, float? divisor=None, Tensor? third=None, float second=0.0"
 )
+
+
+class Call(NamedTuple):
+    """The same as Python has them."""
+
+    input: torch.Tensor
+    target: torch.Tensor
+    how: int
+    parameter: float
+    scale: float = 1.0
+    weight: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    normalizer: torch.Tensor | None = None
+    divisor: float | None = None
+    third: torch.Tensor | None = None
+    second: float = 0.0
+
+
 _SCHEMAS = {
     "loss": "(Tensor input, Tensor target, int how, float parameter) -> Tensor",
     "loss_with_grad": "(Tensor input, Tensor target, int how, float parameter) -> (Tensor, Tensor, Tensor)",
@@ -111,16 +139,22 @@ def laid_out(losses, input, target):
     return losses.contiguous()
 
 
-def _fake_forward(input, target, how, parameter, scale=1.0, weight=None, mask=None, normalizer=None, divisor=None):
+def _fake_forward(*arguments):
+    call = Call(*arguments)
+    input, target, how = call.input, call.target, call.how
     if how & MAY_DECLINE:
         return None, None
     shape = input.shape if input.shape == target.shape else torch.broadcast_shapes(input.shape, target.shape)
     leading = shape[: batch_dims_of(how)]
     counts = (
         reduction_of(how) == "mean"
-        and normalizer is None
-        and divisor is None
-        and (weight is not None or mask is not None or (how & IGNORE_NAN and target.is_floating_point()))
+        and call.normalizer is None
+        and call.divisor is None
+        and (
+            (call.weight is not None and not how & MEAN_OVER_COUNT)
+            or call.mask is not None
+            or (how & IGNORE_NAN and target.is_floating_point())
+        )
     )
     denominators = input.new_empty((math.prod(leading), 2), dtype=torch.float64) if counts else None
     if reduction_of(how) != "none":

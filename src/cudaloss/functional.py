@@ -22,26 +22,52 @@ from ._specs import SPECS, LossSpec
 __all__ = [spec.function for spec in SPECS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
+def _own(spec: LossSpec, parameter: Any, second: Any) -> dict[str, Any]:
+    """A loss's own arguments as the function takes them."""
+    return {row.name: value for row, value in zip(spec.parameters, (parameter, second), strict=False)}
+
+
+def _wide(input: Tensor) -> torch.dtype:
+    return torch.float32 if input.device.type == "mps" else torch.float64
+
+
+def _for_op(spec: LossSpec, input: Tensor, own: dict[str, Any]) -> dict[str, Any]:
+    """The same as the op takes them, whose third operand is a float by its name and a tensor by another, or a tensor
+    alone."""
+    third = spec.parameter
+    if third is None:
+        return own
+    value = own.pop(third.name)
+    if third.default is not None:
+        return {**own, f"{third.name}_tensor" if isinstance(value, Tensor) else third.name: value}
+    if value is not None and not isinstance(value, Tensor):
+        value = _checks.check_number(third, value, f"{third.accepts} or a tensor")
+        value = None if type(value) is float and value == third.number else value
+        value = None if value is None else input.new_full((), value, dtype=_wide(input))
+    return {**own, third.name: value}
+
+
 def _unusual(spec: LossSpec) -> Callable[..., Tensor]:
     """What the function of `spec` does with all but the commonest calls."""
     thorough, op = KERNELS[spec.name].thorough, getattr(torch.ops.cudaloss, spec.name)
 
-    def call(input: Any, target: Any, reduction: Any, parameter: Any, dtype: Any, *options: Any) -> Any:
-        own = {spec.parameter.name: parameter} if spec.parameter else {}
-        keywords = {**own, "dtype": dtype, **Options(*options)._asdict()}
-        tensors = input, target, *options[:3]
+    def call(input: Any, target: Any, reduction: Any, parameter: Any, second: Any, dtype: Any, *options: Any) -> Any:
+        own = _own(spec, parameter, second)
+        keywords = {"dtype": dtype, **Options(*options)._asdict()}
+        tensors = input, target, *options[:3], parameter
         if has_torch_function(tensors):  # a subclass, fx's Proxy, a mode
             public = globals()[spec.function]
-            return handle_torch_function(public, tensors, input, target, reduction=reduction, **keywords)
+            return handle_torch_function(public, tensors, input, target, reduction=reduction, **own, **keywords)
+        if spec.same_shape:
+            _checks.check_same_shape(input, target)
         if torch.compiler.is_compiling() or is_captured():
             # A trace has the op in it, which takes tensors alone.
             normalizer = keywords["normalizer"]
             if normalizer is not None and not isinstance(normalizer, Tensor):
                 normalizer = _checks.check_number_normalizer(normalizer, reduction)
-                wide = torch.float32 if input.device.type == "mps" else torch.float64
-                keywords["normalizer"] = input.new_full((), normalizer, dtype=wide)
-            return op(input, target, reduction, **keywords)
-        result = thorough(input, target, reduction, parameter, dtype, *options)
+                keywords["normalizer"] = input.new_full((), normalizer, dtype=_wide(input))
+            return op(input, target, reduction, **_for_op(spec, input, own), **keywords)
+        result = thorough(input, target, reduction, parameter, second, dtype, *options)
         if input.shape != target.shape:
             warnings.warn(
                 f"Using a target size ({target.size()}) that is different to the input size ({input.size()}). This "

@@ -7,7 +7,7 @@ from torch import Tensor  # noqa: F401
 from torch.nn._reduction import legacy_get_string  # noqa: F401
 
 from . import functional  # noqa: F401
-from ._faces import changed_options, define_module  # noqa: F401
+from ._faces import changed_options, define_module, keep, shown  # noqa: F401
 from ._specs import SPECS
 
 __all__ = [spec.module for spec in SPECS]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -7,13 +7,15 @@ handful of PyTorch's element-wise kernels cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from . import _formulas
+from ._formulas import Operands
 from ._options import NONE, Options
-from ._specs import LossSpec
+from ._specs import LossSpec, OfDifference, Third
 
 __all__ = ["denominators", "gradients", "loss", "result_dtype"]
 
@@ -31,49 +33,6 @@ def result_dtype(input: Tensor, target: Tensor, dtype: torch.dtype | None, autoc
     return torch.promote_types(promoted, torch.float32) if autocast else promoted
 
 
-# PyTorch's own stubs give the static methods other parameters than its documentation.
-# pyright: reportIncompatibleMethodOverride=false
-class _Derivative(torch.autograd.Function):
-    """A derivative of a loss, whose own is the next one in closed form: two kernels or so, where autograd would follow
-    each step of the formula."""
-
-    @staticmethod
-    def forward(d: Tensor, spec: LossSpec, parameter: float, order: int) -> Tensor:
-        return spec.derivatives[order](d, parameter)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        d, *ctx.which = inputs
-        ctx.save_for_backward(d)
-        ctx.save_for_forward(d)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return grad_output * _Derivative.following(ctx), None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return tangent * _Derivative.following(ctx)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], d: Tensor, *which: Any) -> tuple[Tensor, int | None]:
-        return _Derivative.apply(d, *which), in_dims[0]
-
-    @staticmethod
-    def following(ctx: Any) -> Tensor:
-        (d,) = ctx.saved_tensors
-        spec, parameter, order = ctx.which
-        return derivative(spec, d, parameter, order + 1)
-
-
-def derivative(spec: LossSpec, d: Tensor, parameter: float, order: int) -> Tensor:
-    # A Function has no place inside an op's kernel for a functorch transform, and Dynamo does not need it.
-    composes = torch._C._are_functorch_transforms_active() or torch.compiler.is_dynamo_compiling()
-    if order + 1 < len(spec.derivatives) and not composes:
-        return _Derivative.apply(d, spec, parameter, order)
-    return spec.derivatives[order](d, parameter)
-
-
 def _compute_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
@@ -86,18 +45,35 @@ def _left_out(target: Tensor, options: Options) -> Tensor | None:
     return target.isnan() if masked is None else target.isnan() | masked
 
 
-def _terms(
-    input: Tensor, target: Tensor, dtype: torch.dtype, options: Options
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The differences, the weights and what is left out, with 0 in both where it is."""
+class _Terms(NamedTuple):
+    """What a loss is computed from, in the dtype of the arithmetic, and of 0 (the third operand: 1) where it is left
+    out."""
+
+    operands: Operands
+    third: Third
+    weight: Tensor | None
+    left_out: Tensor | None
+
+
+def _compute_dtype_of(input: Tensor, target: Tensor, dtype: torch.dtype, weight: Tensor | None) -> torch.dtype:
+    return _compute_dtype([dtype, *(x.dtype for x in (input, target, weight) if x is not None)])
+
+
+def _terms(spec: LossSpec, input: Tensor, target: Tensor, third: Third, dtype: torch.dtype, options: Options) -> _Terms:
     weight, left_out = options.weight, _left_out(target, options)
-    compute = _compute_dtype([dtype, *(x.dtype for x in (input, target, weight) if x is not None)])
-    difference = input.to(compute) - target.to(compute)
+    compute = _compute_dtype_of(input, target, dtype, weight)
+    x, t = input.to(compute), target.to(compute)
+    if isinstance(spec.terms, OfDifference):
+        operands: Operands = (x - t,)
+    else:
+        operands = (x, t) if x.is_nested or x.shape == t.shape else tuple(torch.broadcast_tensors(x, t))
     weight = None if weight is None else weight.to(compute)
+    third = third.to(compute) if isinstance(third, Tensor) else third
     if left_out is not None:
-        difference = torch.where(left_out, 0, difference)
+        operands = tuple(torch.where(left_out, 0, operand) for operand in operands)
         weight = None if weight is None else torch.where(left_out, 0, weight)
-    return difference, weight, left_out
+        third = torch.where(left_out, 1, third) if isinstance(third, Tensor) else third
+    return _Terms(operands, third, weight, left_out)
 
 
 def _over_rest(reduce: Callable[..., Tensor], terms: Tensor, batch_dims: int) -> Tensor:
@@ -107,12 +83,16 @@ def _over_rest(reduce: Callable[..., Tensor], terms: Tensor, batch_dims: int) ->
     return reduce(terms.flatten(batch_dims), -1) if terms.dim() > batch_dims else terms
 
 
-def _counted(difference: Tensor, weight: Tensor | None, left_out: Tensor | None, options: Options) -> Tensor | None:
+def _counted(
+    spec: LossSpec, shape: torch.Size, weight: Tensor | None, left_out: Tensor | None, options: Options
+) -> Tensor | None:
     """What a mean divides by where it is neither a normalizer nor the number of all elements."""
-    in_play = weight if weight is not None or left_out is None else ~left_out
+    in_play = None if left_out is None else ~left_out
+    if weight is not None and not spec.mean_over_count:
+        in_play = weight
     if in_play is None or options.normalizer is not None:
         return None
-    return _over_rest(Tensor.sum, in_play.expand(difference.shape), options.batch_dims)
+    return _over_rest(Tensor.sum, in_play.expand(shape), options.batch_dims)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -132,18 +112,21 @@ def loss(
     input: Tensor,
     target: Tensor,
     reduction: str,
-    parameter: float,
+    parameter: Third,
     dtype: torch.dtype,
     options: Options = NONE,
+    second: float = 0.0,
 ) -> Tensor:
-    """The loss of `spec` in float32 arithmetic (float64 where a dtype is), rounded to `dtype` at the end."""
-    difference, weight, left_out = _terms(input, target, dtype, options)
-    value = derivative(spec, difference, parameter, 0)
+    """The loss of `spec` in float32 arithmetic (float64 where a dtype is), rounded to `dtype` at the end.
+
+    `parameter` is the third operand, a number or a tensor, and `second` the loss's second number."""
+    operands, third, weight, left_out = _terms(spec, input, target, parameter, dtype, options)
+    value = _formulas.value(spec, operands, third, second)
     value = value if weight is None else value * weight
     value = value if left_out is None else torch.where(left_out, 0, value)
     batch_dims, scale = options.batch_dims, options.scale
     if reduction == "mean":
-        counted = _counted(difference, weight, left_out, options)
+        counted = _counted(spec, value.shape, weight, left_out, options)
         if options.normalizer is not None:
             value = _normalized(_over_rest(Tensor.sum, value, batch_dims), options.normalizer)
         elif counted is None:
@@ -157,12 +140,12 @@ def loss(
     return (value if scale == 1 else value * scale).to(dtype)
 
 
-def _factor(grad_output: Tensor, difference: Tensor, counted: Tensor | None, options: Options) -> Tensor:
+def _factor(grad_output: Tensor, shape: torch.Size, counted: Tensor | None, options: Options) -> Tensor:
     """What the gradients of a mean's terms are multiplied by, one for each leading index."""
     if options.normalizer is not None:
         return _normalized(grad_output, options.normalizer)
     if counted is None:
-        count = difference.shape[options.batch_dims :].numel()
+        count = shape[options.batch_dims :].numel()
         return grad_output / count
     counted = counted.to(grad_output.dtype)
     empty = counted == 0
@@ -184,31 +167,38 @@ def gradients(
     input: Tensor,
     target: Tensor,
     reduction: str,
-    parameter: float,
+    parameter: Third,
     dtype: torch.dtype,
     needed: tuple[bool, bool],
     options: Options = NONE,
+    second: float = 0.0,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of :func:`loss` for input and target, where `needed`; differentiable where grad mode is on."""
-    difference, weight, left_out = _terms(input, target, dtype, options)
-    factor = grad_output.to(difference.dtype)
+    operands, third, weight, left_out = _terms(spec, input, target, parameter, dtype, options)
+    shape = operands[0].shape
+    factor = grad_output.to(operands[0].dtype)
     if reduction == "mean":
-        factor = _factor(factor, difference, _counted(difference, weight, left_out, options), options)
+        factor = _factor(factor, shape, _counted(spec, shape, weight, left_out, options), options)
     factor = factor if options.scale == 1 else factor * options.scale
     if reduction != "none":
-        factor = factor.view(factor.shape + (1,) * (difference.dim() - factor.dim()))
-    gradient = derivative(spec, difference, parameter, 1) * factor
-    gradient = gradient if weight is None else gradient * weight
-    gradient = gradient if left_out is None else torch.where(left_out, 0, gradient)
-    return (
-        _sum_to(gradient, input.shape).to(input.dtype) if needed[0] else None,
-        _sum_to(-gradient, target.shape).to(target.dtype) if needed[1] else None,
-    )
+        factor = factor.view(factor.shape + (1,) * (len(shape) - factor.dim()))
+
+    def gradient(slope: Tensor | None, operand: Tensor) -> Tensor | None:
+        if slope is None:
+            return None
+        found = slope * factor
+        found = found if weight is None else found * weight
+        found = found if left_out is None else torch.where(left_out, 0, found)
+        return _sum_to(found, operand.shape).to(operand.dtype)
+
+    for_input, for_target = _formulas.slopes(spec, operands, third, second, needed)
+    return gradient(for_input, input), gradient(for_target, target)
 
 
-def denominators(input: Tensor, target: Tensor, dtype: torch.dtype, options: Options) -> Tensor | None:
+def denominators(spec: LossSpec, input: Tensor, target: Tensor, dtype: torch.dtype, options: Options) -> Tensor | None:
     """What the ops count for a mean: in float64, with the reciprocals; None where there is nothing to count."""
-    counted = _counted(*_terms(input, target, dtype, options), options)
+    _, _, weight, left_out = _terms(spec, input, target, 1.0, dtype, options)
+    counted = _counted(spec, torch.broadcast_shapes(input.shape, target.shape), weight, left_out, options)
     if counted is None:
         return None
     counted = counted.double().reshape(-1)

@@ -1,12 +1,12 @@
-// How a thread of a general pass reads and writes N elements along a stride.
+// How a thread reads and writes its vector of N elements, side by side or along a stride. Called by all kernels.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/arith.h"
 #include "core/pass.h"
-#include "cuda/grid.h"
-#include "cuda/memory.cuh"
+#include "cuda/partition.h"
 
 namespace cudaloss {
 
@@ -19,10 +19,21 @@ template <class F>
 CUDALOSS_INLINE F widen(TaggedHalf x) {
   return select(x.is_bfloat, widen<F>(BFloat16{x.bits}), widen<F>(Half{x.bits}));
 }
+CUDALOSS_INLINE bool is_normal(TaggedHalf x) {
+  return is_normal_of<uint32_t>(x.bits, select(x.is_bfloat, 0x7f80u, 0x7c00u));
+}
 
 }  // namespace cudaloss
 
 namespace cudaloss::cuda {
+
+constexpr int kVectorBytes = 16;
+
+// One 16-byte access for every 16 bytes; a shorter vector is one access of its own size.
+template <class Element, int N>
+struct alignas(N * sizeof(Element) < kVectorBytes ? N * sizeof(Element) : kVectorBytes) Vector {
+  Element element[N];
+};
 
 // An element type known at run time only, read as F.
 template <class F>
@@ -39,8 +50,15 @@ struct LoadedAs<Any<F>> {
 template <class Element>
 using Loaded = typename LoadedAs<Element>::type;
 
+// The two operands of one thread's vector.
+template <class A, class B, int N>
+struct Vectors {
+  Vector<Loaded<A>, N> a;
+  Vector<Loaded<B>, N> b;
+};
+
 template <int N, class Element>
-__device__ __forceinline__ Vector<Element, N> load_each(const Element* data, int64_t stride, int length) {
+__device__ __forceinline__ Vector<Element, N> each_of(const Element* data, int64_t stride, int length) {
   Vector<Element, N> out = {};
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -50,21 +68,34 @@ __device__ __forceinline__ Vector<Element, N> load_each(const Element* data, int
 }
 
 template <class Element>
-struct Port {
+struct Accessor {
   Element* data;  // null: not there
   Spacing spacing;
 
   template <int N>
-  __device__ __forceinline__ Vector<Element, N> load_whole(int64_t offset) const {
+  __device__ __forceinline__ Vector<Element, N> load_vector(int64_t offset) const {
     return *reinterpret_cast<const Vector<Element, N>*>(data + offset);
+  }
+  // The same past the L1, which has no use for what each thread reads once.
+  template <int N>
+  __device__ __forceinline__ Vector<Element, N> load_past_l1(int64_t offset) const {
+    Vector<Element, N> out;
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof out) / kVectorBytes; ++i) {
+      reinterpret_cast<uint4*>(&out)[i] = __ldcg(reinterpret_cast<const uint4*>(data + offset) + i);
+    }
+    return out;
   }
   template <int N>
   __device__ __forceinline__ Vector<Element, N> load(int64_t offset, int length) const {
-    if (spacing.whole && length == N) return load_whole<N>(offset);
-    return load_each<N>(data + offset, spacing.stride, length);
+    return spacing.vectorized && length == N ? load_vector<N>(offset) : load_each<N>(offset, length);
+  }
+  template <int N>
+  __device__ __forceinline__ Vector<Element, N> load_each(int64_t offset, int length) const {
+    return each_of<N>(data + offset, spacing.stride, length);
   }
   template <int N, class F>
-  __device__ __forceinline__ void store_whole(int64_t offset, const F (&value)[N]) const {
+  __device__ __forceinline__ void store_vector(int64_t offset, const F (&value)[N]) const {
     if constexpr (!std::is_integral_v<Element>) {  // which have no gradient
       Vector<Element, N> out;
 #pragma unroll
@@ -74,7 +105,7 @@ struct Port {
   }
   template <int N, class F>
   __device__ __forceinline__ void store(int64_t offset, int length, const F (&value)[N]) const {
-    if (spacing.whole && length == N) return store_whole(offset, value);
+    if (spacing.vectorized && length == N) return store_vector(offset, value);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if constexpr (!std::is_integral_v<Element>) {
@@ -94,33 +125,62 @@ struct LoadedAs<AnyHalf> {
   using type = TaggedHalf;
 };
 
-// Of whole vectors alone.
 template <>
-struct Port<AnyHalf> {
+struct Accessor<AnyHalf> {
   AnyHalf* data;
   Spacing spacing;
   bool is_bfloat;
 
   template <int N>
-  __device__ __forceinline__ Vector<TaggedHalf, N> load_whole(int64_t offset) const {
+  __device__ __forceinline__ Vector<TaggedHalf, N> load_vector(int64_t offset) const {
     const auto halves = *reinterpret_cast<const Vector<AnyHalf, N>*>(data + offset);
     Vector<TaggedHalf, N> out;
 #pragma unroll
     for (int i = 0; i < N; ++i) out.element[i] = {halves.element[i].bits, is_bfloat};
     return out;
   }
+  // Past the L1, as the primary template has it.
   template <int N>
-  __device__ __forceinline__ void store_whole(int64_t offset, const float (&value)[N]) const {
-    Vector<AnyHalf, N> out;
+  __device__ __forceinline__ Vector<TaggedHalf, N> load_past_l1(int64_t offset) const {
+    const auto halves = Accessor<uint16_t>{&data->bits, spacing}.template load_past_l1<N>(offset);
+    Vector<TaggedHalf, N> out;
+#pragma unroll
+    for (int i = 0; i < N; ++i) out.element[i] = {halves.element[i], is_bfloat};
+    return out;
+  }
+  template <int N>
+  __device__ __forceinline__ Vector<TaggedHalf, N> load(int64_t offset, int length) const {
+    return spacing.vectorized && length == N ? load_vector<N>(offset) : load_each<N>(offset, length);
+  }
+  template <int N>
+  __device__ __forceinline__ Vector<TaggedHalf, N> load_each(int64_t offset, int length) const {
+    Vector<TaggedHalf, N> out = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      out.element[i] = {select(is_bfloat, narrow<BFloat16>(value[i]).bits, narrow<Half>(value[i]).bits)};
+      if (i < length) out.element[i] = {data[offset + i * spacing.stride].bits, is_bfloat};
     }
+    return out;
+  }
+  template <int N>
+  __device__ __forceinline__ void store_vector(int64_t offset, const float (&value)[N]) const {
+    Vector<AnyHalf, N> out;
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      out.element[i] = {select(is_bfloat, narrow<BFloat16>(value[i]).bits, narrow<Half>(value[i]).bits)};
     *reinterpret_cast<Vector<AnyHalf, N>*>(data + offset) = out;
   }
   template <int N>
-  __device__ __forceinline__ void store(int64_t offset, int, const float (&value)[N]) const {
-    store_whole(offset, value);
+  __device__ __forceinline__ void store(int64_t offset, int length, const float (&value)[N]) const {
+    if (spacing.vectorized && length == N) return store_vector(offset, value);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < length) data[offset + i * spacing.stride] = narrowed(value[i]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ AnyHalf narrowed(float value) const {
+    return {select(is_bfloat, narrow<BFloat16>(value).bits, narrow<Half>(value).bits)};
   }
 };
 
@@ -133,14 +193,14 @@ struct LoadedAs<Stored> {
 };
 
 template <>
-struct Port<Stored> {
+struct Accessor<Stored> {
   void* data;
   Spacing spacing;
   DType dtype;
 
   // The branches are around the loads alone: a conversion in them would wait for its load, and every later load for it.
   template <int N>
-  __device__ __forceinline__ Vector<float, N> load_whole(int64_t offset) const {
+  __device__ __forceinline__ Vector<float, N> load_vector(int64_t offset) const {
     if constexpr (N == 1) {
       return load_single(offset);
     } else {
@@ -165,16 +225,16 @@ struct Port<Stored> {
     }
   }
   template <int N>
-  __device__ __forceinline__ void store_whole(int64_t offset, const float (&value)[N]) const {
+  __device__ __forceinline__ void store_vector(int64_t offset, const float (&value)[N]) const {
     if (dtype == DType::Float32) {
-      Port<float>{static_cast<float*>(data), spacing}.store_whole(offset, value);
+      Accessor<float>{static_cast<float*>(data), spacing}.store_vector(offset, value);
     } else if (dtype != DType::UInt8) {  // which has no gradient
-      Port<AnyHalf>{static_cast<AnyHalf*>(data), spacing, dtype == DType::BFloat16}.store_whole(offset, value);
+      Accessor<AnyHalf>{static_cast<AnyHalf*>(data), spacing, dtype == DType::BFloat16}.store_vector(offset, value);
     }
   }
   template <int N>
   __device__ __forceinline__ void store(int64_t offset, int, const float (&value)[N]) const {
-    store_whole(offset, value);
+    store_vector(offset, value);
   }
 
  private:
@@ -191,13 +251,13 @@ struct Port<Stored> {
 };
 
 template <class F>
-struct Port<Any<F>> {
+struct Accessor<Any<F>> {
   void* data;
   Spacing spacing;
   DType dtype;
 
   template <int N>
-  __device__ __forceinline__ Vector<F, N> load_whole(int64_t offset) const {
+  __device__ __forceinline__ Vector<F, N> load_vector(int64_t offset) const {
     return load<N>(offset, N);
   }
   template <int N>
@@ -205,21 +265,21 @@ struct Port<Any<F>> {
     Vector<F, N> out = {};
     dispatch_any(dtype, [&](auto type) {
       using Element = typename decltype(type)::type;
-      const auto read = load_each<N>(static_cast<const Element*>(data) + offset, spacing.stride, length);
+      const auto read = each_of<N>(static_cast<const Element*>(data) + offset, spacing.stride, length);
 #pragma unroll
       for (int i = 0; i < N; ++i) out.element[i] = widen<F>(read.element[i]);
     });
     return out;
   }
   template <int N, class Value>
-  __device__ __forceinline__ void store_whole(int64_t offset, const Value (&value)[N]) const {
+  __device__ __forceinline__ void store_vector(int64_t offset, const Value (&value)[N]) const {
     store(offset, N, value);
   }
   template <int N, class Value>
   __device__ __forceinline__ void store(int64_t offset, int length, const Value (&value)[N]) const {
     dispatch(dtype, [&](auto type) {
       using Element = typename decltype(type)::type;
-      Port<Element>{static_cast<Element*>(data), spacing}.store(offset, length, value);
+      Accessor<Element>{static_cast<Element*>(data), spacing}.store(offset, length, value);
     });
   }
 };
@@ -237,7 +297,7 @@ struct Weights {
       using Element = typename decltype(type)::type;
       const Element* const from = static_cast<const Element*>(data) + offset;
       // Of one weight for all, the first is it: copies would have to wait for it.
-      const auto each = load_each<N>(from, stride, stride == 0 ? 1 : length);
+      const auto each = each_of<N>(from, stride, stride == 0 ? 1 : length);
 #pragma unroll
       for (int i = 0; i < N; ++i) out[i] = widen<F>(each.element[i]);
     });
@@ -255,13 +315,13 @@ __device__ __forceinline__ unsigned bits_of(const Vector<uint8_t, N>& bytes) {
 
 // The bytes of a mask as they are; of one for all, the first.
 template <int N>
-__device__ __forceinline__ Vector<uint8_t, N> load_mask(const Port<uint8_t>& mask, int64_t offset, int length) {
+__device__ __forceinline__ Vector<uint8_t, N> load_mask(const Accessor<uint8_t>& mask, int64_t offset, int length) {
   return mask.template load<N>(offset, mask.spacing.stride == 0 ? 1 : length);
 }
 
 // What they select of `length` elements.
 template <int N>
-__device__ __forceinline__ unsigned selected_by(const Port<uint8_t>& mask, const Vector<uint8_t, N>& bytes,
+__device__ __forceinline__ unsigned selected_by(const Accessor<uint8_t>& mask, const Vector<uint8_t, N>& bytes,
                                                 int length) {
   const unsigned all = (1u << length) - 1;
   if (mask.spacing.stride == 0) return bytes.element[0] != 0 ? all : 0;

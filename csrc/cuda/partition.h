@@ -7,20 +7,20 @@
 
 #include "core/pass.h"
 #include "core/plan.h"
-#include "cuda/steps.cuh"
+#include "cuda/offsets.cuh"
 
 namespace cudaloss::cuda {
 
 // Threads come in groups of `lanes`, a power of two up to a warp, or a whole block. A group takes one part of one
 // segment; its lanes take turns with the vectors.
-struct Grid {
+struct Partition {
   int lanes, lanes_shift;  // its logarithm
   bool across;             // of one lane each, so that neighbouring threads are at neighbouring segments
   uint32_t segments, parts;
   uint32_t groups;   // segments * parts
   uint32_t vectors;  // of a segment
   uint32_t part_vectors;
-  Divided by_parts, by_segments;
+  FastDivmod by_parts, by_segments;
 
   int64_t blocks(int threads) const { return plan::ceil_div(int64_t{groups}, threads / lanes); }
 };
@@ -41,51 +41,57 @@ inline int64_t vectors_of(const Dims& inner, int vector) {
              : plan::ceil_div(inner.size[0], vector) * (inner.count() / std::max<int64_t>(inner.size[0], 1));
 }
 
-inline int64_t turns_of(int64_t segments, int64_t vectors, int64_t most_turns) {
-  return plan::ceil_div(vectors, plan::pass_turns(segments * vectors, most_turns));
+// Vectors of a thread: at least, at most.
+struct VectorsPerThread {
+  int64_t least, most;
+};
+
+inline int64_t threads_for(int64_t segments, int64_t vectors, VectorsPerThread each) {
+  return plan::ceil_div(vectors, plan::pass_vectors_per_thread(segments * vectors, each.least, each.most));
 }
 
 // Whether a segment has a block of its own, or several: not where it is short.
-inline bool has_blocks(int64_t segments, int64_t turns) { return segments <= 1 || turns > plan::kWarpTurns * 32; }
+inline bool has_blocks(int64_t segments, int64_t threads) { return segments <= 1 || threads > plan::kWarpVectors * 32; }
 
-inline Grid grid_of(const Dims& segments_dims, const Dims& inner, int vector, int64_t most_turns, int64_t most_blocks) {
-  constexpr int threads = plan::kPassThreads;
+// `threads` are those of a block.
+inline Partition partition_of(const Dims& segments_dims, const Dims& inner, int vector, VectorsPerThread of_a_thread,
+                              int64_t most_blocks, int threads = plan::kPassThreads) {
   const int64_t segments = segments_dims.count(), vectors = vectors_of(inner, vector);
-  const int64_t turns = turns_of(segments, vectors, most_turns);
-  Grid grid = {};
-  grid.across = lies_across(segments_dims, inner);
+  const int64_t wanted_threads = threads_for(segments, vectors, of_a_thread);
+  Partition partition = {};
+  partition.across = lies_across(segments_dims, inner);
   int64_t parts = 1;
-  if (grid.across) {
-    grid.lanes = 1;
-    // Parts where segments alone would leave processors idle, each of some turns.
+  if (partition.across) {
+    partition.lanes = 1;
+    // Parts where segments alone would leave processors idle, each of some threads.
     const int64_t wanted = plan::ceil_div(plan::kPersistentBlocks * threads, std::max<int64_t>(segments, 1));
-    parts = std::max<int64_t>(1, std::min(wanted, turns / 4));
-  } else if (!has_blocks(segments, turns)) {
-    grid.lanes = 1;
-    while (grid.lanes < 32 && grid.lanes < turns) grid.lanes *= 2;
+    parts = std::max<int64_t>(1, std::min(wanted, wanted_threads / 4));
+  } else if (!has_blocks(segments, wanted_threads)) {
+    partition.lanes = 1;
+    while (partition.lanes < 32 && partition.lanes < wanted_threads) partition.lanes *= 2;
   } else {
-    grid.lanes = threads;
+    partition.lanes = threads;
     const int64_t most_parts = std::max<int64_t>(1, most_blocks / std::max<int64_t>(segments, 1));
-    const int64_t tiles = std::max<int64_t>(1, plan::ceil_div(turns, threads));
+    const int64_t tiles = std::max<int64_t>(1, plan::ceil_div(wanted_threads, threads));
     parts = plan::ceil_div(tiles, plan::ceil_div(tiles, most_parts));
   }
   // In whole rounds of all lanes.
   const int64_t part_vectors =
-      std::max<int64_t>(1, plan::ceil_div(plan::ceil_div(vectors, parts), grid.lanes)) * grid.lanes;
+      std::max<int64_t>(1, plan::ceil_div(plan::ceil_div(vectors, parts), partition.lanes)) * partition.lanes;
   parts = std::max<int64_t>(1, plan::ceil_div(vectors, part_vectors));
   if (std::max(segments * parts, vectors + part_vectors) >= int64_t{1} << 31) {
     throw std::runtime_error(
         "cudaloss: too many elements for a pass with options, or over operands that are not dense");
   }
-  while (1 << grid.lanes_shift < grid.lanes) ++grid.lanes_shift;
-  grid.segments = static_cast<uint32_t>(segments);
-  grid.parts = static_cast<uint32_t>(parts);
-  grid.groups = static_cast<uint32_t>(segments * parts);
-  grid.vectors = static_cast<uint32_t>(vectors);
-  grid.part_vectors = static_cast<uint32_t>(part_vectors);
-  grid.by_parts = Divided::by(parts);
-  grid.by_segments = Divided::by(std::max<int64_t>(segments, 1));
-  return grid;
+  while (1 << partition.lanes_shift < partition.lanes) ++partition.lanes_shift;
+  partition.segments = static_cast<uint32_t>(segments);
+  partition.parts = static_cast<uint32_t>(parts);
+  partition.groups = static_cast<uint32_t>(segments * parts);
+  partition.vectors = static_cast<uint32_t>(vectors);
+  partition.part_vectors = static_cast<uint32_t>(part_vectors);
+  partition.by_parts = FastDivmod::by(parts);
+  partition.by_segments = FastDivmod::by(std::max<int64_t>(segments, 1));
+  return partition;
 }
 
 // The dimension along which a warp's threads should lie, where the target's neighbours are not the input's: theirs.
@@ -97,72 +103,73 @@ inline int lanes_dim(const Dims& inner) {
   return 0;
 }
 
-inline void push(Steps& steps, int64_t size, const int64_t* stride, int64_t factor) {
-  steps.size[steps.rank] = Divided::by(std::max<int64_t>(size, 1));
-  for (int place = 0; place < kPlaces; ++place) steps.step[steps.rank][place] = stride[place] * factor;
-  ++steps.rank;
+inline void push(OffsetCalculator& offsets, int64_t size, const int64_t* stride, int64_t factor) {
+  offsets.size[offsets.rank] = FastDivmod::by(std::max<int64_t>(size, 1));
+  for (int place = 0; place < kPlaces; ++place) offsets.step[offsets.rank][place] = stride[place] * factor;
+  ++offsets.rank;
 }
 
-// Steps without a dimension: every one that is not pushed has a single index.
-inline Steps no_steps() {
-  Steps steps = {};
-  for (Divided& size : steps.size) size = Divided::by(1);
-  return steps;
+// OffsetCalculator without a dimension: every one that is not pushed has a single index.
+inline OffsetCalculator no_offsets() {
+  OffsetCalculator offsets = {};
+  for (FastDivmod& size : offsets.size) size = FastDivmod::by(1);
+  return offsets;
 }
 
-inline void finish(Steps& steps) {
+inline void finish(OffsetCalculator& offsets) {
   int64_t reach[kPlaces] = {};
-  for (int d = 0; d < steps.rank; ++d) {
-    for (int place = 0; place < kPlaces; ++place) reach[place] += steps.size[d].divisor * steps.step[d][place];
+  for (int d = 0; d < offsets.rank; ++d) {
+    for (int place = 0; place < kPlaces; ++place) reach[place] += offsets.size[d].divisor * offsets.step[d][place];
   }
-  steps.narrow = *std::max_element(reach, reach + kPlaces) < int64_t{1} << 31;
+  offsets.narrow = *std::max_element(reach, reach + kPlaces) < int64_t{1} << 31;
 }
 
-// The steps of single indices.
-inline Steps steps_of(const Dims& dims) {
-  Steps steps = no_steps();
-  for (int d = 0; d < dims.rank; ++d) push(steps, dims.size[d], dims.stride[d], 1);
-  steps.vector_dim = -1;
-  finish(steps);
-  return steps;
+// The offsets of single indices.
+inline OffsetCalculator offsets_of(const Dims& dims) {
+  OffsetCalculator offsets = no_offsets();
+  for (int d = 0; d < dims.rank; ++d) push(offsets, dims.size[d], dims.stride[d], 1);
+  offsets.vector_dim = -1;
+  finish(offsets);
+  return offsets;
 }
 
-// The steps of vectors of N elements along the first dimension. Where the target lies otherwise than the input, 32
+// The offsets of vectors of N elements along the first dimension. Where the target lies otherwise than the input, 32
 // threads side by side are neighbours in the target, and their vectors in the input; the next warps take the rest of
 // what the cache then holds.
-inline Steps vector_steps(const Dims& inner, int vector) {
+inline OffsetCalculator vector_offsets(const Dims& inner, int vector) {
   if (inner.rank == 0) {
-    Steps steps = steps_of(inner);
-    steps.vector_dim = 0;
-    steps.vector_size = 1;
-    return steps;
+    OffsetCalculator offsets = offsets_of(inner);
+    offsets.vector_dim = 0;
+    offsets.vector_size = 1;
+    return offsets;
   }
   constexpr int64_t kWarp = 32;
-  Steps steps = no_steps();
+  OffsetCalculator offsets = no_offsets();
   const int64_t vectors = plan::ceil_div(inner.size[0], vector);
   const int lanes = lanes_dim(inner);
   const bool splits = lanes > 0 && inner.size[lanes] % kWarp == 0;
-  if (lanes > 0) push(steps, splits ? kWarp : inner.size[lanes], inner.stride[lanes], 1);
-  steps.vector_dim = steps.rank;
-  push(steps, vectors, inner.stride[0], vector);
-  if (splits && inner.size[lanes] > kWarp) push(steps, inner.size[lanes] / kWarp, inner.stride[lanes], kWarp);
+  if (lanes > 0) push(offsets, splits ? kWarp : inner.size[lanes], inner.stride[lanes], 1);
+  offsets.vector_dim = offsets.rank;
+  push(offsets, vectors, inner.stride[0], vector);
+  if (splits && inner.size[lanes] > kWarp) push(offsets, inner.size[lanes] / kWarp, inner.stride[lanes], kWarp);
   for (int d = 1; d < inner.rank; ++d) {
-    if (d != lanes) push(steps, inner.size[d], inner.stride[d], 1);
+    if (d != lanes) push(offsets, inner.size[d], inner.stride[d], 1);
   }
-  steps.vector_size = static_cast<uint32_t>(inner.size[0]);
-  steps.whole_end = inner.rank == 1 ? steps.vector_size / vector : ~0u;
-  std::copy(inner.stride[0], inner.stride[0] + kPlaces, steps.stride);
-  finish(steps);
-  return steps;
+  offsets.vector_size = static_cast<uint32_t>(inner.size[0]);
+  offsets.whole_end = inner.rank == 1 ? offsets.vector_size / vector : ~0u;
+  std::copy(inner.stride[0], inner.stride[0] + kPlaces, offsets.stride);
+  finish(offsets);
+  return offsets;
 }
 
 // How consecutive elements of a vector lie.
 struct Spacing {
   int64_t stride;
-  bool whole;  // side by side, and every vector is one aligned access, or several
+  bool vectorized;  // side by side, and every vector is one aligned access, or several
 };
 
-inline bool is_whole(const Dims& segments, const Dims& inner, Place place, const void* data, int element_size, int n) {
+inline bool is_vectorized(const Dims& segments, const Dims& inner, Place place, const void* data, int element_size,
+                          int n) {
   if (inner.rank == 0 || inner.stride[0][place] != 1) return false;
   const int64_t bytes = std::min<int64_t>(16, int64_t{element_size} * n);
   const auto keeps = [&](int64_t stride) { return stride * element_size % bytes == 0; };
@@ -179,7 +186,7 @@ inline Spacing spacing(const Dims& segments, const Dims& inner, Place place, con
   int bytes = 1;
   dispatch_any(operand.dtype, [&](auto type) { bytes = sizeof(typename decltype(type)::type); });
   const int64_t stride = inner.rank == 0 ? 0 : inner.stride[0][place];
-  return {stride, operand.data && is_whole(segments, inner, place, operand.data, bytes, n)};
+  return {stride, operand.data && is_vectorized(segments, inner, place, operand.data, bytes, n)};
 }
 
 // Whether position i in memory is element i in the pass's own order.

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-namespace cudaloss::misfit {
+namespace cudaloss::compatibility {
 
 // What was compiled, as setup.py says it.
 struct Build {
@@ -86,4 +86,4 @@ inline std::string old_driver_for_ptx(int major, int minor, int driver, const Bu
          from_source(major, minor) + ".";
 }
 
-}  // namespace cudaloss::misfit
+}  // namespace cudaloss::compatibility

@@ -1,0 +1,160 @@
+// exp(-z), 1 / (1 + exp(-z)) and log1p(exp(-z)) of a z >= 0: one reciprocal, no branch and no call, so that a loop over
+// them vectorises, and few instructions: on a GPU a loss of them is bound by those, not by memory.
+//
+// The coefficients are weighted minimax polynomials by Remez exchange in 60 digits, rounded; the error that each leaves
+// in its result is beside it.
+#pragma once
+
+#include "core/arith.h"
+
+namespace cudaloss {
+
+// c0 + c1 x + c2 x^2 + ...
+template <class F>
+CUDALOSS_INLINE F polynomial(F, F c0) {
+  return c0;
+}
+template <class F, class... Rest>
+CUDALOSS_INLINE F polynomial(F x, F c0, Rest... rest) {
+  return fused(polynomial(x, rest...), x, c0);
+}
+
+// exp(r) - 1 for |r| <= log(2) / 2: 2^-28 and 2^-58 of exp(r).
+CUDALOSS_INLINE float exp_minus_1(float r) {
+  return fused(r * r, polynomial(r, 0x1.000000p-1f, 0x1.55548ep-3f, 0x1.55545ep-5f, 0x1.123b90p-7f, 0x1.6db488p-10f),
+               r);
+}
+CUDALOSS_INLINE double exp_minus_1(double r) {
+  const double tail =
+      polynomial(r, 0x1.000000000000cp-1, 0x1.5555555555561p-3, 0x1.5555555550002p-5, 0x1.111111110d5a5p-7,
+                 0x1.6c16c185b2afcp-10, 0x1.a01a01bb1988bp-13, 0x1.a0199671de7cap-16, 0x1.71dddf495146ap-19,
+                 0x1.28b06ad746366p-22, 0x1.af865cfcf62bap-26);
+  return fused(r * r, tail, r);
+}
+
+// What takes exp apart into 2^k exp(r). Adding `magic` to a number rounds it and leaves k in the lowest bits, biased as
+// the exponent of 2^k / small: so exp keeps its digits where it is subnormal itself, and a product with it is rounded
+// once, at its end.
+template <class F>
+struct ExpParts;
+template <>
+struct ExpParts<float> {
+  using Bits = uint32_t;
+  static constexpr int kMantissa = 23;
+  static constexpr float limit = 115.0f;  // exp(-115) is 0, even times 2^16
+  static constexpr float log2_e = 0x1.715476p+0f;
+  static constexpr float ln2 = 0x1.62e430p-1f, ln2_rest = -0x1.05c610p-29f;  // log(2) and what float leaves of it
+  static constexpr float magic = 0x1.8p23f + (127 + 40), small = 0x1p-40f, big = 0x1p40f;
+};
+template <>
+struct ExpParts<double> {
+  using Bits = uint64_t;
+  static constexpr int kMantissa = 52;
+  static constexpr double limit = 777.0;  // exp(-777) is 0, even times 2^46
+  static constexpr double log2_e = 0x1.71547652b82fep+0;
+  static constexpr double ln2 = 0x1.62e42fefa39efp-1, ln2_rest = 0x1.abc9e3b39803fp-56;
+  static constexpr double magic = 0x1.8p52 + (1023 + 100), small = 0x1p-100, big = 0x1p100;
+};
+
+// The smaller one; NaN of a NaN x.
+CUDALOSS_INLINE float clamped_to(float limit, float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(limit));
+  return result;
+#else
+  return select(x > limit, limit, x);
+#endif
+}
+CUDALOSS_INLINE double clamped_to(double limit, double x) { return select(x > limit, limit, x); }
+
+// A number and what F lost of it.
+template <class F>
+struct WithRest {
+  F value, rest;
+};
+
+// exp(-z) / small for z >= 0.
+template <class F>
+CUDALOSS_INLINE WithRest<F> exp_of_minus(F z) {
+  using Parts = ExpParts<F>;
+  const F clamped = clamped_to(F(Parts::limit), z);
+  const F shifted = fused(clamped, -Parts::log2_e, F(Parts::magic));
+  const F power = bit_cast<F>(bit_cast<typename Parts::Bits>(shifted) << Parts::kMantissa);
+  const F k = shifted - Parts::magic;
+  const F r = fused(k, -Parts::ln2, -clamped);  // exact: both are multiples of ln2's last place or of half of it
+  const F growth = exp_minus_1(fused(k, -Parts::ln2_rest, r));
+  const F e = fused(power, growth, power);
+  return {e, fused(power, growth, power - e)};
+}
+
+// 1 / h for h in [1, 2] or NaN, about.
+CUDALOSS_INLINE float reciprocal_of(float h) {
+#if defined(__CUDA_ARCH__)
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(h));
+  return inverse;
+#else
+  return 1.0f / h;
+#endif
+}
+CUDALOSS_INLINE double reciprocal_of(double h) {
+#if defined(__CUDA_ARCH__)
+  double inverse;  // 20 bits, then 40; who takes it makes it 53
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(inverse) : "d"(h));
+  return fused(inverse, fused(-h, inverse, 1.0), inverse);
+#else
+  return 1.0 / h;
+#endif
+}
+
+// With L = log1p(e), q = e / (1 + e): sinh(L) = (e + q) / 2 and sinh(L / 2)^2 = e q / 4, so that L / sinh(L) is
+// G(e q) = asinh(v) / (v sqrt(1 + v^2)) of v^2 = e q / 4. As e q is at most 1/2 and the next singularity is at -4, its
+// polynomial gains 5 bits a term, where one in e gains half of that. This is G(m) - 1 for 0 <= m <= 1/2: 2^-30 and
+// 2^-56 of L.
+CUDALOSS_INLINE float log_tail(float m) {
+  return m * polynomial(m, -0x1.555550p-3f, 0x1.110e50p-5f, -0x1.d34ebcp-8f, 0x1.92af80p-10f, -0x1.114410p-12f);
+}
+CUDALOSS_INLINE double log_tail(double m) {
+  return m * polynomial(m, -0x1.55555555554fdp-3, 0x1.11111111089bap-5, -0x1.d41d41cb27832p-8, 0x1.a019ff4553e8fp-10,
+                        -0x1.7a45d4bc9d349p-12, 0x1.5d2481dafbb3dp-14, -0x1.45609d6af5539p-16, 0x1.2d7ddecfc0f13p-18,
+                        -0x1.0116e6c328e68p-20, 0x1.281b5525b6772p-23);
+}
+
+// sigmoid(-z), and softplus(-z) = log1p(exp(-z)) in two parts, of z >= 0; all are divided by `small`.
+template <class F>
+struct Logistic {
+  F sigmoid, log, log_rest;
+};
+
+template <class F>
+CUDALOSS_INLINE Logistic<F> logistic(F z) {
+  constexpr F small = ExpParts<F>::small;
+  const WithRest<F> exp = exp_of_minus(z);
+  const F e = exp.value * small, r = reciprocal_of(F(1) + e);
+  const F about = exp.value * r;
+  const F missing = fused(-about, e, exp.value - about);  // e - about (1 + e)
+  const F sigmoid = fused(fused(exp.rest, r, missing), r, about);
+  const F q = sigmoid * small, tail = log_tail(q * e);  // L = (e + q) / 2 (1 + tail), q = e (1 - q)
+  return {sigmoid, exp.value, fused(exp.value, fused(q, fused(tail, F(-0.5), F(-0.5)), tail), exp.rest)};
+}
+
+// sigmoid(-z) and softplus(-z) for results of 11 bits; what is below 2^-126 may become 0.
+struct FastLogistic {
+  float sigmoid, log;
+};
+
+CUDALOSS_INLINE FastLogistic fast_logistic(float z) {
+#if defined(__CUDA_ARCH__)
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(z * -0x1.715476p+0f));
+#else
+  const float e = exp_of_minus(z).value * ExpParts<float>::small;
+#endif
+  const float q = e * reciprocal_of(1.0f + e);
+  // G / 2: 2^-20 of L.
+  const float half = polynomial(e * q, 0x1.ffffecp-2f, -0x1.55407ap-4f, 0x1.0dbc0ap-6f, -0x1.7a7d5ep-9f);
+  return {q, (e + q) * half};
+}
+
+}  // namespace cudaloss

@@ -1,0 +1,84 @@
+// What the engines ask of a loss, in one form for losses of the difference and of two operands: its terms, once an
+// element, and from them its value and the gradients of both operands.
+#pragma once
+
+#include <type_traits>
+
+#include "core/arith.h"
+
+namespace cudaloss {
+
+// A loss's own numbers. Its third operand (beta, delta, quantile, pos_weight) may be a tensor instead: see `with`.
+struct Numbers {
+  double third, second;
+};
+
+// A loss of two operands has Terms of its own; of the difference, a third operand where it says kHasThird.
+template <class Loss, class = void>
+constexpr bool kHasTerms = false;
+template <class Loss>
+constexpr bool kHasTerms<Loss, std::void_t<typename Loss::Terms>> = true;
+template <class Loss, class = void>
+constexpr bool kDeclaresThird = false;
+template <class Loss>
+constexpr bool kDeclaresThird<Loss, std::void_t<decltype(Loss::kHasThird)>> = Loss::kHasThird;
+
+// A loss of d = input - target: value(d), and grad(d, scale) of the input, which the target's mirrors.
+template <class T, class Loss>
+struct OfDifference : Loss {
+  using Arithmetic = T;
+  using F = Scalar<T>;
+  using Terms = T;
+  static constexpr bool kHasThird = kDeclaresThird<Loss>;
+  static constexpr bool kMirrors = true;  // the target's gradient is the input's with the other sign
+
+  explicit OfDifference(const Numbers& numbers) : Loss(numbers.third) {}
+  CUDALOSS_INLINE explicit OfDifference(F third) : Loss(third) {}
+
+  // The same loss for an element that has a third operand of its own.
+  CUDALOSS_INLINE OfDifference with(F third) const { return OfDifference(third); }
+  template <class A, class B>
+  CUDALOSS_INLINE Terms terms(A input, B target) const {
+    return Difference<T>::of(input, target);
+  }
+  CUDALOSS_INLINE T value(Terms d) const { return Loss::value(d); }
+  CUDALOSS_INLINE F grad_input(Terms d, Constant<F> scale) const { return Loss::grad(d, scale); }
+};
+
+// A loss of (input, target), in the scalar arithmetic F: what costs most is in its Terms.
+template <class T, class Loss>
+struct OfOperands : Loss {
+  using Arithmetic = T;
+  using F = Scalar<T>;
+  using Terms = typename Loss::Terms;
+  static constexpr bool kHasThird = kDeclaresThird<Loss>;
+  static constexpr bool kMirrors = false;
+
+  explicit OfOperands(const Numbers& numbers) : Loss(numbers) {}
+  CUDALOSS_INLINE explicit OfOperands(const Loss& loss) : Loss(loss) {}
+
+  CUDALOSS_INLINE OfOperands with(F third) const { return OfOperands(Loss::with(third)); }
+  template <class A, class B>
+  CUDALOSS_INLINE Terms terms(A input, B target) const {
+    return Loss::terms(widen<F>(input), widen<F>(target));
+  }
+  CUDALOSS_INLINE T value(const Terms& terms) const { return T{Loss::value(terms)}; }
+};
+
+template <template <class> class Loss>
+constexpr bool kIsOfOperands = kHasTerms<Loss<float>>;
+
+template <template <class> class Loss, class T>
+using Functor = std::conditional_t<kIsOfOperands<Loss>, OfOperands<T, Loss<T>>, OfDifference<T, Loss<T>>>;
+
+// The arithmetic in which a loss computes where an engine would take FloatFloat. A loss of two operands does so in
+// float: its terms keep what float would lose, and value and gradients then share them.
+template <template <class> class Loss, class T>
+using ArithmeticOf = std::conditional_t<kIsOfOperands<Loss> && std::is_same_v<T, FloatFloat>, float, T>;
+
+// Whether value and gradients are made from one evaluation of the terms: where these are worth more than the registers
+// that they take meanwhile.
+template <class OfValue, class OfGradient>
+constexpr bool kSharesTerms = std::is_same_v<OfValue, OfGradient> && !OfValue::kMirrors;
+
+}  // namespace cudaloss

@@ -1,0 +1,329 @@
+// The kernels of dense operands that lie alike, of which nothing is left out and nothing weighted: a sum of losses,
+// with their gradients, or a map to either. Started by engine_impl.cuh. They stay apart from the general pass for its
+// figures (H200, smooth L1, fp32): of 2^6 elements it takes 2.3 times as long, of 2^12 1.5, of 2^20 1.4, of 2^28 1.03
+// to 1.07.
+#pragma once
+
+#include "core/plan.h"
+#include "cuda/accessor.cuh"
+#include "cuda/fold.cuh"
+
+namespace cudaloss::cuda {
+
+// The incoming gradient, of any floating dtype: one element for all, or one for each.
+struct GradOutput {
+  Operand operand;
+  bool scalar;
+
+  // Element i of the gradient, or the one that there is.
+  template <class F>
+  __device__ __forceinline__ Constant<F> at(int64_t i, F) const {
+    Constant<F> value[1];
+    each(scalar ? 0 : i, 0, 1, value);
+    return value[0];
+  }
+
+  // `length` elements from `begin` along a stride. Their dtype is looked at once: at each, it would be most of a
+  // kernel.
+  template <int N, class F>
+  __device__ __forceinline__ void each(int64_t begin, int64_t stride, int length, Constant<F> (&value)[N]) const {
+    dispatch(operand.dtype, [&](auto type) {
+      const auto* const data = static_cast<const typename decltype(type)::type*>(operand.data) + begin;
+#pragma unroll
+      for (int i = 0; i < N; ++i) value[i] = i < length ? as_constant(data[i * stride], F()) : Constant<F>{F(0), F(0)};
+    });
+  }
+
+ private:
+  // Of a narrower number without a detour through double, which is slow on many GPUs.
+  template <class Element, class F>
+  __device__ __forceinline__ static Constant<F> as_constant(Element element, F) {
+    if constexpr (std::is_same_v<Element, double>) {
+      return constant_of(element, F());
+    } else {
+      return {widen<F>(element), F(0)};
+    }
+  }
+};
+
+template <class A, class B>
+struct Dense {
+  Accessor<A> input;
+  Accessor<B> target;
+  bool whole;  // both allow whole vectors
+  int64_t count;
+
+  // What the host knows already, said where the compiler sees it.
+  __device__ __forceinline__ void are_side_by_side() { input.spacing.stride = target.spacing.stride = 1; }
+
+  // One branch around both loads: a branch at each would have the second wait for the first.
+  template <int N>
+  __device__ __forceinline__ Vectors<A, B, N> load(int64_t begin, int length) const {
+    if (whole && length == N) return {input.template load_vector<N>(begin), target.template load_vector<N>(begin)};
+    return load_each<N>(begin, length);
+  }
+  template <int N>
+  __device__ __forceinline__ Vectors<A, B, N> load_each(int64_t begin, int length) const {
+    return {input.template load_each<N>(begin, length), target.template load_each<N>(begin, length)};
+  }
+};
+
+template <class A, class B>
+struct Gradients {
+  Accessor<A> input;  // without data: not wanted
+  Accessor<B> target;
+
+  __device__ __forceinline__ void are_side_by_side() { input.spacing.stride = target.spacing.stride = 1; }
+
+  // Of a vector of operands, from the input's gradients; of a loss that does not mirror them, from the terms anew: who
+  // wants both seldom pays for registers in all other passes.
+  template <class Loss, int N, class Factor>
+  __device__ __forceinline__ void store(int64_t begin, int length, const Loss& loss, const Vectors<A, B, N>& read,
+                                        const Factor& factor, typename Loss::F (&gradient)[N]) const {
+    if (input.data) input.store(begin, length, gradient);
+    if (!target.data) return;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if constexpr (Loss::kMirrors) {
+        gradient[i] = -gradient[i];
+      } else {
+        gradient[i] = loss.grad_target(loss.terms(read.a.element[i], read.b.element[i]), factor(i));
+      }
+    }
+    target.store(begin, length, gradient);
+  }
+};
+
+// ---- a sum that only reads ---------------------------------------------------------------------------------
+
+template <class Loss, class A, class B, int N>
+__device__ __forceinline__ double sum_of_losses(const Loss& loss, const Vectors<A, B, N>& operands) {
+  typename Loss::Arithmetic value[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) value[i] = loss.value(loss.terms(operands.a.element[i], operands.b.element[i]));
+  return tree_sum(value);
+}
+
+// This thread's share of the whole vectors of one tile, loads issued before the first is used. Of the last tile, whose
+// vectors may be fewer, the missing ones are read from the tile's first: a branch around a load would serialise them.
+template <bool kWhole, bool kLastTile, class A, class B, int N, class Loss>
+__device__ __forceinline__ double tile_loss(const Loss& loss, const Dense<A, B>& operands, int64_t first,
+                                            int64_t vectors) {
+  constexpr int kVectors = plan::kSum.vectors;
+  // At once all loads, unless they are of single halves, which would take 80 registers.
+  constexpr int kTogether = kWhole || N < 8 ? kVectors : 2;
+  double sum = 0.0;
+#pragma unroll 1
+  for (int begin = 0; begin < kVectors; begin += kTogether) {
+    Vectors<A, B, N> read[kTogether];
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      const int64_t vector = first + threadIdx.x + (begin + u) * plan::kSum.threads;
+      const int64_t at = (kLastTile && vector >= vectors ? first : vector) * N;
+      if constexpr (kWhole) {
+        read[u] = {operands.input.template load_past_l1<N>(at), operands.target.template load_past_l1<N>(at)};
+      } else {
+        read[u] = operands.template load_each<N>(at, N);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      const int64_t vector = first + threadIdx.x + (begin + u) * plan::kSum.threads;
+      if (!kLastTile || vector < vectors) sum += sum_of_losses<Loss, A, B, N>(loss, read[u]);
+    }
+  }
+  return sum;
+}
+
+template <class P, class A, class B, int N, class Loss>
+__global__ void __launch_bounds__(plan::kSum.threads)
+    sum_kernel(Loss loss, Dense<A, B> operands, Fold<P, Quotient> fold) {
+  release_next();
+  operands.are_side_by_side();
+  constexpr int64_t kTileVectors = plan::kSum.tile(N) / N;
+  using T = typename Loss::Arithmetic;
+  const int64_t vectors = operands.count / N;
+  double sum = 0.0;
+  for (int64_t first = blockIdx.x * kTileVectors; first < vectors; first += gridDim.x * kTileVectors) {
+    const bool is_full = first + kTileVectors <= vectors;
+    if (!operands.whole) {
+      sum += tile_loss<false, true, A, B, N>(loss, operands, first, vectors);
+    } else if (is_full) {  // as the last tile it would take 8 % longer at 2^17 elements
+      sum += tile_loss<true, false, A, B, N>(loss, operands, first, vectors);
+    } else {
+      sum += tile_loss<true, true, A, B, N>(loss, operands, first, vectors);
+    }
+  }
+  const int64_t single = vectors * N + threadIdx.x;  // what is left of a vector
+  if (blockIdx.x == gridDim.x - 1 && single < operands.count) {
+    sum += sum_of_losses<Loss, A, B, 1>(loss, operands.template load_each<1>(single, 1));
+  }
+  grid_reduce_and_store<plan::kSum.threads>(block_sum<plan::kSum.threads, P>(in_warp<T>(sum)), fold);
+}
+
+// ---- a sum and its gradients -------------------------------------------------------------------------------
+
+// The policy of a sum and its gradients, and how many of its blocks a processor must hold, for one's end to hide behind
+// the others: three of 42 registers a thread, but two where the loads alone are heavier (bf16 with fp32: 4.36 TB/s,
+// with three 4.08), and of exact losses and halves known at run time.
+struct TrainPolicy {
+  plan::LaunchPolicy launch;
+  int blocks;
+};
+template <class LossV, class A, class B>
+constexpr TrainPolicy train_policy() {
+  using T = typename LossV::Arithmetic;
+  constexpr bool is_light = sizeof(A) == sizeof(B) && sizeof(A) < 8 && !std::is_same_v<T, FloatFloat>;
+  if (LossV::kMirrors) return {plan::kTrain, is_light && !std::is_same_v<A, AnyHalf> ? 3 : 2};
+  if (std::is_same_v<T, float> && std::is_same_v<A, float>) return {plan::kTrainOperands, 12};
+  if (std::is_same_v<T, FastFloat>) return {plan::kTrainOperandsOfHalves, 20};
+  return {plan::kTrainOperands, 8};
+}
+
+// A tile a block: also the quickest way to the loss alone of few elements, with neither gradient wanted. LossV computes
+// in the arithmetic of the loss, which averages rounding errors out, LossG in that of the gradients, which are seen
+// singly. Many aligned operands have a kernel of their own, which the loads of misaligned ones would cost registers.
+template <int kThreads, int kUnroll, int kBlocks, bool kWhole, class P, class A, class B, int N, class LossV,
+          class LossG>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    train_kernel(LossV loss, LossG loss_of_gradients, Constant<typename LossG::F> scale, Dense<A, B> operands,
+                 Gradients<A, B> gradients, Fold<P, Quotient> fold) {
+  release_next();
+  operands.are_side_by_side();
+  gradients.are_side_by_side();
+  using TV = typename LossV::Arithmetic;
+  if (kWhole) operands.whole = gradients.input.spacing.vectorized = gradients.target.spacing.vectorized = true;
+  const int64_t vectors = operands.count / N;
+  const int threads = blockDim.x;
+  double sum = 0.0;
+  constexpr bool kShares = kSharesTerms<LossV, LossG>;
+  const bool wants_gradients = gradients.input.data || gradients.target.data;
+  const auto make = [&](int64_t begin, const auto& read) {
+    constexpr int kCount = sizeof(read.a) / sizeof(read.a.element[0]);
+    TV value[kCount];
+    typename LossG::F gradient[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const auto a = read.a.element[i];
+      const auto b = read.b.element[i];
+      const auto terms = loss.terms(a, b);
+      value[i] = loss.value(terms);
+      if constexpr (kShares) gradient[i] = loss_of_gradients.grad_input(terms, scale);
+    }
+    sum += tree_sum(value);
+    if (!wants_gradients) return;
+    if constexpr (!kShares) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const auto terms = loss_of_gradients.terms(read.a.element[i], read.b.element[i]);
+        gradient[i] = loss_of_gradients.grad_input(terms, scale);
+      }
+    }
+    gradients.store(begin, kCount, loss_of_gradients, read, [&](int) { return scale; }, gradient);
+  };
+  for (int64_t first = int64_t{blockIdx.x} * threads * kUnroll; first < vectors;
+       first += int64_t{gridDim.x} * threads * kUnroll) {
+    Vectors<A, B, N> read[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t vector = first + u * threads + threadIdx.x;
+      read[u] = operands.template load<N>((vector < vectors ? vector : first) * N, N);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t vector = first + u * threads + threadIdx.x;
+      if (vector >= vectors) break;
+      make(vector * N, read[u]);
+    }
+  }
+  const int64_t single = vectors * N + threadIdx.x;  // what is left of a vector
+  if (blockIdx.x == gridDim.x - 1 && single < operands.count) make(single, operands.template load<1>(single, 1));
+  grid_reduce_and_store<kThreads>(block_sum<kThreads, P>(in_warp<TV>(sum)), fold);
+}
+
+// ---- a map -------------------------------------------------------------------------------------------------
+
+template <class F>
+__device__ __forceinline__ bool is_power_of_two(Constant<F> x) {
+  return x.lo == F(0) && is_normal(x.hi) && has_no_fraction(x.hi);
+}
+
+// Multiplies a vector of gradients by a power of two, which rounds nothing, unless one of them may have lost digits
+// when it was stored: below the normal numbers or above the largest. Whether it did.
+template <int N, class G, class F>
+__device__ __forceinline__ bool multiply(const Accessor<G>& gradient, int64_t begin, int length, F factor) {
+  if (!gradient.data) return true;
+  const auto stored = gradient.template load<N>(begin, length);
+  bool exact = true;
+  F value[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    exact = exact && (i >= length || is_normal(stored.element[i]));
+    value[i] = widen<F>(stored.element[i]) * factor;
+  }
+  if (exact) gradient.store(begin, length, value);
+  return exact;
+}
+
+struct MapParameters {
+  Result losses;  // or gradients
+  double scale;   // of losses
+  GradOutput grad_output;
+  bool hold_unit_gradients;
+};
+
+// Single losses, or the gradients for `grad_output`. Where the gradients hold those for a grad_output of 1 and that is
+// what comes, the kernel is over at once. By a power of two (loss / 2, a GradScaler's 65,536) they are multiplied. Any
+// other number would round a second time: those gradients are computed anew.
+template <class A, class B, int N, class LossV, class LossG>
+__global__ void __launch_bounds__(plan::kMap.threads, (LossV::kMirrors && N == 4 ? 3 : 2))
+    map_kernel(LossV loss, LossG loss_of_gradients, Constant<typename LossG::F> scale, Dense<A, B> operands,
+               Gradients<A, B> gradients, MapParameters p) {
+  using F = typename LossG::F;
+  operands.are_side_by_side();
+  gradients.are_side_by_side();
+  const GradOutput& outgoing = p.grad_output;
+  Constant<F> incoming = {F(1), F(0)};
+  if (outgoing.scalar && outgoing.operand.data) incoming = outgoing.at(0, F());
+  if (p.hold_unit_gradients && incoming.hi == F(1) && incoming.lo == F(0)) return;
+  const bool multiplies = p.hold_unit_gradients && is_power_of_two(incoming);
+  scale = times(scale, incoming);
+  constexpr int64_t kTile = plan::kMap.tile(N);
+#pragma unroll 1
+  for (int64_t tile = blockIdx.x; tile * kTile < operands.count; tile += gridDim.x) {
+    const int64_t begin = tile * kTile + threadIdx.x * N;
+    const int length = static_cast<int>(min(int64_t{N}, operands.count - begin));
+    if (length <= 0) return;
+    if (multiplies && multiply<N>(gradients.input, begin, length, incoming.hi) &&
+        multiply<N>(gradients.target, begin, length, incoming.hi)) {
+      continue;
+    }
+    const auto read = operands.template load<N>(begin, length);
+    if (p.losses.data) {
+      F value[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        value[i] = rounded(loss.value(loss.terms(read.a.element[i], read.b.element[i])) * constant_of(p.scale, F()));
+      }
+      // The result's dtype (the promoted one, or the caller's) is a run-time value: it changes the last instruction.
+      dispatch(p.losses.dtype, [&](auto type) {
+        using Element = typename decltype(type)::type;
+        const bool whole = reinterpret_cast<uintptr_t>(p.losses.data) % kVectorBytes == 0;
+        Accessor<Element>{static_cast<Element*>(p.losses.data), {1, whole}}.store(begin, length, value);
+      });
+      continue;
+    }
+    Constant<F> each_incoming[N];
+    if (!outgoing.scalar) outgoing.each(begin, 1, length, each_incoming);
+    const auto factor = [&](int i) { return outgoing.scalar ? scale : times(scale, each_incoming[i]); };
+    F gradient[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const auto terms = loss_of_gradients.terms(read.a.element[i], read.b.element[i]);
+      gradient[i] = loss_of_gradients.grad_input(terms, factor(i));
+    }
+    gradients.store(begin, length, loss_of_gradients, read, factor, gradient);
+  }
+}
+
+}  // namespace cudaloss::cuda

@@ -1,0 +1,134 @@
+// The pass over operands that are read in whole vectors: two of each thread's are in flight, of a loss of two operands
+// one.
+#pragma once
+
+#include "cuda/strided_pass.cuh"
+
+namespace cudaloss::cuda {
+
+// What there may be beside dense operands that lie alike: nothing; a mask that lies as they do; weights, or in their
+// place third operands, of the arithmetic's own dtype and such a mask; or anything but third operands: NaN to be looked
+// for, masks of any strides, weights of any dtype, operands that are not dense.
+enum class Extras { None, Mask, Weight, Third, Any };
+
+// The offset of a vector's weight, by the dimensions that matter to it.
+template <class A, class B, class F, class P>
+__device__ __forceinline__ int64_t weight_offset(const PassParameters<A, B, F, P>& p, uint32_t segment,
+                                                 uint32_t vector) {
+  uint32_t sum = 0;
+#pragma unroll
+  for (int d = 0; d < kFewDims; ++d) {
+    if (d >= p.weight_dims) break;
+    const uint32_t rest = p.inner.size[d].quotient(vector);
+    sum += (vector - rest * p.inner.size[d].divisor) * static_cast<uint32_t>(p.inner.step[d][kWeight]);
+    vector = rest;
+  }
+  if (p.partition.segments == 1) return sum;
+  return sum + narrow_offset(p.segments, coordinates<kFewDims>(p.segments, segment), kWeight);
+}
+
+template <Extras kExtras, int N, class A, class B, class F, class P>
+__device__ __forceinline__ Reading<A, B, F, N> read_vectors(const PassParameters<A, B, F, P>& p, uint32_t segment,
+                                                            uint32_t vector) {
+  Reading<A, B, F, N> r;
+  r.length = N;
+  const int64_t linear = (int64_t{segment} * p.partition.vectors + vector) * N;
+  if constexpr (kExtras == Extras::Any) {
+    const auto at = position<kFewDims>(p, segment, vector);
+    const int64_t of_input = p.linear ? linear : narrow_offset(p, at, kInput);
+    const int64_t of_target = p.linear ? linear : narrow_offset(p, at, kTarget);
+    r.operands = {p.input.template load_vector<N>(of_input), p.target.template load_vector<N>(of_target)};
+    if (p.weight.data) p.weight.load(narrow_offset(p, at, kWeight), N, r.weight);
+    if (p.mask.data) r.mask = load_mask<N>(p.mask, narrow_offset(p, at, kMask), N);
+  } else {
+    r.operands = {p.input.template load_vector<N>(linear), p.target.template load_vector<N>(linear)};
+    if (kExtras != Extras::None && p.mask.data) r.mask = p.mask.template load_vector<N>(linear);
+    if constexpr (kExtras == Extras::Weight || kExtras == Extras::Third) {
+      const F* const weight = static_cast<const F*>(p.weight.data) + weight_offset(p, segment, vector);
+      const auto each = each_of<N>(weight, p.weight.stride, p.weight.stride == 0 ? 1 : N);
+#pragma unroll
+      for (int i = 0; i < N; ++i) r.weight[i] = each.element[i];
+    }
+  }
+  return r;
+}
+
+// Where the gradients of a vector go.
+template <Extras kExtras, int N, class A, class B, class F, class P>
+__device__ __forceinline__ void set_offsets(const PassParameters<A, B, F, P>& p, uint32_t segment, uint32_t vector,
+                                            Reading<A, B, F, N>& r) {
+  r.first = r.second = (int64_t{segment} * p.partition.vectors + vector) * N;
+  if (kExtras == Extras::Any && !p.linear) {
+    const auto at = position<kFewDims>(p, segment, vector);
+    r.first = narrow_offset(p, at, kFirst);
+    r.second = narrow_offset(p, at, kSecond);
+  }
+}
+
+// Element i of a row that is all there is, which the last whole vector does not reach.
+template <Extras kExtras, class A, class B, class F, class P>
+__device__ __forceinline__ Reading<A, B, F, 1> read_single(const PassParameters<A, B, F, P>& p, int64_t i) {
+  Reading<A, B, F, 1> r;
+  r.first = r.second = i;
+  r.length = 1;
+  r.operands = {p.input.template load_vector<1>(i), p.target.template load_vector<1>(i)};
+  if (kExtras != Extras::None && p.mask.data) r.mask.element[0] = p.mask.data[i * p.inner.stride[kMask]];
+  if (kExtras >= Extras::Weight && p.weight.data) p.weight.load(i * p.inner.stride[kWeight], 1, r.weight);
+  return r;
+}
+
+template <Extras kExtras, class Loss, class A, class B>
+constexpr int kVectorizedBlocks = !Loss::kMirrors           ? 1024 / kPassThreads<Loss>
+                                  : kExtras == Extras::None ? train_policy<Loss, A, B>().blocks
+                                                            : 2;
+
+template <Extras kExtras, class P, class A, class B, int N, class LossV, class LossG>
+__global__ void __launch_bounds__(kPassThreads<LossV>, (kVectorizedBlocks<kExtras, LossV, A, B>))
+    vectorized_pass_kernel(LossV loss, LossG loss_of_gradients,
+                           const __grid_constant__ PassParameters<A, B, typename LossG::F, P> p) {
+  using F = typename LossG::F;
+  constexpr bool kThird = kExtras == Extras::Third;
+  Wanted wanted = {};
+  wanted.losses = p.sums_losses;
+  wanted.gradients = p.grad_input.data || p.grad_target.data;
+  wanted.masked = kExtras != Extras::None && p.mask.data;
+  wanted.without_nan = kExtras == Extras::Any && p.ignore_nan;
+  wanted.weighted = kExtras == Extras::Weight || (kExtras == Extras::Any && p.weight.data);
+  wanted.whole = true;
+  const auto make = [&](const auto& reading, Constant<F> scale) {
+    const auto third = [&](int i) { return p.weight.stride == 0 ? reading.weight[0] : reading.weight[i]; };
+    return P{process<kThird>(p, wanted, loss, loss_of_gradients, reading, scale, third)};
+  };
+  run<kPassThreads<LossV>, typename LossV::Arithmetic, kPassThreads<LossV>>(p, [&](uint32_t segment, uint32_t begin,
+                                                                                   uint32_t end) {
+    constexpr int kUnroll = kPassUnroll<LossV>;
+    constexpr uint32_t kLanes = kPassThreads<LossV>;
+    const uint32_t lane = threadIdx.x;
+    const uint32_t whole_end = min(end, p.inner.whole_end);
+    P sum = {};
+#pragma unroll 1
+    for (uint32_t turn = begin; turn < whole_end; turn += kLanes * kUnroll) {
+      Reading<A, B, F, N> reading[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        reading[u] = read_vectors<kExtras, N>(p, segment, min(turn + u * kLanes + lane, whole_end - 1));
+      }
+      const Constant<F> scale = factor_in(p, segment);  // behind the loads, because it may have to wait for one itself
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const uint32_t vector = turn + u * kLanes + lane;
+        if (vector >= whole_end) break;
+        set_offsets<kExtras, N>(p, segment, vector, reading[u]);
+        sum = AddPartials()(sum, make(reading[u], scale));
+      }
+    }
+    const uint32_t single = p.inner.whole_end * N + lane;
+    if (whole_end < end && end == p.partition.vectors && single < p.inner.vector_size) {
+      const auto reading = read_single<kExtras>(p, single);
+      sum = AddPartials()(sum, make(reading, factor_in(p, segment)));
+    }
+    return sum;
+  });
+}
+
+}  // namespace cudaloss::cuda
