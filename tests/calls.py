@@ -13,16 +13,17 @@ from cudaloss import reference
 from cudaloss._options import NONE, Options
 from cudaloss._specs import LossSpec
 from exact import Exact
-from oracle import error, op
+from oracle import bar, error, op
 
 # The error of the plain-PyTorch reference is an excuse as far as it is one of rounding: of float32 up to 15 ulp were
 # seen (a weight of stride 0 summed), where one element too many in a count of 40,007 makes 210.
 LARGEST_EXCUSE = 64.0
 
 
-def assert_within(found: Tensor, exact: Tensor, size: Tensor, theirs: Tensor) -> None:
-    """At most 1 ulp, or the error of the plain-PyTorch reference; 2 of float64, which nothing wider is rounded to."""
-    allowed = 2.0 if found.dtype == torch.float64 else 1.0
+def assert_within(spec: LossSpec, found: Tensor, exact: Tensor, size: Tensor, theirs: Tensor) -> None:
+    """At most the loss's bound, or the error of the plain-PyTorch reference; 2 ulp of float64, which nothing wider is
+    rounded to."""
+    allowed = bar(spec, found.dtype, 2.0 if found.dtype == torch.float64 else 1.0, factored=True)
     allowed = max(allowed, min(error(theirs, exact, found.dtype, size), LARGEST_EXCUSE))
     assert error(found, exact, found.dtype, size) <= allowed
 
@@ -45,10 +46,11 @@ class Call:
     input: Tensor
     target: Tensor
     reduction: str = "mean"
-    parameter: float | None = None
+    parameter: float | Tensor | None = None
     options: Options = NONE
     dtype: torch.dtype | None = None
     incoming: str = "random"  # or a number
+    second: float = 0.0
 
     def __post_init__(self) -> None:
         if self.parameter is None:
@@ -56,7 +58,7 @@ class Call:
 
     @cached_property
     def exact(self) -> Exact:
-        return Exact(self.spec, self.input, self.target, self.reduction, self.parameter, self.options)
+        return Exact(self.spec, self.input, self.target, self.reduction, self.parameter, self.options, self.second)
 
     def grad_output(self, value: Tensor) -> Tensor:
         kind, *rest = self.incoming.split()
@@ -71,7 +73,8 @@ class Call:
 
     def keywords(self) -> dict[str, object]:
         given = {name: value for name, value in self.options._asdict().items() if value is not None}
-        return {**given, "dtype": self.dtype}
+        own = {self.spec.second.name: self.second} if self.spec.second else {}
+        return {**given, **own, "dtype": self.dtype}
 
     def value_error(self) -> float:
         """In ulp of the value's dtype."""
@@ -84,8 +87,8 @@ class Call:
         value = op(self.spec)(*arguments, **self.keywords())
         assert (value.shape, value.device) == (self.exact.value.shape, self.input.device)
         assert value.dtype == self.result_dtype
-        plain = reference.loss(self.spec, *arguments, self.result_dtype, self.options)
-        assert_within(value, self.exact.value, self.exact.size, plain)
+        plain = reference.loss(self.spec, *arguments, self.result_dtype, self.options, self.second)
+        assert_within(self.spec, value, self.exact.value, self.exact.size, plain)
         operands = [x for x in (self.input, self.target) if x.requires_grad]
         if operands:
             grad_output = self.grad_output(value)
@@ -96,14 +99,15 @@ class Call:
         both = self.input, self.target
         needed = self.input.requires_grad, self.target.requires_grad
         leaves = [x.detach().requires_grad_(need) for x, need in zip(both, needed, strict=True)]
-        value = reference.loss(self.spec, *leaves, self.reduction, self.parameter, self.result_dtype, self.options)
+        arguments = self.reduction, self.parameter, self.result_dtype, self.options, self.second
+        value = reference.loss(self.spec, *leaves, *arguments)
         of_leaves = iter(torch.autograd.grad(value, [x for x in leaves if x.requires_grad], grad_output))
         plain = [next(of_leaves) if need else None for need in needed]
         rows = zip(both, needed, plain, self.exact.gradients(grad_output), strict=True)
         wanted = [(operand, theirs, truth) for operand, need, theirs, truth in rows if need]
         for gradient, (operand, theirs, (exact, size)) in zip(found, wanted, strict=True):
             assert (gradient.shape, gradient.dtype) == (operand.shape, operand.dtype)
-            assert_within(gradient, exact, size, theirs)
+            assert_within(self.spec, gradient, exact, size, theirs)
 
     def _repr_pretty_(self, printer, cycle) -> None:  # what Hypothesis prints of a failure
         def show(value: object) -> str:
@@ -111,6 +115,6 @@ class Call:
                 return repr(value)
             return f"{value.dtype}{tuple(value.shape)} stride {value.stride()} grad {value.requires_grad}"
 
-        fields = {name: getattr(self, name) for name in ("input", "target", "reduction", "parameter")}
+        fields = {name: getattr(self, name) for name in ("input", "target", "reduction", "parameter", "second")}
         fields |= {**self.options._asdict(), "dtype": self.dtype, "incoming": self.incoming}
         printer.text(f"{self.spec.name}(" + ",\n  ".join(f"{name}={show(x)}" for name, x in fields.items()) + ")")

@@ -13,6 +13,7 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE.name
 import pytest
 import torch
 
+import oracle
 from cudaloss._build import INFO
 from cudaloss._specs import SPECS
 
@@ -36,6 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def suiting(request: pytest.FixtureRequest) -> None:
+    """Makes the helpers' operands those of the test's loss."""
+    oracle.suited[0] = request.getfixturevalue("spec") if "spec" in request.fixturenames else None
 
 
 BUILD_VARIABLES = (

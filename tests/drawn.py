@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calls import Call
 from cudaloss._options import Options
-from oracle import DTYPES
+from oracle import DTYPES, of_probabilities
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 # Around the sizes at which the kernels change their ways: a block's elements, tiles, a chunk of the CPU engine.
@@ -144,6 +144,16 @@ class Values:
         info = torch.iinfo(dtype)
         return (self.normal(shape) * 30).round().clamp(max(info.min, -(2**15)), min(info.max, 2**15))
 
+    def of(self, numbers: tuple[float, ...], shape: tuple[int, ...]) -> Tensor:
+        chosen = torch.randint(len(numbers), shape, generator=self.generator)
+        return torch.tensor(numbers, dtype=torch.float64)[chosen]
+
+    def probabilities(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Hard and soft targets."""
+        hard = self.chance(shape, 0.5).double()
+        soft = self._grained(self.uniform(shape))
+        return torch.where(self.chance(shape, 0.5), soft, hard) if dtype.is_floating_point else hard
+
     def weights(self, shape: tuple[int, ...], kind: str) -> Tensor:
         found = self.uniform(shape) * 4
         found = found + 0.05 if self.grain is None else (found * 16).ceil() / 16
@@ -176,6 +186,14 @@ def unused(used: Tensor, memory: tuple[int, ...]) -> Tensor:
 
 # ---- calls ----
 
+
+def parameters_of(spec) -> tuple[float, ...]:
+    """Numbers that every dtype holds, and by which float64's terms stay exact."""
+    if spec.parameter is None:
+        return (spec.default,)
+    return (0.5, 0.25, 0.75) if spec.parameter.largest < 1 else (1.0, 0.5, 2.0)
+
+
 INCOMING = ("1", "1", "0.25", "-8", "random", "random", "random transposed")
 
 
@@ -203,6 +221,9 @@ def calls(draw, spec, device, *, keywords, dense):
         dtypes["weight"] = draw(st.sampled_from(DTYPES))
     if "mask" in given:
         extent["mask"] = draw(extents(tuple(shape), OF_A_KEYWORD))
+    if spec.parameter and keywords and draw(st.integers(0, 3)) == 0:
+        extent["third"] = draw(extents(tuple(shape), OF_A_KEYWORD))
+        dtypes["third"] = draw(st.sampled_from(DTYPES))
 
     # float64 has no wider arithmetic to be judged by: its terms are made exact, what is done to them counts
     double = torch.float64 in (*dtypes.values(), result)
@@ -213,7 +234,8 @@ def calls(draw, spec, device, *, keywords, dense):
         draw(st.sampled_from([1.0, 30.0] if double else [1.0, 1e-3, 30.0])),
     )
     memory = {name: extent[name].memory for name in extent}
-    target = values.of_dtype(memory["target"], dtypes["target"])
+    of_target = values.probabilities if of_probabilities(spec) else values.of_dtype
+    target = of_target(memory["target"], dtypes["target"])
     ignore_nan = "ignore_nan" in given
     if dtypes["target"].is_floating_point and draw(st.integers(0, 9)) < (8 if ignore_nan else 1):
         target[values.chance(target.shape, 0.3)] = math.nan
@@ -221,12 +243,15 @@ def calls(draw, spec, device, *, keywords, dense):
     if "weight" in given:
         kinds = ["positive", "positive", "some 0", "some negative"]
         found["weight"] = values.weights(memory["weight"], draw(st.sampled_from(kinds)))
+    numbers = parameters_of(spec)
+    if "third" in extent:
+        found["third"] = values.of(numbers, memory["third"])
     seen = torch.ones(shape, dtype=torch.bool)
     if "mask" in given:
         found["mask"] = values.chance(memory["mask"], draw(st.sampled_from([0.0, 0.1, 0.5, 0.5, 0.9, 1.0])))
         seen = seen & found["mask"]
     used = seen & ~found["target"].expand(extent["target"].shape).isnan() if ignore_nan else seen
-    for name, by in (("input", used), ("target", seen), ("weight", used)):
+    for name, by in (("input", used), ("target", seen), ("weight", used), ("third", used)):
         if name in found:
             poison(found[name], unused(by, memory[name]), generator)
 
@@ -252,6 +277,7 @@ def calls(draw, spec, device, *, keywords, dense):
         draw(st.integers(0, len(shape))) if "batch_dims" in given else 0,
         ignore_nan,
     )
-    parameter = draw(st.sampled_from([1.0, 0.5, 2.0])) if spec.parameter else 1.0
+    parameter = held.get("third", draw(st.sampled_from(numbers)))
     incoming = draw(st.sampled_from(INCOMING))
-    return Call(spec, held["input"], held["target"], reduction, parameter, options, result, incoming)
+    second = draw(st.sampled_from([0.0, 0.0, 0.125])) if spec.second and keywords else 0.0
+    return Call(spec, held["input"], held["target"], reduction, parameter, options, result, incoming, second)

@@ -4,13 +4,15 @@ reference, which is judged by it too."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cudaloss._options import NONE, Options
-from cudaloss._specs import LossSpec
+from cudaloss._specs import LossSpec, OfDifference
 
 
 def _sums(rows: Tensor) -> Tensor:
@@ -35,6 +37,64 @@ def _sum_to(x: np.ndarray, shape: torch.Size) -> np.ndarray:
     return x.sum(axis=stretched, keepdims=True).reshape(shape)
 
 
+class Term(NamedTuple):
+    """What each element gives: a number, and the larger of the terms that it is added up from."""
+
+    number: np.ndarray
+    size: np.ndarray
+
+
+def _added(a: np.ndarray, b: np.ndarray) -> Term:
+    return Term(a + b, np.maximum(abs(a), abs(b)))
+
+
+def _times(factor: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return np.where((factor == 0) & np.isinf(x), 0, factor * x)
+
+
+Terms = tuple[Term, Term, Term]  # of the loss, of its derivatives for input and for target
+
+
+def _binary_cross_entropy(x: np.ndarray, t: np.ndarray, pos_weight: np.ndarray, smoothing: float) -> Terms:
+    smoothing = np.longdouble(smoothing)
+    t = t * (1 - smoothing) + smoothing / 2
+    e = np.exp(-abs(x))
+    above, below = np.maximum(x, 0) + np.log1p(e), np.maximum(-x, 0) + np.log1p(e)
+    large, small = 1 / (1 + e), e / (1 + e)
+    sigmoid, other = np.where(x > 0, large, small), np.where(x > 0, small, large)
+    slope = _added((1 - smoothing) * _times(pos_weight, below), -(1 - smoothing) * above)
+    even = -(1 - smoothing) * x + 0 * t  # without the difference of two large numbers
+    slope = Term(np.where(pos_weight == 1, even, slope.number), np.where(pos_weight == 1, abs(even), slope.size))
+    slope = Term(*(np.where(np.isnan(t), t, part) for part in slope))
+    return (
+        _added(_times(1 - t, above), _times(pos_weight * t, below)),
+        _added((1 - t) * sigmoid, -pos_weight * t * other),
+        slope,
+    )
+
+
+# In 80-bit arithmetic, of input, target, third operand and second number.
+OF_TWO: dict[str, Callable[..., Terms]] = {"binary_cross_entropy_with_logits": _binary_cross_entropy}
+
+
+def _of_difference(spec: LossSpec, x: Tensor, t: Tensor, third: float | Tensor) -> Terms:
+    difference = (x - t).requires_grad_()
+    with torch.enable_grad():
+        value = spec.terms.derivatives[0](difference, third)
+        (slope,) = torch.autograd.grad(value.sum(), difference)
+    value, slope = _extended(value.detach()), _extended(slope)
+    return Term(value, abs(value)), Term(slope, abs(slope)), Term(-slope, abs(slope))
+
+
+def _terms(spec: LossSpec, x: Tensor, t: Tensor, third: float | Tensor, second: float) -> Terms:
+    """Of float64 vectors."""
+    if isinstance(spec.terms, OfDifference):
+        return _of_difference(spec, x, t, third)
+    third = _extended(third) if isinstance(third, Tensor) else np.longdouble(third)
+    with np.errstate(all="ignore"):
+        return OF_TWO[spec.name](_extended(x), _extended(t), third, second)
+
+
 class Exact:
     """A loss and its gradients, each with its size: the magnitudes of what is added up for it.
 
@@ -47,8 +107,9 @@ class Exact:
         input: Tensor,
         target: Tensor,
         reduction: str,
-        parameter: float,
+        parameter: float | Tensor,
         options: Options = NONE,
+        second: float = 0.0,
     ) -> None:
         self.shape = torch.broadcast_shapes(input.shape, target.shape)
         self.operand_shapes = input.shape, target.shape
@@ -62,34 +123,42 @@ class Exact:
         if options.ignore_nan:
             selected &= ~whole(target).isnan()
         chosen = selected.nonzero()[:, 0]
-        weight = 1.0 if options.weight is None else whole(options.weight)[chosen].double()
-        difference = (whole(input)[chosen].double() - whole(target)[chosen].double()).requires_grad_()
-        with torch.enable_grad():
-            value = spec.value(difference, parameter)
-            (slope,) = torch.autograd.grad(value.sum(), difference)
-        weights, losses, self.slopes = torch.zeros(3, selected.numel(), dtype=torch.float64)
-        weights[chosen] = torch.as_tensor(weight, dtype=torch.float64)
-        losses[chosen] = value.detach() * weight
-        self.slopes[chosen] = slope * weight
+        weight = torch.ones(()) if options.weight is None else whole(options.weight)[chosen]
+        third = whole(parameter)[chosen].double() if isinstance(parameter, Tensor) else parameter
+        x, t = (whole(operand)[chosen].double() for operand in (input, target))
+        found = _terms(spec, x, t, third, second)
 
+        def placed(values: np.ndarray) -> np.ndarray:
+            everywhere = np.zeros(selected.numel(), dtype=np.longdouble)
+            everywhere[chosen.numpy()] = values
+            return everywhere
+
+        with np.errstate(all="ignore"):
+            weight = _extended(weight.double())
+            losses, *self.slopes = (
+                Term(placed(term.number * weight), placed(term.size * abs(weight))) for term in found
+            )
         kept = len(self.shape) if reduction == "none" else options.batch_dims
         self.lead = self.shape[:kept]
-        self._denominators(reduction, weights, options)
+        self._denominators(reduction, placed(1.0 if spec.mean_over_count else weight), options)
         factor = np.longdouble(options.scale)
         with np.errstate(all="ignore"):
             self.factors = factor / self.denominators
-            value = _extended(_sums(self._rows(losses))) * self.factors
-            size = _extended(_sums(self._rows(losses).abs())) * abs(self.factors) * self.condition
+            value = self._totals(losses.number) * self.factors
+            size = self._totals(losses.size) * abs(self.factors) * self.condition
         self.value, self.size = _rounded(value).view(self.lead), _rounded(size).view(self.lead)
 
-    def _rows(self, x: Tensor) -> Tensor:
+    def _totals(self, x: np.ndarray) -> np.ndarray:
+        """Of each row."""
+        return _extended(_sums(_rounded(self._rows(x))))
+
+    def _rows(self, x: np.ndarray) -> np.ndarray:
         return x.reshape(math.prod(self.lead), math.prod(self.shape[len(self.lead) :]))
 
-    def _denominators(self, reduction: str, weights: Tensor, options: Options) -> None:
+    def _denominators(self, reduction: str, weights: np.ndarray, options: Options) -> None:
         """What each sum is divided by, and the factor by which cancelling weights magnify what that is off by."""
         if reduction == "mean" and options.normalizer is None:
-            rows = self._rows(weights)
-            self.denominators, sizes = _extended(_sums(rows)), _extended(_sums(rows.abs()))
+            self.denominators, sizes = self._totals(weights), self._totals(abs(weights))
             self.empty = self.denominators == 0
             self.condition = sizes / abs(np.where(self.empty, 1, self.denominators))
             self.condition[self.empty] = 1
@@ -106,10 +175,10 @@ class Exact:
         incoming = _extended(grad_output.detach().cpu().double().reshape(-1))
         with np.errstate(all="ignore"):
             factors = np.where(self.empty, 0, incoming * self.factors)
-            terms = _extended(self._rows(self.slopes)) * factors[:, None]
-            sizes = abs(terms) * self.condition[:, None]
-            terms, sizes = terms.reshape(self.shape), sizes.reshape(self.shape)
-            return [
-                (_rounded(_sum_to(sign * terms, shape)), _rounded(_sum_to(sizes, shape)))
-                for sign, shape in zip((1, -1), self.operand_shapes, strict=True)
-            ]
+            found = []
+            for slope, shape in zip(self.slopes, self.operand_shapes, strict=True):
+                terms = self._rows(slope.number) * factors[:, None]
+                sizes = self._rows(slope.size) * abs(factors)[:, None] * self.condition[:, None]
+                terms, sizes = (_sum_to(x.reshape(self.shape), shape) for x in (terms, sizes))
+                found.append((_rounded(terms), _rounded(sizes)))
+            return found

@@ -23,7 +23,7 @@ from cudaloss.diagnostics.coverage import codes, covering
 from cudaloss.diagnostics.facts import Driver, Gpu
 from cudaloss.diagnostics.text import rendered
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 WHEEL = "7.5;8.0+PTX;8.6;9.0;10.0;12.0"
 TORCH = {"version": "2.13.0", "cuda": "13.0", "rocm": None}
 H100 = Gpu("cuda:0", "NVIDIA H100", (9, 0))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NPM = ROOT / "build" / "npm"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 

@@ -15,7 +15,7 @@ from cudaloss import _C
 from cudaloss._build import INFO
 from tools import matrix
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 EVERYWHERE = [f"cp3{minor}-{{}}" for minor in range(10, 15)]
 
 

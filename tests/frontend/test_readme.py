@@ -15,7 +15,7 @@ from cudaloss.bench.modes import MASKED
 
 
 def script(name: str) -> ModuleType:
-    path = Path(__file__).parent.parent / "benchmarks" / f"{name}.py"
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

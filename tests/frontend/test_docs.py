@@ -12,7 +12,7 @@ import pytest
 import torch
 from markdown_it import MarkdownIt
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOT_PYTHON = {"sh", "bash", "shell", "console", "text", "cpp", "toml", "yaml", "dockerfile"}
 

@@ -8,7 +8,7 @@ C = pytest.importorskip("cudaloss._C")
 
 COUNTS = [0, 1, 1023, 8192, 8193, 1 << 20, (1 << 28) + 1, 1 << 30, (1 << 31) + 5, 1 << 40]
 SIZES = [(4, 4), (2, 2), (8, 8), (2, 4), (8, 2)]
-KINDS = ("reduce", "train")
+KINDS = ("sum", "train")
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -20,7 +20,7 @@ def test_limits(count, sizes):
         blocks = plan[f"{kind}_blocks"]
         assert blocks >= 1
         assert blocks * 8 < 1e6  # bytes of partials; of fp64 operands, whose partials carry their rest, twice that
-    assert plan["elementwise_tiles"] < 2**31 or count > 2**40  # the grid's x dimension
+    assert plan["map_tiles"] < 2**31 or count > 2**40  # the grid's x dimension
     assert plan["fold_blocks"] <= plan["counted_blocks"]  # whose last block folds theirs
 
 
@@ -37,14 +37,14 @@ def test_every_block_has_a_tile(kind, sizes):
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_small_counts_take_one_block(sizes):
-    tile = C.launch_plan(1, *sizes)["reduce_tile"]
-    assert [C.launch_plan(n, *sizes)["reduce_blocks"] for n in (1, tile, 2 * tile, 2 * tile + 1)] == [1, 1, 1, 3]
+    tile = C.launch_plan(1, *sizes)["sum_tile"]
+    assert [C.launch_plan(n, *sizes)["sum_blocks"] for n in (1, tile, 2 * tile, 2 * tile + 1)] == [1, 1, 1, 3]
 
 
 def test_counts_are_shared_out_evenly():
     """Up to 2^28 fp32 elements a block that writes has one tile; at 2^30 it has three."""
     assert [C.launch_plan(1 << n, 4, 4)["train_blocks"] for n in (12, 13, 28, 30)] == [1, 2, 1 << 16, 87382]
-    assert [C.launch_plan(1 << n, 4, 4)["reduce_blocks"] for n in (28, 30)] == [1 << 15, 1 << 16]
+    assert [C.launch_plan(1 << n, 4, 4)["sum_blocks"] for n in (28, 30)] == [1 << 15, 1 << 16]
 
 
 @pytest.mark.parametrize("arguments", [(1, 0, 4), (1, 4, 3), (-1, 4, 4)])

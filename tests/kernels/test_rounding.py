@@ -7,7 +7,7 @@ import torch
 
 from calls import Call
 from cudaloss._options import Options
-from oracle import op
+from oracle import bar, op
 
 SEEDS = range(40)
 
@@ -21,7 +21,7 @@ def test_few_differences_repeated_by_broadcasting(spec, device, shape, weighted)
         input, target = (torch.randn(shape, device=device).expand(3, 5000) for _ in range(2))
         weight = torch.rand(3, 5000, device=device) if weighted else None
         call = Call(spec, input, target, options=Options(weight=weight))
-        assert call.value_error() <= 1
+        assert call.value_error() <= bar(spec, torch.float32)
 
 
 @pytest.mark.parametrize("shape", [(30, 22), (40, 100)])
@@ -45,4 +45,7 @@ def test_float64_gradients_of_a_mean_are_rounded_once_on_the_cpu(spec):
             value = op(spec)(input, target[:count])
             (found,) = torch.autograd.grad(value, input, value.new_tensor(grad_output), retain_graph=True)
             (slope,) = torch.autograd.grad(op(spec)(input, target[:count], "sum"), input)
-            assert (found == slope * (grad_output / count)).all()
+            if spec.ulps > 1:  # whose slope is no power of two
+                torch.testing.assert_close(found, slope * (grad_output / count), rtol=1e-15, atol=0)
+            else:
+                assert (found == slope * (grad_output / count)).all()

@@ -15,7 +15,7 @@ import cudaloss
 from cudaloss import _faces
 from cudaloss._build import INFO
 from cudaloss._specs import SPECS
-from oracle import operands
+from oracle import operands, torch_op
 
 PACKAGE = Path(cudaloss.__file__).parent
 
@@ -28,7 +28,14 @@ def test_every_loss_is_compiled_and_public():
 
 def test_ids_are_for_ever():
     """Graphs that PyTorch keeps over an upgrade name a loss by its id: a new one gets the next."""
-    assert {spec.name: spec.id for spec in SPECS[:4]} == {"smooth_l1": 0, "mse": 1, "huber": 2, "l1": 3}
+    assert {spec.name: spec.id for spec in SPECS} == {
+        "smooth_l1": 0,
+        "mse": 1,
+        "huber": 2,
+        "l1": 3,
+        "binary_cross_entropy_with_logits": 4,
+        "quantile": 5,
+    }
     assert [spec.id for spec in SPECS] == list(range(len(SPECS)))
 
 
@@ -38,9 +45,9 @@ def test_private_ops_are_few():
     assert public < set(names) and len(set(names) - public) <= 12
 
 
-def accepts(ours: inspect.Signature, theirs: inspect.Signature) -> None:
-    """Every call that PyTorch's signature takes, but for `weight`, means the same to ours."""
-    names = [name for name in theirs.parameters if name != "weight"]
+def accepts(ours: inspect.Signature, theirs: inspect.Signature, with_weight: bool) -> None:
+    """Every call that PyTorch's signature takes, but for huber_loss's `weight`, means the same to ours."""
+    names = [name for name in theirs.parameters if with_weight or name != "weight"]
     assert list(ours.parameters)[: len(names)] == names
     for name in names:
         assert ours.parameters[name].default == theirs.parameters[name].default
@@ -49,8 +56,11 @@ def accepts(ours: inspect.Signature, theirs: inspect.Signature) -> None:
 def test_signatures_are_pytorchs(spec):
     if not hasattr(F, spec.function):
         pytest.skip("PyTorch has no such loss")
-    accepts(inspect.signature(getattr(cudaloss, spec.function)), inspect.signature(getattr(F, spec.function)))
-    accepts(inspect.signature(getattr(cudaloss, spec.module)), inspect.signature(getattr(torch.nn, spec.module)))
+    for ours, theirs in (
+        (getattr(cudaloss, spec.function), getattr(F, spec.function)),
+        (getattr(cudaloss, spec.module), getattr(torch.nn, spec.module)),
+    ):
+        accepts(inspect.signature(ours), inspect.signature(theirs), spec.weight_first)
 
 
 @pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"reduction": "none"}])
@@ -60,7 +70,7 @@ def test_function_and_module_are_pytorchs(spec, device, options):
     if spec.parameter:
         options = {**options, spec.parameter.name: 0.4}
     input, target = operands((5, 9), (torch.float32,) * 2, device)
-    expected = getattr(F, spec.function)(input, target, **options)
+    expected = torch_op(spec)(input, target, options.get("reduction", "mean"), 0.4)
     torch.testing.assert_close(getattr(cudaloss, spec.function)(input, target, **options), expected)
     module = getattr(cudaloss, spec.module)(**options)
     torch.testing.assert_close(module(input, target), expected)
@@ -78,8 +88,9 @@ def test_legacy_arguments(spec, size_average, reduce, reduction):
         pytest.skip("PyTorch's takes none either")
     input, target = torch.randn(2, 6)
     function = getattr(cudaloss, spec.function)
-    assert torch.equal(function(input, target, size_average, reduce), function(input, target, reduction=reduction))
-    assert getattr(cudaloss, spec.module)(size_average, reduce).reduction == reduction
+    given = (*([None] if spec.weight_first else []), size_average, reduce)
+    assert torch.equal(function(input, target, *given), function(input, target, reduction=reduction))
+    assert getattr(cudaloss, spec.module)(*given).reduction == reduction
 
 
 def test_dtype_option(spec):

@@ -16,7 +16,7 @@ imread = pytest.importorskip("matplotlib.image").imread
 pytest.importorskip("sklearn")
 
 # Left out: digits.py, whose claim is PyTorch's very loss, without an option. CI runs it at length as the demo.
-FOLDER = Path(__file__).parent.parent / "examples"
+FOLDER = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLES = sorted(set(FOLDER.glob("*.py")) - {FOLDER / "digits.py"})
 
 DEAF = """

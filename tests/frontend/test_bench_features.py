@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,16 +10,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from cudaloss import functional
 from cudaloss.bench import cases, measure, modes, plan, suites
 from cudaloss.bench.cases import COMPARABLE, Case, Row
-from cudaloss.bench.modes import FEATURES, FLOAT32, MASKED, MASKED_FORWARD, Mode
+from cudaloss.bench.modes import FEATURES, FLOAT32, MASKED, MASKED_FORWARD, OWN_FEATURES, Mode
 from cudaloss.bench.plan import Options
 
 MODES = {mode.name: mode for mode in FEATURES}
+OWN = {mode.name: mode for mode in OWN_FEATURES}
+
+
+PAIRS = [(mode, loss) for mode in FEATURES for loss in mode.losses]
+OWN_PAIRS = [(mode, loss) for mode in OWN_FEATURES for loss in mode.losses]
 
 
 def feature(mode: Mode, loss: str = "smooth_l1", power: int = 12, device: str = "cpu") -> Case:
-    return Case("features", COMPARABLE[loss], mode, mode.dtypes or FLOAT32, plan._images(power), device)
+    shape = plan._shape("features", mode, power)
+    return Case("features", COMPARABLE[loss], mode, mode.dtypes or FLOAT32, shape, device)
 
 
 def planned(**options: Any) -> list[Row]:
@@ -34,8 +42,7 @@ def computed(case: Case, loss: modes.Loss, operands: tuple[Tensor, ...]) -> tupl
     return value.detach(), gradient
 
 
-@pytest.mark.parametrize("loss", list(COMPARABLE))
-@pytest.mark.parametrize("mode", FEATURES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize(("mode", "loss"), PAIRS + OWN_PAIRS, ids=lambda x: x if isinstance(x, str) else x.name)
 def test_contestants_compute_the_same(mode: Mode, loss: str) -> None:
     case = feature(mode, loss)
     operands = case.operands()
@@ -77,6 +84,34 @@ def test_bytes_an_element(name: str, number: int) -> None:
     assert feature(MODES[name]).bytes == number << 12
 
 
+def test_losses_have_operands_that_suit_them() -> None:
+    input, target = feature(OWN["logits"], "binary_cross_entropy_with_logits").operands()
+    assert 0 <= target.min() < 0.1 and 0.9 < target.max() <= 1
+    assert -8 <= input.min() < -7 and 7 < input.max() <= 8
+    for name, loss in [("pos_weights", "binary_cross_entropy_with_logits"), ("quantiles", "quantile")]:
+        numbers = feature(OWN[name], loss).operands()[2]
+        assert numbers.shape == (64,) and 0 < numbers.min() < numbers.max() < 1
+
+
+def test_modes_of_one_loss_are_measured_for_it_alone() -> None:
+    rows = planned(suites=("features",), losses=("mse", "quantile"), modes=("weighted", "quantiles", "betas"))
+    assert [(row["mode"], row["loss"]) for row in rows] == [
+        ("weighted", "mse"),
+        ("weighted", "quantile"),
+        ("quantiles", "quantile"),
+    ]
+
+
+def test_a_loss_that_pytorch_lacks_has_a_rival() -> None:
+    x, t = torch.randn(2, 1000)
+    for spec in COMPARABLE.values():
+        t = t.sigmoid() if spec.name in cases.LOGITS else t
+        expected = getattr(functional, spec.function)(x, t)
+        torch.testing.assert_close(cases.rival(spec)(x, t), expected)
+        unknown = dataclasses.replace(spec, name="unknown", function="unknown")
+        torch.testing.assert_close(cases.rival(unknown)(x, t), expected)
+
+
 def test_masked_forward_has_no_gradient() -> None:
     case = feature(MASKED_FORWARD)
     assert case.bytes_an_element == 10 and not case.operands()[0].requires_grad
@@ -101,9 +136,13 @@ def test_images_have_the_size_that_is_asked_for() -> None:
 def test_default_plan_has_every_feature_of_one_loss() -> None:
     rows = planned(device="cuda", suites=("features", "latency", "memory"))
     features = [row for row in rows if row["suite"] == "features"]
-    assert [row["mode"] for row in features] == list(MODES)
-    assert {row["loss"] for row in features} == {"smooth_l1"}
-    assert {tuple(row["shape"]) for row in features} == {(64, 16, 512, 512)}
+    of_all = [row for row in features if row["mode"] in MODES]
+    assert [row["mode"] for row in of_all] == list(MODES)
+    assert {row["loss"] for row in of_all} == {"smooth_l1"}
+    assert {tuple(row["shape"]) for row in of_all} == {(64, 16, 512, 512)}
+    own = [row for row in features if row not in of_all]
+    assert [(row["mode"], row["loss"]) for row in own] == [(mode.name, loss) for mode, loss in OWN_PAIRS]
+    assert {tuple(row["shape"]) for row in own} == {(16384, 16384)}
     masked = [(row["suite"], row["mode"], row["loss"], row["size"]) for row in rows if row not in features]
     masked = [what for what in masked if what[1].startswith("masked")]
     assert masked == [
@@ -175,9 +214,11 @@ def test_kernels_are_counted_without_annotations_and_host_events(monkeypatch: py
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("mode", FEATURES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", [*FEATURES, *OWN_FEATURES], ids=lambda mode: mode.name)
 def test_features_are_measured_on_a_gpu(mode: Mode) -> None:
-    row = suites.measured(feature(mode, device="cuda"), Options(device="cuda", rounds=2, compile=False), {})
+    row = suites.measured(
+        feature(mode, mode.losses[0], device="cuda"), Options(device="cuda", rounds=2, compile=False), {}
+    )
     kernels = row["kernels"]
     assert "notes" not in row and set(kernels) == set(row["seconds"])
     assert 1 <= kernels["cudaloss"] <= kernels["eager"]

@@ -47,7 +47,7 @@ def test_opcheck_of_the_private_ops(spec, device):
     seven = torch.tensor(7.0, device=device)
     for reduction in REDUCTIONS:
         for given in ((), (0.5, weight, mask), (0.5, None, None, seven), (1.0, None, None, None, 3.0)):
-            how = pack(reduction, torch.float32, spec.id, batch_dims=1 if given else 0)
+            how = pack(reduction, torch.float32, spec.mode, batch_dims=1 if given else 0)
             for flags in (0, FOR_INPUT, FOR_TARGET, FOR_INPUT | FOR_TARGET):
                 call = input, target, how | flags, 0.5, *given
                 value, denominators = check("forward", *call)

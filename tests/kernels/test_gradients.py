@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from calls import Call
 from cudaloss._modes import REDUCTIONS
-from oracle import DTYPES, error, exact_gradients, op, operands, parameters, torch_op
+from oracle import DTYPES, bar, error, exact_gradients, op, operands, parameters, torch_op
 
 
 def leaves(*tensors):
@@ -28,9 +29,13 @@ def assert_accurate(spec, input, target, reduction, parameter, fused=True):
     """Rounded once where the kernels serve; where the reference does, 1 ulp or PyTorch's own error will do."""
     grad_output = grad_output_for(input, target, reduction)
     ours = gradients(op(spec), input, target, reduction, parameter, grad_output)
+    if spec.ulps > 1:  # judged by the larger of two terms that cancel
+        call = Call(spec, *leaves(input, target), reduction, parameter)
+        return call.assert_gradients(ours, grad_output)
     exact = exact_gradients(spec, grad_output, input, target, reduction, parameter)
     # float64 has no wider oracle: its own two roundings are in the comparison
-    allowed = [2.0 if grad_output.dtype == torch.float64 else 0.51 if fused else 1.0] * 2
+    usual = 2.0 if grad_output.dtype == torch.float64 else 0.51 if fused else 1.0
+    allowed = [bar(spec, gradient.dtype, usual) for gradient in ours]
     if not fused:
         theirs = gradients(torch_op(spec), input, target, reduction, parameter, grad_output)
         allowed = [max(a, error(g, e, g.dtype)) for a, g, e in zip(allowed, theirs, exact, strict=True)]
@@ -59,13 +64,13 @@ def test_dtypes(spec, device, input_dtype, target_dtype, reduction):
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_misaligned_slices(spec, device, reduction):
     input, target = operands((5003,), (torch.float32, torch.bfloat16), device)
-    assert_accurate(spec, input[1:-2], target[3:], reduction, 1.0)
+    assert_accurate(spec, input[1:-2], target[3:], reduction, spec.default)
 
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_one_operand_alone(spec, device, which):
     tensors = list(operands((100,), (torch.float32,) * 2, device))
-    both = gradients(op(spec), *tensors, "mean", 1.0, None)
+    both = gradients(op(spec), *tensors, "mean", spec.default, None)
     tensors[which] = tensors[which].requires_grad_()
     op(spec)(*tensors).backward()
     assert torch.equal(tensors[which].grad, both[which])
@@ -75,7 +80,11 @@ def test_one_operand_alone(spec, device, which):
 def test_one_tensor_as_both_operands(spec, device):
     (x,) = leaves(torch.randn(10, device=device))
     op(spec)(x, x).backward()
-    assert torch.equal(x.grad, torch.zeros_like(x))
+    (theirs,) = torch.autograd.grad(torch_op(spec)(x, x), x)
+    if spec.ulps > 1:  # not a loss of the difference
+        torch.testing.assert_close(x.grad, theirs)
+    else:
+        assert torch.equal(x.grad, torch.zeros_like(x))
 
 
 def test_kinks_are_pytorchs(spec, device):
@@ -136,14 +145,14 @@ def test_gradient_takes_the_operands_memory_format(spec, device, layout, reducti
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_operands_of_different_layouts(spec, device, reduction):
     input, target = torch.randn(2, 2, 3, 4, 5, device=device)
-    assert_accurate(spec, input.to(memory_format=torch.channels_last), target, reduction, 1.0, fused=False)
+    assert_accurate(spec, input.to(memory_format=torch.channels_last), target, reduction, spec.default, fused=False)
 
 
 @pytest.mark.parametrize("shapes", [((4, 1), (1, 5)), ((3, 4), (4,)), ((), (6,))])
 def test_broadcast_operands_get_summed_gradients(spec, device, shapes):
     input, target = (torch.randn(shape, device=device) for shape in shapes)
-    ours = gradients(op(spec), input, target, "mean", 1.0, None)
-    exact = exact_gradients(spec, torch.ones((), device=device), input, target, "mean", 1.0)
+    ours = gradients(op(spec), input, target, "mean", spec.default, None)
+    exact = exact_gradients(spec, torch.ones((), device=device), input, target, "mean", spec.default)
     for gradient, truth in zip(ours, exact, strict=True):
         torch.testing.assert_close(gradient.double(), truth, rtol=1e-6, atol=1e-7)
 
@@ -156,8 +165,8 @@ def test_broadcast_operands_get_summed_gradients(spec, device, shapes):
 def test_layouts_of_grad_output(spec, device, grad_output):
     input, target = operands((77,), (torch.float32,) * 2, device)
     incoming = grad_output(77).to(device)
-    ours = gradients(op(spec), input, target, "none", 1.0, incoming)
-    exact = exact_gradients(spec, incoming, input, target, "none", 1.0)
+    ours = gradients(op(spec), input, target, "none", spec.default, incoming)
+    exact = exact_gradients(spec, incoming, input, target, "none", spec.default)
     for gradient, truth in zip(ours, exact, strict=True):
         torch.testing.assert_close(gradient.double(), truth, rtol=1e-6, atol=0)
 
@@ -180,7 +189,7 @@ def test_gradcheck_and_gradgradcheck(spec, device, reduction):
 def test_double_backward_is_pytorchs(spec, device):
     def second(function):
         input, target = leaves(*operands((50,), (torch.float32,) * 2, device))
-        first = torch.autograd.grad(function(input, target, "mean", 1.0), (input, target), create_graph=True)
+        first = torch.autograd.grad(function(input, target, "mean", spec.default), (input, target), create_graph=True)
         return torch.autograd.grad(sum((g * g).sum() for g in first), (input, target), allow_unused=True)
 
     torch.manual_seed(1)
@@ -241,9 +250,9 @@ def test_result_dtype_float64(spec, device, reduction):
     value = op(spec)(input, target, reduction, dtype=torch.float64)
     grad_output = torch.randn(value.shape, dtype=torch.float64).to(device)
     found = torch.autograd.grad(value, (input, target), grad_output)
-    exact = exact_gradients(spec, grad_output, input, target, reduction, 1.0)
+    exact = exact_gradients(spec, grad_output, input, target, reduction, spec.default)
     for gradient, truth in zip(found, exact, strict=True):
-        assert error(gradient, truth, torch.float32) <= 0.51
+        assert error(gradient, truth, torch.float32) <= bar(spec, torch.float32, 0.51)
 
 
 def test_checkpoint_and_hooks(spec, device):
@@ -269,6 +278,6 @@ def test_fp16_mean_under_a_grad_scaler(spec, device):
     target = torch.zeros_like(input)
     scale = torch.tensor(65536.0, device=device)
     (op(spec)(input, target, dtype=torch.float32) * scale).backward()
-    exact = exact_gradients(spec, scale, input, target, "mean", 1.0)[0]
+    exact = exact_gradients(spec, scale, input, target, "mean", spec.default)[0]
     assert error(input.grad, exact, torch.float16) <= 1.0
     assert torch.equal(input.grad != 0, exact.half() != 0)

@@ -51,7 +51,8 @@ def test_the_whole_rank(spec, device):
     torch.testing.assert_close(op(spec)(input, target, "sum", batch_dims=2, weight=weight), losses * weight)
     torch.testing.assert_close(op(spec)(input, target, "mean", batch_dims=2), losses)
     mean = op(spec)(input, target, "mean", batch_dims=2, weight=weight, mask=mask)
-    torch.testing.assert_close(mean, torch.where(mask, losses, math.nan), equal_nan=True)
+    single = losses * weight if spec.mean_over_count else losses
+    torch.testing.assert_close(mean, torch.where(mask, single, math.nan), equal_nan=True)
     for gradient in torch.autograd.grad(mean, (input, target), torch.ones_like(mean)):
         assert gradient.isfinite().all() and (gradient[~mask] == 0).all()
     scalar = op(spec)(input[0, 0], target[0, 0], batch_dims=0)

@@ -17,7 +17,7 @@ import pytest
 
 from tools import changelog, index, matrix
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 URL = "https://example.org/releases/download/v0.1.0"
 LOG = "# Changelog\n\n## 0.2.0 (2026-12-01)\n\n- New.\n- More.\n\n## 0.1.0 (2026-11-21)\n\n- First.\n"
 

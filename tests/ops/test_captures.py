@@ -3,15 +3,14 @@ was captured, with or without grad, and whatever the loss, the reduction and the
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudaloss
+from capturing import CAPTURES, Module
 from cudaloss._modes import REDUCTIONS
-from oracle import op, operands, torch_op
+from oracle import of_probabilities, op, operands, suited, torch_op
 
 SHAPE = (4, 6)
 
@@ -19,43 +18,6 @@ SHAPE = (4, 6)
 def function(spec):
     return getattr(cudaloss, spec.function)
 
-
-class Module(torch.nn.Module):
-    def __init__(self, call):
-        super().__init__()
-        self.call = call
-
-    def forward(self, *tensors):
-        return self.call(*tensors)
-
-
-def traced_without_grad(call, tensors):
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.jit.trace(call, tensors)
-
-
-def traced_with_grad(call, tensors):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.jit.trace(call, (tensors[0].clone().requires_grad_(), *tensors[1:]))
-
-
-def exported(call, tensors):
-    return torch.export.export(Module(call), tensors)
-
-
-CAPTURES = {
-    "jit.trace under no_grad": traced_without_grad,
-    "jit.trace": traced_with_grad,
-    "make_fx, real": lambda call, tensors: make_fx(call, tracing_mode="real")(*tensors),
-    "make_fx, fake": lambda call, tensors: make_fx(call, tracing_mode="fake")(*tensors),
-    "make_fx, symbolic": lambda call, tensors: make_fx(call, tracing_mode="symbolic")(*tensors),
-    "make_fx, pre-dispatch": lambda call, tensors: make_fx(call, pre_dispatch=True)(*tensors),
-    "export": lambda call, tensors: exported(call, tensors).module(),
-    "export, decomposed": lambda call, tensors: exported(call, tensors).run_decompositions().module(),
-    "compiled make_fx": lambda call, tensors: torch.compile(make_fx(call)(*tensors), backend="aot_eager"),
-}
 
 # What follows input and target, and the keywords that it is given as.
 CALLS = {
@@ -73,6 +35,8 @@ CALLS = {
 @pytest.fixture
 def tensors(device):
     input, target = torch.randn(2, *SHAPE, device=device) * 2  # none at a kink
+    if of_probabilities(suited[0]):  # beyond [0, 1] terms of both signs would cancel
+        target = target.sigmoid()
     beside = {
         "mask": torch.rand(SHAPE, device=device) < 0.7,
         "weight": torch.rand(SHAPE[1:], device=device) + 0.1,
@@ -99,7 +63,8 @@ def plainly(spec, given, reduction):
 
     def call(input, target, *, mask=None, weight=None, normalizer=None, batch_dims=0, scale=1.0, reduction):
         value = torch_op(spec)(input, target, "none")
-        counts = torch.ones_like(value) if weight is None else weight.expand(value.shape)
+        unweighted = weight is None or spec.mean_over_count
+        counts = torch.ones_like(value) if unweighted else weight.expand(value.shape)
         counts = counts if mask is None else torch.where(mask, counts, 0)
         value = (value if mask is None else torch.where(mask, value, 0)) * (1 if weight is None else weight)
         if reduction != "none":
@@ -180,7 +145,7 @@ def test_private_ops_are_differentiable_by_themselves(spec, tensors):
     from cudaloss._modes import FOR_INPUT, FOR_TARGET, pack
 
     input, target, beside = tensors
-    how = pack("mean", torch.float32, spec.id) | FOR_INPUT | FOR_TARGET
+    how = pack("mean", torch.float32, spec.mode) | FOR_INPUT | FOR_TARGET
     one, given = torch.ones((), device=input.device), (1.0, beside["weight"], beside["mask"])
     for options in ((), given):
         names = () if not options else ("weight", "mask")

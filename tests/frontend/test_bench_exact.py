@@ -1,0 +1,96 @@
+"""What the accuracy table counts errors against, and the README's table of what single losses take of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from bench_rows import case, made_up
+
+from cudaloss._specs import SPECS, LossSpec
+from cudaloss.bench import double_double as wide
+from cudaloss.bench.errors import compensated_sum, largest_error, sum_and_error
+
+mpmath = pytest.importorskip("mpmath")
+
+
+def script(name: str) -> ModuleType:
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_cross_entropy_has_seventy_bits() -> None:
+    torch.manual_seed(0)
+    ends = torch.tensor([0.0, 1e-300, -1e-9, 1e-5, -600, 600, 36.7, -0.3465, 0.6931], dtype=torch.float64)
+    x = torch.cat([20 * torch.randn(500, dtype=torch.float64), ends])
+    t = torch.rand_like(x)
+    t[::2].round_()
+    found = wide.binary_cross_entropy_with_logits(x, t)
+    with mpmath.workprec(200):
+        for i in range(len(x)):
+            a, b = mpmath.mpf(x[i].item()), mpmath.mpf(t[i].item())
+            tail = mpmath.log1p(mpmath.exp(-abs(a)))
+            value = (1 - b) * (max(a, 0) + tail) + b * (max(-a, 0) + tail)
+            terms = (1 - b) / (1 + mpmath.exp(-a)), b / (1 + mpmath.exp(a))
+            of_value, of_slope = (mpmath.mpf(p.hi[i].item()) + p.lo[i].item() for p in found[:2])
+            assert abs(of_value - value) <= value * 2.0**-70
+            assert abs(of_slope - (terms[0] - terms[1])) <= max(terms) * 2.0**-70
+            assert math.isclose(found.larger_term[i].item(), max(terms), rel_tol=1e-14)
+
+
+def test_what_float64_lacks_is_counted() -> None:
+    exact, rest = torch.tensor([1.0], dtype=torch.float64), torch.tensor([2.0**-54], dtype=torch.float64)
+    assert largest_error(exact, exact, torch.float64) == 0
+    assert largest_error(exact, exact, torch.float64, rest=rest) == 0.25
+    terms = torch.tensor([1.0, 2.0**-60, -1.0, 2.0**-80], dtype=torch.float64)
+    total, error = sum_and_error(terms)
+    assert total + error == compensated_sum(terms) == 2.0**-60 + 2.0**-80
+
+
+def test_accuracy_has_a_row_of_every_loss(spec: LossSpec) -> None:
+    row = script("accuracy").measure(spec, 100, torch.float32, "cpu")
+    kinds = ("value", "gradient", "single") if spec.ulps > 1 else ("value", "gradient")
+    assert {f"{name}_{kind}_ulp" for name in ("cudaloss", "torch") for kind in kinds} < set(row)
+    assert row["cudaloss_value_ulp"] < 2
+
+
+def test_pytorchs_error_excuses_none_of_exponentials() -> None:
+    accuracy = script("accuracy")
+    specs = {spec.name: spec for spec in SPECS}
+    row = {"dtype": "float32", "torch_single_ulp": 1e7, "torch_value_ulp": 1.5}
+    assert accuracy.bound(specs["binary_cross_entropy_with_logits"], row, "single") == 2
+    assert accuracy.bound(specs["binary_cross_entropy_with_logits"], {**row, "dtype": "float16"}, "single") == 1
+    assert accuracy.bound(specs["mse"], row, "value") == 1.5
+
+
+def test_readme_has_what_single_losses_take() -> None:
+    matrix = {"suite": "features", "shape": [16384, 16384], "size": 1 << 28}
+    bce = {**matrix, "loss": "binary_cross_entropy_with_logits"}
+    rows = [
+        made_up((0.001, 0.0009, 0.0011), **bce, mode="pos_weights", of_ceiling=0.987),
+        made_up((0.5, 0.4, 0.6), **matrix, loss="quantile", mode="quantile"),
+    ]
+    readme = script("readme")
+    text = readme.block({"environment": {"gpu": "a GPU", "torch": "2.13"}, "bench": {"report": {"rows": rows}}})
+    assert text.split("\n\n")[1:] == [
+        "| forward + backward, 16384 x 16384 | ms | x eager | x compile | of `torch.add`'s throughput |\n"
+        "| --- | --- | --- | --- | --- |\n"
+        "| binary cross entropy, a pos_weight for each class | 1.00 | 2000.00x |  | 0.99 |\n"
+        "| quantile loss, one quantile | 500.00 | 4.00x |  |  |"
+    ]
+
+
+def test_readme_shortens_the_longest_name() -> None:
+    rows = [{**made_up((1.0, 0.9, 1.1)), "loss": "binary_cross_entropy_with_logits"}, {**case().row(), "skipped": "no"}]
+    text = script("readme").losses_table(rows[:1])
+    assert text.splitlines()[0] == "| times as fast as eager, as compile | bce_with_logits |"

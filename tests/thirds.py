@@ -1,0 +1,128 @@
+"""Losses with a third operand, a number or a tensor, spelled out: what their tensors' results are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cudaloss
+from cudaloss._build import DEVICES
+from oracle import leaf, reduced
+
+
+def incoming(value: Tensor) -> Tensor:
+    """A grad_output that every dtype holds, and that is nowhere 0."""
+    drawn = torch.randint(-8, 8, value.shape, generator=torch.Generator().manual_seed(3))
+    return ((drawn + 0.5) / 8).to(value)
+
+
+def results(
+    function: Callable[..., Tensor], tensors: Sequence[Tensor], grad_output: float | None = None, **options: Any
+) -> tuple[Tensor, ...]:
+    """The value, and the gradients of all tensors; `grad_output` is a number, or drawn."""
+    leaves = [leaf(x) for x in tensors]
+    value = function(*leaves, **options)
+    given = incoming(value) if grad_output is None else torch.full_like(value, grad_output)
+    return value.detach(), *torch.autograd.grad(value, leaves, given)
+
+
+def allowed(device: str, kernels: float) -> float:
+    """In ulp, where the kernels are held to `kernels`; without any, PyTorch's own roundings add up."""
+    return kernels if device in DEVICES else 4.0
+
+
+def largest(x: Tensor) -> float:
+    """What the errors of terms of both signs are in proportion to."""
+    return x.abs().nan_to_num().max().item() if x.numel() else 0.0
+
+
+@dataclass(frozen=True)
+class Third:
+    """A loss, and its third operand `parameter` with the range that it is drawn from."""
+
+    name: str
+    function: str
+    module: str
+    parameter: str
+    keyword: str  # of the op
+    formula: Callable[[Tensor, Tensor, Tensor], Tensor]
+    low: float
+    high: float
+    counts_elements: bool = False  # a weighted mean divides by the number of elements, as PyTorch's does
+
+    def operands(
+        self, shape: tuple[int, ...], device: str, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, Tensor]:
+        """Without ties, kinks and targets beyond [0, 1]."""
+        input = 3 * torch.randn(shape, dtype=torch.float64)
+        target = torch.rand(shape, dtype=torch.float64)
+        return input.to(device, dtype), target.to(device, dtype)
+
+    def third(self, shape: tuple[int, ...], device: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        found = self.low + (self.high - self.low) * torch.rand(shape, dtype=torch.float64)
+        return found.to(device, dtype)
+
+    def call(self, input: Tensor, target: Tensor, third: Any, **options: Any) -> Tensor:
+        return getattr(cudaloss, self.function)(input, target, **{self.parameter: third}, **options)
+
+    def op(self, input: Tensor, target: Tensor, third: Tensor, **options: Any) -> Tensor:
+        """The op, which broadcasts where a namesake refuses to."""
+        public = getattr(torch.ops.cudaloss, self.name)
+        return public(input, target, **{self.keyword: third}, **options)
+
+    def spelled_out(
+        self,
+        input: Tensor,
+        target: Tensor,
+        third: Any,
+        *,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        mask: Tensor | None = None,
+        normalizer: Tensor | None = None,
+        scale: float = 1.0,
+        batch_dims: int = 0,
+    ) -> Tensor:
+        if not isinstance(third, Tensor):
+            third = torch.tensor(third, dtype=input.dtype, device=input.device)
+        if mask is not None:  # nothing of what it selects out may be seen, not even by a derivative
+            input, target, third = (torch.where(mask, x, 0.5) for x in (input, target, third))
+        value = self.formula(input, target, third).expand(torch.broadcast_shapes(input.shape, target.shape))
+        return reduced(value, reduction, weight, mask, normalizer, scale, batch_dims, self.counts_elements)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
+def binary_cross_entropy(input: Tensor, target: Tensor, pos_weight: Tensor) -> Tensor:
+    return (1 - target) * _softplus(input) + pos_weight * target * _softplus(-input)
+
+
+def _quantile(input: Tensor, target: Tensor, quantile: Tensor) -> Tensor:
+    d = input - target
+    return torch.where(d > 0, (1 - quantile) * d, -quantile * d)
+
+
+def _smooth_l1(input: Tensor, target: Tensor, beta: Tensor) -> Tensor:
+    z = (input - target).abs()
+    inside = z < beta
+    return torch.where(inside, 0.5 * z * z / torch.where(inside, beta, 1), z - 0.5 * beta)
+
+
+def _huber(input: Tensor, target: Tensor, delta: Tensor) -> Tensor:
+    z = (input - target).abs()
+    return torch.where(z < delta, 0.5 * z * z, delta * (z - 0.5 * delta))
+
+
+BCE = "binary_cross_entropy_with_logits"
+THIRDS = (
+    Third(BCE, BCE, "BCEWithLogitsLoss", "pos_weight", "pos_weight", binary_cross_entropy, 0.1, 4.0, True),
+    Third("quantile", "quantile_loss", "QuantileLoss", "quantile", "quantile_tensor", _quantile, 0.05, 0.95),
+    Third("smooth_l1", "smooth_l1_loss", "SmoothL1Loss", "beta", "beta_tensor", _smooth_l1, 0.5, 4.0),
+    Third("huber", "huber_loss", "HuberLoss", "delta", "delta_tensor", _huber, 0.5, 4.0),
+)
