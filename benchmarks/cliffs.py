@@ -1,6 +1,6 @@
-"""What calls cost that the plain-PyTorch reference serves, or that take the general kernels: times beside PyTorch's own
-of the same composition, in turns in one process. ``python benchmarks/cliffs.py --device cpu`` (256 x 4,096 elements,
-one thread), ``--device cuda``; ``--json FILE``."""
+"""What calls of smooth L1 and of binary cross entropy cost that the plain-PyTorch reference serves, or that take the
+general kernels: times beside PyTorch's own of the same composition, in turns in one process.
+``python benchmarks/cliffs.py --device cpu`` (256 x 4,096 elements, one thread), ``--device cuda``; ``--json FILE``."""
 
 from __future__ import annotations
 
@@ -33,6 +33,13 @@ def eager(x: torch.Tensor, t: torch.Tensor, reduction: str = "mean", **options: 
     if reduction == "none":
         return value
     return value.sum() / (normalizer if normalizer is not None else factor.sum())
+
+
+def eager_logits(x: torch.Tensor, t: torch.Tensor, pos_weight: torch.Tensor | None = None) -> torch.Tensor:
+    """PyTorch's cross entropy; composed where pos_weight is learned, in which its own is not differentiable."""
+    if pos_weight is None:
+        return F.binary_cross_entropy_with_logits(x, t)
+    return ((1 - t) * F.softplus(x) + pos_weight * t * F.softplus(-x)).mean()
 
 
 def step(loss: Loss, x: torch.Tensor, t: torch.Tensor, **options: Any) -> None:
@@ -68,6 +75,19 @@ def works(device: str) -> dict[str, Callable[[Loss], Any]]:
         "seven dimensions, mask": lambda f: step(f, seven_dims, t.view(wide), mask=mask),
         "uint16 target": lambda f: step(f, leaf, integers if f is not eager else integers.float()),
         "none, transposed grad_output": lambda f: torch.autograd.grad(f(leaf, t, reduction="none"), leaf, mixed),
+    }
+
+
+def works_of_logits(device: str) -> dict[str, Callable[[Loss], Any]]:
+    """Of binary cross entropy, whose formulas have exponentials."""
+    x, t = torch.randn(SHAPE, device=device), torch.rand(SHAPE, device=device)
+    leaf = x.clone().requires_grad_()
+    learned = torch.rand(SHAPE[1], device=device, requires_grad=True)
+    return {
+        "logits: double backward": lambda f: double_backward(f, leaf, t),
+        "logits: jvp": lambda f: jvp(f, x, t),
+        "logits: vmap forward": lambda f: torch.func.vmap(f)(x, t),
+        "logits: learned pos_weight": lambda f: step(f, leaf, t, pos_weight=learned),
     }
 
 
@@ -115,9 +135,13 @@ def main() -> None:
         )
         for name, work in works(device).items()
     }
+    pairs = cudaloss.binary_cross_entropy_with_logits, eager_logits
+    for name, work in works_of_logits(device).items():
+        ours, theirs = (lambda w=work, f=loss: w(f) for loss in pairs)
+        found[name] = ratios(ours, theirs, device, arguments.rounds, calls)
     both = compiled_none(device)
     found["compiled: none and arithmetic"] = ratios(both["ours"], both["theirs"], device, arguments.rounds, calls)
-    print(f"our time over PyTorch's, smooth L1, fp32, {device}")
+    print(f"our time over PyTorch's, fp32, smooth L1 unless said, {device}")
     for name, ratio in found.items():
         print(f"{name:30} {ratio:5.2f}")
     if arguments.json:

@@ -31,18 +31,21 @@ SCRATCH = ROOT / "build" / "gpu_check"
 SITE = SCRATCH / "site"  # where a wheel is installed, apart from the environment
 # The sanitizer slows every launch it watches: our kernels only, and the tests that launch them, the longest first.
 SANITIZED_TESTS = (
-    "layouts",
-    "values",
-    "operands",
-    "one_pass",
-    "selection",
-    "weights",
-    "gradients",
-    "batch_dims",
-    "rounding",
-    "determinism",
-    "saved_tensors",
-    "errors",
+    "kernels/test_layouts.py",
+    "kernels/test_third_operands.py",
+    "kernels/test_values.py",
+    "kernels/test_operands.py",
+    "ops/test_one_pass.py",
+    "kernels/test_selection.py",
+    "kernels/test_weights.py",
+    "kernels/test_gradients.py",
+    "kernels/test_binary_cross_entropy_with_logits.py",
+    "kernels/test_binary_cross_entropy_means.py",
+    "kernels/test_batch_dims.py",
+    "kernels/test_rounding.py",
+    "kernels/test_determinism.py",
+    "ops/test_saved_tensors.py",
+    "ops/test_errors.py",
 )
 SANITIZERS = ("memcheck", "racecheck")
 # Test processes at once, each with its part of the cores. Sixteen of sixteen threads took each other's turns on 16
@@ -127,9 +130,9 @@ def sanitize(tool: str) -> dict[str, Any]:
     chosen = ["-m", "cuda", "-k", " and ".join(f"not {name}" for name in left_out)]
     environment = {**SHARED, **({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if no_caching else {})}
 
-    def watched(name: str) -> dict[str, Any]:
-        command = [*SANITIZER, "--tool", tool, *PYTEST, "-x", *chosen, f"tests/test_{name}.py"]
-        return run(f"{tool}-{name}", command, **environment)
+    def watched(file: str) -> dict[str, Any]:
+        command = [*SANITIZER, "--tool", tool, *PYTEST, "-x", *chosen, f"tests/{file}"]
+        return run(f"{tool}-{Path(file).stem}", command, **environment)
 
     start = time.monotonic()
     with ThreadPoolExecutor(PROCESSES // len(SANITIZERS)) as pool:  # the sanitizer is the host's work: a process a file

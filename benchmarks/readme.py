@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cudaloss.bench.modes import FEATURES
+from cudaloss.bench.modes import FEATURES, OWN_FEATURES
 from cudaloss.bench.tables import size_text
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
@@ -117,23 +117,43 @@ def losses_table(rows: list[Row]) -> str | None:
     by_loss = {loss: select(found, loss=loss) for loss in dict.fromkeys(row["loss"] for row in found)}
     body = [[title, *(cell(of) for of in by_loss.values())] for title, cell in lines(found).items()]
     body = [line for line in body if any(line[1:])]
-    return markdown(["times as fast as eager, as compile", *by_loss], body) if body else None
+    names = [loss.replace("binary_cross_entropy", "bce") for loss in by_loss]  # as wide a column as the others
+    return markdown(["times as fast as eager, as compile", *names], body) if body else None
+
+
+def _times(row: Row) -> list[str]:
+    ratios = (f"{row['speedup'][rival]:.2f}x" if rival in row["speedup"] else "" for rival in ("eager", "compile"))
+    return [f"{row['seconds']['cudaloss']['median'] * 1e3:.2f}", *ratios]
 
 
 def features_table(rows: list[Row]) -> str | None:
     """Of one loss at the largest size."""
-    first = largest(rows, suite="features")
+    own = [mode.name for mode in OWN_FEATURES]
+    rows = [row for row in select(rows, suite="features") if row["mode"] not in own]
+    first = largest(rows)
     if not first:
         return None
-    found = select(rows, suite="features", loss=first["loss"], size=first["size"])
     meanings = {mode.name: mode.meaning for mode in FEATURES}
-    body = []
-    for row in found:
-        ratios = (f"{row['speedup'][rival]:.2f}x" if rival in row["speedup"] else "" for rival in ("eager", "compile"))
-        title = f"{row['mode']}: {meanings.get(row['mode'], row['dtype'])}"
-        body.append([title, f"{row['seconds']['cudaloss']['median'] * 1e3:.2f}", *ratios])
+    found = select(rows, loss=first["loss"], size=first["size"])
+    body = [[f"{row['mode']}: {meanings.get(row['mode'], row['dtype'])}", *_times(row)] for row in found]
     shape = " x ".join(map(str, first["shape"]))
     return markdown([f"{first['loss']}, forward + backward, {shape}", "ms", "x eager", "x compile"], body)
+
+
+def own_features_table(rows: list[Row]) -> str | None:
+    """What single losses take of their own, at the largest size, with the share of torch.add's throughput."""
+    meanings = {mode.name: mode.meaning for mode in OWN_FEATURES}
+    rows = [row for row in select(rows, suite="features") if row["mode"] in meanings]
+    first = largest(rows)
+    if not first:
+        return None
+    body = []
+    for row in select(rows, size=first["size"]):
+        share = f"{row['of_ceiling']:.2f}" if "of_ceiling" in row else ""
+        body.append([meanings[row["mode"]], *_times(row), share])
+    shape = " x ".join(map(str, first["shape"]))
+    header = [f"forward + backward, {shape}", "ms", "x eager", "x compile", "of `torch.add`'s throughput"]
+    return markdown(header, body)
 
 
 def caption(environment: dict[str, Any]) -> str:
@@ -151,7 +171,8 @@ def caption(environment: dict[str, Any]) -> str:
 def block(report: dict[str, Any]) -> str:
     """What stands between the comments. Tables and lines for which the report has no rows are left out."""
     rows = [row for row in report["bench"]["report"]["rows"] if "skipped" not in row]
-    tables = [table for table in (kernelbench_table(rows), losses_table(rows), features_table(rows)) if table]
+    made = (kernelbench_table(rows), losses_table(rows), features_table(rows), own_features_table(rows))
+    tables = [table for table in made if table]
     if not tables:
         raise ValueError("the report has no rows of the suites that the README shows")
     return "\n\n".join([caption(report["environment"]), *tables])

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import functional
+from .. import functional, reference
 from .._specs import SPECS, LossSpec
 from .measure import Work
 from .modes import Dtypes, Idiom, Loss, Mode
@@ -18,13 +18,38 @@ from .modes import Dtypes, Idiom, Loss, Mode
 Row = dict[str, Any]
 
 RIVALS = ("eager", "compile", "indexed")
-COMPARABLE = {spec.name: spec for spec in SPECS if hasattr(F, spec.function)}
+COMPARABLE = {spec.name: spec for spec in SPECS}
 
 # KernelBench level 1: problem and reference by loss.
 KERNELBENCH: dict[str, tuple[int, Loss]] = {
     "mse": (94, lambda predictions, targets: torch.mean((predictions - targets) ** 2)),
     "smooth_l1": (96, F.smooth_l1_loss),
 }
+
+# Losses whose input is a logit: spread over both tails. All other operands lie in [0, 1), as targets of these must.
+LOGITS = tuple(spec.name for spec in SPECS if spec.name.endswith("_with_logits"))
+LARGEST_LOGIT = 8
+
+
+def _quantile(x: Tensor, y: Tensor, reduction: str = "mean", quantile: float | Tensor = 0.5) -> Tensor:
+    """As it is composed of PyTorch's ops, which have no such loss."""
+    value = torch.maximum(quantile * (y - x), (quantile - 1) * (y - x))
+    return value if reduction == "none" else getattr(value, reduction)()
+
+
+COMPOSED: dict[str, Loss] = {"quantile": _quantile}
+
+
+def rival(spec: LossSpec) -> Loss:
+    """PyTorch's own loss; where it has none, as users compose it, or else as the row does."""
+    if hasattr(F, spec.function):
+        return getattr(F, spec.function)
+
+    def defined(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+        return reference.loss(spec, x, y, reduction, spec.default, reference.result_dtype(x, y, None, False))
+
+    return COMPOSED.get(spec.name, defined)
+
 
 # Full-sized tensors beside operands and gradients: as many as autograd holds at once in KernelBench's MSE.
 TEMPORARIES = 5
@@ -49,10 +74,8 @@ class Case:
 
     @property
     def reference(self) -> Loss:
-        """PyTorch's own loss."""
-        if self.suite == "kernelbench":
-            return KERNELBENCH[self.spec.name][1]
-        return getattr(F, self.spec.function)
+        """What cudaloss is compared with."""
+        return KERNELBENCH[self.spec.name][1] if self.suite == "kernelbench" else rival(self.spec)
 
     @property
     def bytes_an_element(self) -> int:
@@ -85,6 +108,8 @@ class Case:
         """Input, target, and what the call takes beside them."""
         of_input, of_target = self.mode.layouts
         input = of_input(self.shape, self.dtypes.input, self.device)
+        if self.spec.name in LOGITS:
+            input.mul_(2 * LARGEST_LOGIT).sub_(LARGEST_LOGIT)
         target = of_target(self.shape, self.dtypes.target, self.device)
         arguments = self.mode.call.arguments(self.shape, self.device)
         return input.requires_grad_(self.mode.training), target.requires_grad_(self.mode.both), *arguments
@@ -107,7 +132,7 @@ def _losses(case: Case, with_compile: bool, with_op: bool) -> dict[str, Loss]:
     ours = _bound(call.ours, getattr(functional, case.spec.function))
     losses = {"cudaloss": ours, "eager": _bound(call.eager, theirs)}
     if with_op:
-        losses["op"] = _bound(call.ours, getattr(torch.ops.cudaloss, case.spec.name))
+        losses["op"] = _bound(call.op or call.ours, getattr(torch.ops.cudaloss, case.spec.name))
     if with_compile:
         torch._dynamo.reset()  # a graph of its own for each case, as static shapes give
         losses["compile"] = torch.compile(_bound(call.compiled or call.eager, theirs), dynamic=False)

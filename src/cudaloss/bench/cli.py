@@ -15,7 +15,7 @@ from .._build import DEVICES
 from . import files, plan, suites, tables
 from .cases import COMPARABLE, Row
 from .environment import environment
-from .modes import FEATURES, TRAINING_MODES, Dtypes, Mode
+from .modes import FEATURES, OWN_FEATURES, TRAINING_MODES, Dtypes, Mode
 
 
 def _listed(modes: Iterable[Mode]) -> str:
@@ -33,17 +33,20 @@ suites:
   graph        the GPU's time of a forward under CUDA graph replay
   memory       peak memory of forward and backward above the operands (CUDA)
   kernelbench  KernelBench's problems 94 (MSE) and 96 (smooth L1), 32768 x 32768 on a GPU
-  features     forward and backward of what is used beside the plain loss, on images; --modes chooses
+  features     forward and backward of what is used beside the plain loss, on images; of what single
+               losses take of their own, on matrices; --modes chooses
 
 modes of training:
 {_listed(TRAINING_MODES)}
 
 modes of features:
 {_listed(FEATURES)}
+{_listed(OWN_FEATURES)}
 """
 EPILOG = """
 Dtypes and modes of training that are not asked for are measured one at a time, at the largest size; all that is asked
-for is crossed. Features, and masked calls in latency and memory, are of smooth_l1 unless --losses says otherwise.
+for is crossed. Features that all losses have, and masked calls in latency and memory, are of smooth_l1 unless --losses
+says otherwise. PyTorch has no quantile loss: its rival is composed of torch.maximum and a mean.
 CUDA_VISIBLE_DEVICES chooses among GPUs.
 """
 PIPED_WIDTH = 230  # of tables that no terminal shows

@@ -16,10 +16,13 @@ def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.ldexp(torch.full_like(value, info.eps), exponent)
 
 
-def largest_error(found: Tensor, exact: Tensor, dtype: torch.dtype, size: Tensor | None = None) -> float:
+def largest_error(
+    found: Tensor, exact: Tensor, dtype: torch.dtype, size: Tensor | None = None, rest: Tensor | None = None
+) -> float:
     """The largest error of `found` in ulp of `dtype`; none where both are one NaN or Inf, Inf where only one is.
 
-    The ulp is that of `exact`, or of `size`: of a sum whose terms cancel, the sum of their magnitudes.
+    The ulp is that of `exact`, or of `size`: of a sum whose terms cancel, the sum of their magnitudes. `rest` is what
+    float64 could not hold of `exact`.
     """
     found, exact = found.detach().double(), exact.detach().double()
     if found.shape != exact.shape:
@@ -30,13 +33,14 @@ def largest_error(found: Tensor, exact: Tensor, dtype: torch.dtype, size: Tensor
     same = (found == rounded) | (found.isnan() & rounded.isnan())
     # NaN differences are those of a NaN or Inf on one side only, or of the same Inf, which `same` excuses
     spacing = ulp(exact if size is None else size, dtype)
-    differences = ((found - exact).abs() / spacing).nan_to_num(nan=math.inf, posinf=math.inf)
+    difference = found - exact if rest is None else (found - exact) - rest
+    differences = (difference.abs() / spacing).nan_to_num(nan=math.inf, posinf=math.inf)
     excused = same & ~differences.isfinite()
     return torch.where(excused, torch.zeros_like(differences), differences).max().item()
 
 
-def compensated_sum(terms: Tensor) -> float:
-    """The sum of float64 `terms` to twice that precision: a tree of additions, and the sum of their errors."""
+def sum_and_error(terms: Tensor) -> tuple[float, float]:
+    """The sum of float64 `terms` as a tree adds them, and the sum of what the additions rounded away."""
     terms, errors = terms.flatten(), 0.0
     while terms.numel() > 1:
         terms = F.pad(terms, (0, terms.numel() % 2))
@@ -45,4 +49,9 @@ def compensated_sum(terms: Tensor) -> float:
         added = sums - a
         errors += ((a - (sums - added)) + (b - added)).sum().item()
         terms = sums
-    return terms.sum().item() + errors
+    return terms.sum().item(), errors
+
+
+def compensated_sum(terms: Tensor) -> float:
+    """The sum of float64 `terms` to twice that precision, rounded."""
+    return sum(sum_and_error(terms))

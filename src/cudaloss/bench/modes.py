@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._modes import DTYPES
+from .._specs import SPECS
 
 Shape = tuple[int, ...]
 Loss = Callable[..., Tensor]
@@ -90,6 +91,7 @@ class Call:
     """One use of a loss, as cudaloss and as PyTorch compute it. Where there is no idiom: ``loss(input, target)``."""
 
     ours: Idiom | None = None
+    op: Idiom | None = None  # where the op itself is called otherwise than the function
     eager: Idiom | None = None
     compiled: Idiom | None = None  # what torch.compile is given, where eager's best form is not what it fuses
     indexed: Idiom | None = None  # a rival of its own, in eager PyTorch
@@ -133,6 +135,34 @@ SCALED_SUM = Call(
 )
 
 
+def _smooth_l1_of(x: Tensor, y: Tensor, beta: Tensor) -> Tensor:
+    """The mean of smooth L1 with a tensor of betas, which PyTorch's own does not take."""
+    d = (x - y).abs()
+    return torch.where(d < beta, 0.5 * d * d / beta, d - 0.5 * beta).mean()
+
+
+def _for_classes(keyword: str, eager: Idiom | None = None, op: str | None = None) -> Call:
+    """A number for each column, given as `keyword`, to the op as `op`; to PyTorch too, where it has no idiom of its
+    own."""
+
+    def given_as(keyword: str) -> Idiom:
+        return lambda loss, x, y, numbers: loss(x, y, **{keyword: numbers})
+
+    idiom = given_as(keyword)
+
+    # Within (0, 1), which a quantile must be, and not near 0, where a beta leaves nothing quadratic.
+    def numbers(shape: Shape, device: str) -> tuple[Tensor, ...]:
+        return (torch.empty(shape[-1], device=device).uniform_(0.2, 0.8),)
+
+    return Call(ours=idiom, op=given_as(op or keyword), eager=eager or idiom, arguments=numbers)
+
+
+POS_WEIGHTS = _for_classes("pos_weight")
+CLASS_WEIGHTS = _for_classes("weight")
+QUANTILES = _for_classes("quantile", op="quantile_tensor")
+BETAS = _for_classes("beta", eager=lambda loss, x, y, betas: _smooth_l1_of(x, y, betas), op="beta_tensor")
+
+
 @dataclass(frozen=True)
 class Mode:
     """A call without grad, or with its backward."""
@@ -146,6 +176,7 @@ class Mode:
     factor: float | None = None  # of the loss before its backward
     both: bool = False  # both operands need a gradient, else the input alone
     compiled: bool = False  # cudaloss's function inside torch.compile, compared with torch.compile alone
+    losses: tuple[str, ...] = tuple(spec.name for spec in SPECS)  # those that can be called so
 
 
 # Not a vector's multiple from the start of the allocation, and not the other operand's distance either.
@@ -162,11 +193,13 @@ TRAINING_MODES = (
     Mode("compiled", "cudaloss inside torch.compile, beside torch.compile of PyTorch's", compiled=True),
 )
 
+# PyTorch's idiom of a weighted mean divides by the sum of the weights.
+_OVER_WEIGHTS = tuple(spec.name for spec in SPECS if not spec.mean_over_count)
 MASKED_FORWARD = Mode("masked_forward", call=MASK, training=False)
 MASKED = Mode("masked", "a bool mask that selects half of the elements", MASK)
 FEATURES = (
     MASKED,
-    Mode("weighted", "a weight for each row of an image, the mean over the weights", ROW_WEIGHTS),
+    Mode("weighted", "a weight for each row of an image, the mean over the weights", ROW_WEIGHTS, losses=_OVER_WEIGHTS),
     Mode("per_sample", "a mean for each sample, summed", PER_SAMPLE),
     Mode("per_sample_weighted", "a mean for each sample, times a weight and summed", SAMPLE_WEIGHTS),
     Mode("nhwc_nchw", "a channels_last input against a contiguous target", layouts=(channels_last, dense)),
@@ -176,4 +209,16 @@ FEATURES = (
     Mode("integer_target", "a uint8 target", INTEGER_TARGET, dtypes=Dtypes(torch.float32, torch.uint8)),
     Mode("sliced", "both operands slices x[..., :-8] of wider tensors", layouts=(sliced, sliced)),
     Mode("scaled_sum", "0.3 times the sum", SCALED_SUM),
+)
+
+_BCE, _QUANTILE, _SMOOTH_L1 = ("binary_cross_entropy_with_logits",), ("quantile",), ("smooth_l1",)
+# What single losses take of their own, on a matrix of samples and classes.
+OWN_FEATURES = (
+    Mode("logits", "binary cross entropy, fp32", losses=_BCE),
+    Mode("bf16_logits", "binary cross entropy, bf16", dtypes=BFLOAT16, losses=_BCE),
+    Mode("pos_weights", "binary cross entropy, a pos_weight for each class", POS_WEIGHTS, losses=_BCE),
+    Mode("class_weights", "binary cross entropy, a weight for each class", CLASS_WEIGHTS, losses=_BCE),
+    Mode("quantile", "quantile loss, one quantile", losses=_QUANTILE),
+    Mode("quantiles", "quantile loss, a quantile for each column", QUANTILES, losses=_QUANTILE),
+    Mode("betas", "smooth L1, a beta for each column", BETAS, losses=_SMOOTH_L1),
 )

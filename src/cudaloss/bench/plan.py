@@ -18,17 +18,19 @@ from .modes import (
     MASKED,
     MASKED_FORWARD,
     MIXED,
+    OWN_FEATURES,
     STEP,
     TRAINING_MODES,
     Dtypes,
     Mode,
 )
 
-MODE_NAMES = tuple(mode.name for mode in (*TRAINING_MODES, *FEATURES))  # those that can be asked for
+MODE_NAMES = tuple(mode.name for mode in (*TRAINING_MODES, *FEATURES, *OWN_FEATURES))  # those that can be asked for
 
-# Fewer on the CPU, for a run of three minutes on two cores.
+# Fewer on the CPU: a run of four losses took three minutes on two cores.
 DEFAULT_DTYPES = {"cuda": (FLOAT32, BFLOAT16, MIXED), "cpu": (FLOAT32, BFLOAT16)}
-DEFAULT_MODES = {"cuda": MODE_NAMES, "cpu": ("step", "misaligned", *(mode.name for mode in FEATURES))}
+_CPU_MODES = ("step", "misaligned", *(mode.name for mode in (*FEATURES, *OWN_FEATURES)))
+DEFAULT_MODES = {"cuda": MODE_NAMES, "cpu": _CPU_MODES}
 LARGEST_CEILING = {"cuda": 28, "cpu": 24}
 NEEDS_GPU = ("graph", "memory")
 # Rows of these are compared with a ceiling.
@@ -63,7 +65,10 @@ SUITES = {
         Part((MASKED,), {"cuda": (28,)}, default_losses=_ONE_LOSS),
     ),
     "kernelbench": (Part((FORWARD, STEP), {"cuda": (30,), "cpu": (22,)}, losses=tuple(KERNELBENCH)),),
-    "features": (Part(FEATURES, {"cuda": (28,), "cpu": (21,)}, default_losses=_ONE_LOSS, varied_modes=True),),
+    "features": (
+        Part(FEATURES, {"cuda": (28,), "cpu": (21,)}, default_losses=_ONE_LOSS, varied_modes=True),
+        Part(OWN_FEATURES, {"cuda": (28,), "cpu": (21,)}, varied_modes=True),
+    ),
 }
 SUITE_NAMES = ("ceilings", *SUITES)
 
@@ -118,7 +123,7 @@ def _combinations(options: Options, suite: str, part: Part) -> Iterator[tuple[Mo
     sizes, modes, dtypes = options.sizes_of(part), _modes(options, part), _dtypes(options, suite, part)
     for mode, dtype, size in product(modes, dtypes, sizes):
         strays = (
-            part.varied_modes and options.modes is None and mode not in (modes[0], *FEATURES),
+            part.varied_modes and options.modes is None and mode not in (modes[0], *FEATURES, *OWN_FEATURES),
             part.varied_dtypes and options.dtypes is None and dtype is not dtypes[0],
         )
         if mode.dtypes and dtype is not dtypes[0]:
@@ -135,9 +140,11 @@ def _images(power: int) -> tuple[int, ...]:
 
 
 def _shape(suite: str, mode: Mode, power: int) -> tuple[int, ...]:
+    if suite == "kernelbench" or mode in OWN_FEATURES:
+        return (1 << power // 2, 1 << power - power // 2)
     if suite == "features" or (suite == "latency" and mode in FEATURES):
         return _images(power)
-    return (1 << power // 2, 1 << power - power // 2) if suite == "kernelbench" else (1 << power,)
+    return (1 << power,)
 
 
 def runnable(options: Options) -> list[str]:
@@ -157,7 +164,7 @@ def cases(options: Options) -> list[Case]:
         for part in SUITES[suite]
         for mode, dtypes, size in _combinations(options, suite, part)
         for loss in part.losses
-        if loss in (options.losses or part.default_losses)
+        if loss in (options.losses or part.default_losses) and loss in mode.losses
     ]
 
 
