@@ -4,8 +4,9 @@ Builds the extension, or installs a wheel that was built elsewhere (``--wheel``)
 whole test suite, compute-sanitizer's memcheck and racecheck over the GPU tests, the accuracy table up to 2^31 + 5
 elements, what calls outside the kernels cost, the benchmark suites and the KernelBench runner, makes a build for
 another architecture explain itself, and writes one report to ``benchmarks/results/`` as the stages end; stages run
-apart (``--stages``) add to the same day's report while the kernels' source stays the same. Needs no network: what it
-imports must be installed (see ``requirements/dev.txt``).
+apart (``--stages``) add to the same day's report while the kernels' source stays the same. An interrupt (``timeout
+-s INT 570 ...``, where time is short) ends the stage with the names of what failed so far, and the report is written.
+Needs no network: what it imports must be installed (see ``requirements/dev.txt``).
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,13 +62,17 @@ PIP = [sys.executable, "-m", "pip", "install"]
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 SANITIZER = ["compute-sanitizer", "--kernel-regex", "kns=cudaloss", "--error-exitcode", "9"]
 
+STOPPED = threading.Event()  # by an interrupt
 SUMMARY = r"^(?:=+ )?(\d+ (?:passed|failed).*?)(?: =+)?$|ERROR SUMMARY: (.*)$|RACECHECK SUMMARY: (.*)$"
+FAILED = r"^(?:FAILED|ERROR) (\S+::\S+)"
 
 
 def run(name: str, command: list[str], **environment: str) -> dict[str, Any]:
     """Runs `command`, showing its output and keeping it under SCRATCH; the outcome as a row of the report."""
     print(f"==== {name}: {' '.join(command)}", flush=True)
     start = time.monotonic()
+    if STOPPED.is_set():
+        return {"passed": False, "seconds": 0.0, "summary": ["interrupted before it began"]}
     if not shutil.which(command[0]):
         return {"passed": False, "seconds": 0.0, "summary": [f"{command[0]} is not on PATH"]}
     process = subprocess.Popen(
@@ -85,10 +92,12 @@ def run(name: str, command: list[str], **environment: str) -> dict[str, Any]:
     code = process.wait()
     print("".join(lines if code else lines[-12:]), flush=True)
     summary = re.findall(SUMMARY, "".join(lines), re.MULTILINE)
+    failed = sorted(set(re.findall(FAILED, "".join(lines), re.MULTILINE)))
     return {
         "passed": code == 0,
         "seconds": round(time.monotonic() - start, 1),
         "summary": ["".join(groups) for groups in summary],
+        **({"failed": failed} if failed else {}),
     }
 
 
@@ -141,6 +150,7 @@ def sanitize(tool: str) -> dict[str, Any]:
         "passed": all(outcome["passed"] for outcome in outcomes),
         "seconds": round(time.monotonic() - start, 1),
         "summary": [f"{name}: {'; '.join(o['summary'])}" for name, o in zip(SANITIZED_TESTS, outcomes, strict=True)],
+        "failed": [test for outcome in outcomes for test in outcome.get("failed", [])],
     }
 
 
@@ -223,6 +233,7 @@ def main() -> int:
     parser.add_argument("--name", default="gpu_check", help="what the report's file name begins with")
     parser.add_argument("--wheel", type=Path, help="a wheel of this source, installed instead of a build")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, lambda *_: STOPPED.set())  # what runs gets it too, and says how far it came
     SCRATCH.mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
     stages = dict(STAGES)
