@@ -2,7 +2,7 @@
 
 For every loss and dtype, on random data, at sizes up to 2^31 + 5 on a GPU. Exits non-zero where an error is above 1 ulp
 and above PyTorch's; of losses with exponentials above 2 ulp (of halves 1), whatever PyTorch's is, because in the tails
-that is in the millions and would excuse anything. The reference is the formula in float64; of
+that is in the millions and would excuse anything. The reference is the row's formula in float64; of
 exponentials of float64 operands, in 73 bits. Logits are drawn far into both tails, half of their targets are 0 or 1,
 and single losses are measured too, of which a mean shows the large ones alone. A reference is computed over pieces
 that fit in memory.
@@ -25,11 +25,12 @@ from rich.table import Table
 from torch import Tensor
 
 import cudaloss
-from cudaloss import reference
 from cudaloss._specs import SPECS, LossSpec
 from cudaloss.bench import double_double as wide
-from cudaloss.bench.cases import LOGITS, Loss, rival
+from cudaloss.bench import symbolic
+from cudaloss.bench.cases import Loss, rival
 from cudaloss.bench.errors import largest_error, sum_and_error
+from cudaloss.bench.symbolic import FOR_INPUT, LOSS
 
 # Of a GPU's memory, and of a CPU's cache: the reference of exponentials is a thousand of PyTorch's kernels.
 PIECE = {"cuda": 1 << 26, "cpu": 1 << 15}
@@ -39,48 +40,44 @@ SPREAD = 20.0  # the standard deviation of logits: 2^22 of them reach beyond 100
 
 class Exact(NamedTuple):
     """Losses and slopes of a piece, with what float64 lacks of each (None: nothing that is known), and the sizes by
-    which errors of slopes are judged (None: their own)."""
+    which errors of slopes are judged."""
 
     value: Tensor
     slope: Tensor
+    size_of_slope: Tensor
     rest_of_value: Tensor | None = None
     rest_of_slope: Tensor | None = None
-    size_of_slope: Tensor | None = None
 
 
 def exact(spec: LossSpec, input: Tensor, target: Tensor) -> Exact:
     x, t = input.detach().double(), target.double()
-    if spec.name == "binary_cross_entropy_with_logits":
-        if input.dtype == torch.float64:
-            found = wide.binary_cross_entropy_with_logits(x, t)
-            return Exact(*(found.value.hi, found.slope.hi, found.value.lo, found.slope.lo), found.larger_term)
-        first, second = (1 - t) * x.sigmoid(), t * (-x).sigmoid()
-        value = torch.where(x > 0, 1 - t, t) * x.abs() + torch.log1p((-x.abs()).exp())
-        return Exact(value, first - second, size_of_slope=torch.maximum(first, second))
-    arguments = (x, t, "none", spec.default, torch.float64)
-    slope, _ = reference.gradients(spec, torch.ones_like(x), *arguments, (True, False))
-    assert slope is not None
-    return Exact(reference.loss(spec, *arguments), slope)
+    if spec.ulps == 1 or input.dtype != torch.float64:
+        value, slope = (symbolic.term(spec, which, torch, x, t, spec.default) for which in (LOSS, FOR_INPUT))
+        return Exact(value.number, slope.number, slope.size)
+    x, t = wide.pair(x), wide.pair(t)
+    value, slope = (symbolic.term(spec, which, wide, x, t, spec.default) for which in (LOSS, FOR_INPUT))
+    return Exact(value.number.hi, slope.number.hi, slope.size.hi, value.number.lo, slope.number.lo)
 
 
 def divided(exact: Exact, count: int) -> Exact:
     """The gradients of a mean in place of the slopes."""
-    size = None if exact.size_of_slope is None else exact.size_of_slope / count
+    size = exact.size_of_slope / count
     if exact.rest_of_slope is None:
         return exact._replace(slope=exact.slope / count, size_of_slope=size)
-    of_one = wide.pair(torch.full_like(exact.slope, count))
-    slope, rest = wide.over(wide.Pair(exact.slope, exact.rest_of_slope), of_one)
-    return exact._replace(slope=slope, rest_of_slope=rest, size_of_slope=size)
+    slope = wide.Pair(exact.slope, exact.rest_of_slope) / float(count)
+    return exact._replace(slope=slope.hi, rest_of_slope=slope.lo, size_of_slope=size)
 
 
 def operands(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
     torch.manual_seed(size)
     input = torch.randn(size, dtype=dtype, device=device)
-    if spec.name not in LOGITS:
+    if spec.inputs == "logits":
+        input.mul_(SPREAD)
+    if spec.targets == "real":
         return input.requires_grad_(), torch.randn(size, dtype=dtype, device=device)
     target = torch.rand(size, dtype=dtype, device=device)
     target[::2].round_()
-    return input.mul_(SPREAD).requires_grad_(), target
+    return input.requires_grad_(), target
 
 
 def measure(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> dict[str, Any]:
@@ -122,12 +119,12 @@ def bound(spec: LossSpec, row: dict[str, Any], kind: str) -> float:
 
 
 def kinds_of(spec: LossSpec) -> tuple[str, ...]:
-    return ("value", "gradient", "single") if spec.name in LOGITS else ("value", "gradient")
+    return ("value", "gradient", "single") if spec.ulps > 1 else ("value", "gradient")
 
 
 def keeps_much(spec: LossSpec) -> bool:
     """Whether PyTorch's way to the loss keeps several tensors of the data's size."""
-    return spec.name in LOGITS or not hasattr(torch.nn.functional, spec.function)
+    return spec.ulps > 1 or not hasattr(torch.nn.functional, spec.function)
 
 
 def rows(sizes: list[int], device: str) -> Iterator[dict[str, Any]]:

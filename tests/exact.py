@@ -1,18 +1,18 @@
-"""The losses with all their keywords, from boolean indexing, exact sums and 80-bit arithmetic: not by way of the
-reference, which is judged by it too."""
+"""The losses with all their keywords, from the rows' formulas as they are written, boolean indexing, exact sums and
+80-bit arithmetic: not by way of the reference, which is judged by it too."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cudaloss._options import NONE, Options
-from cudaloss._specs import LossSpec, OfDifference
+from cudaloss._specs import LossSpec
+from cudaloss.bench import symbolic
+from cudaloss.bench.symbolic import Term
 
 
 def _sums(rows: Tensor) -> Tensor:
@@ -35,64 +35,6 @@ def _sum_to(x: np.ndarray, shape: torch.Size) -> np.ndarray:
     missing = x.ndim - len(shape)
     stretched = tuple(i for i in range(x.ndim) if i < missing or (shape[i - missing] == 1 and x.shape[i] != 1))
     return x.sum(axis=stretched, keepdims=True).reshape(shape)
-
-
-class Term(NamedTuple):
-    """What each element gives: a number, and the larger of the terms that it is added up from."""
-
-    number: np.ndarray
-    size: np.ndarray
-
-
-def _added(a: np.ndarray, b: np.ndarray) -> Term:
-    return Term(a + b, np.maximum(abs(a), abs(b)))
-
-
-def _times(factor: np.ndarray, x: np.ndarray) -> np.ndarray:
-    return np.where((factor == 0) & np.isinf(x), 0, factor * x)
-
-
-Terms = tuple[Term, Term, Term]  # of the loss, of its derivatives for input and for target
-
-
-def _binary_cross_entropy(x: np.ndarray, t: np.ndarray, pos_weight: np.ndarray, smoothing: float) -> Terms:
-    smoothing = np.longdouble(smoothing)
-    t = t * (1 - smoothing) + smoothing / 2
-    e = np.exp(-abs(x))
-    above, below = np.maximum(x, 0) + np.log1p(e), np.maximum(-x, 0) + np.log1p(e)
-    large, small = 1 / (1 + e), e / (1 + e)
-    sigmoid, other = np.where(x > 0, large, small), np.where(x > 0, small, large)
-    slope = _added((1 - smoothing) * _times(pos_weight, below), -(1 - smoothing) * above)
-    even = -(1 - smoothing) * x + 0 * t  # without the difference of two large numbers
-    slope = Term(np.where(pos_weight == 1, even, slope.number), np.where(pos_weight == 1, abs(even), slope.size))
-    slope = Term(*(np.where(np.isnan(t), t, part) for part in slope))
-    return (
-        _added(_times(1 - t, above), _times(pos_weight * t, below)),
-        _added((1 - t) * sigmoid, -pos_weight * t * other),
-        slope,
-    )
-
-
-# In 80-bit arithmetic, of input, target, third operand and second number.
-OF_TWO: dict[str, Callable[..., Terms]] = {"binary_cross_entropy_with_logits": _binary_cross_entropy}
-
-
-def _of_difference(spec: LossSpec, x: Tensor, t: Tensor, third: float | Tensor) -> Terms:
-    difference = (x - t).requires_grad_()
-    with torch.enable_grad():
-        value = spec.terms.derivatives[0](difference, third)
-        (slope,) = torch.autograd.grad(value.sum(), difference)
-    value, slope = _extended(value.detach()), _extended(slope)
-    return Term(value, abs(value)), Term(slope, abs(slope)), Term(-slope, abs(slope))
-
-
-def _terms(spec: LossSpec, x: Tensor, t: Tensor, third: float | Tensor, second: float) -> Terms:
-    """Of float64 vectors."""
-    if isinstance(spec.terms, OfDifference):
-        return _of_difference(spec, x, t, third)
-    third = _extended(third) if isinstance(third, Tensor) else np.longdouble(third)
-    with np.errstate(all="ignore"):
-        return OF_TWO[spec.name](_extended(x), _extended(t), third, second)
 
 
 class Exact:
@@ -124,9 +66,11 @@ class Exact:
             selected &= ~whole(target).isnan()
         chosen = selected.nonzero()[:, 0]
         weight = torch.ones(()) if options.weight is None else whole(options.weight)[chosen]
-        third = whole(parameter)[chosen].double() if isinstance(parameter, Tensor) else parameter
-        x, t = (whole(operand)[chosen].double() for operand in (input, target))
-        found = _terms(spec, x, t, third, second)
+        x, t = (_extended(whole(operand)[chosen].double()) for operand in (input, target))
+        is_tensor = isinstance(parameter, Tensor)
+        third = _extended(whole(parameter)[chosen].double()) if is_tensor else np.longdouble(parameter)
+        with np.errstate(all="ignore"):
+            found = [symbolic.term(spec, which, np, x, t, third, np.longdouble(second)) for which in range(3)]
 
         def placed(values: np.ndarray) -> np.ndarray:
             everywhere = np.zeros(selected.numel(), dtype=np.longdouble)

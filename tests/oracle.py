@@ -16,19 +16,12 @@ from exact import Exact
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
-# Where each loss has its kink, and parameters that float32 does not hold exactly.
-PARAMETERS = {
-    "smooth_l1": (1.0, 0.5, 0.3, 0.0),
-    "huber": (1.0, 0.5, 0.3),
-    "binary_cross_entropy_with_logits": (1.0, 0.5, 2.3),
-    "quantile": (0.5, 0.3, 0.9),
-}
+# The third operand's numbers, by where they must lie; 0.3 and 2.3 are not exact in float32.
+PARAMETERS = {">= 0": (1.0, 0.5, 2.3, 0.0), "> 0": (1.0, 0.5, 0.3), "in (0, 1)": (0.5, 0.3, 0.9)}
 
 
 def parameters(spec: LossSpec) -> tuple[float, ...]:
-    if spec.parameter is None:
-        return (spec.default,)
-    return PARAMETERS.get(spec.name, (spec.default, 0.3))
+    return PARAMETERS[spec.parameter.interval] if spec.parameter else (spec.default,)
 
 
 def op(spec: LossSpec):
@@ -157,7 +150,7 @@ def nothing(spec: LossSpec) -> float:
 
 def of_probabilities(spec: LossSpec | None) -> bool:
     """Whether targets lie in [0, 1]."""
-    return spec is not None and isinstance(spec.terms, OfTwo)
+    return spec is not None and spec.targets == "in [0, 1]"
 
 
 def operands(

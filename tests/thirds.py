@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +10,8 @@ from torch import Tensor
 
 import cudaloss
 from cudaloss._build import DEVICES
+from cudaloss._specs import SPECS, LossSpec, Parameter
+from cudaloss.bench import symbolic
 from oracle import leaf, reduced
 
 
@@ -40,19 +41,15 @@ def largest(x: Tensor) -> float:
     return x.abs().nan_to_num().max().item() if x.numel() else 0.0
 
 
-@dataclass(frozen=True)
 class Third:
-    """A loss, and its third operand `parameter` with the range that it is drawn from."""
+    """A loss and its third operand, `parameter`."""
 
-    name: str
-    function: str
-    module: str
-    parameter: str
-    keyword: str  # of the op
-    formula: Callable[[Tensor, Tensor, Tensor], Tensor]
-    low: float
-    high: float
-    counts_elements: bool = False  # a weighted mean divides by the number of elements, as PyTorch's does
+    def __init__(self, spec: LossSpec, third: Parameter) -> None:
+        self.spec = spec
+        self.name, self.function, self.module = spec.name, spec.function, spec.module
+        self.parameter = third.name
+        self.keyword = third.name if third.default is None else f"{third.name}_tensor"  # of the op
+        self.low, self.high = (0.05, 0.95) if third.interval == "in (0, 1)" else (0.5, 4.0)
 
     def operands(
         self, shape: tuple[int, ...], device: str, dtype: torch.dtype = torch.float32
@@ -91,38 +88,10 @@ class Third:
             third = torch.tensor(third, dtype=input.dtype, device=input.device)
         if mask is not None:  # nothing of what it selects out may be seen, not even by a derivative
             input, target, third = (torch.where(mask, x, 0.5) for x in (input, target, third))
-        value = self.formula(input, target, third).expand(torch.broadcast_shapes(input.shape, target.shape))
-        return reduced(value, reduction, weight, mask, normalizer, scale, batch_dims, self.counts_elements)
+        value = symbolic.term(self.spec, symbolic.LOSS, torch, input, target, third).number
+        value = value.expand(torch.broadcast_shapes(input.shape, target.shape))
+        return reduced(value, reduction, weight, mask, normalizer, scale, batch_dims, self.spec.mean_over_count)
 
 
-def _softplus(x: Tensor) -> Tensor:
-    return torch.logaddexp(x, torch.zeros_like(x))
-
-
-def binary_cross_entropy(input: Tensor, target: Tensor, pos_weight: Tensor) -> Tensor:
-    return (1 - target) * _softplus(input) + pos_weight * target * _softplus(-input)
-
-
-def _quantile(input: Tensor, target: Tensor, quantile: Tensor) -> Tensor:
-    d = input - target
-    return torch.where(d > 0, (1 - quantile) * d, -quantile * d)
-
-
-def _smooth_l1(input: Tensor, target: Tensor, beta: Tensor) -> Tensor:
-    z = (input - target).abs()
-    inside = z < beta
-    return torch.where(inside, 0.5 * z * z / torch.where(inside, beta, 1), z - 0.5 * beta)
-
-
-def _huber(input: Tensor, target: Tensor, delta: Tensor) -> Tensor:
-    z = (input - target).abs()
-    return torch.where(z < delta, 0.5 * z * z, delta * (z - 0.5 * delta))
-
-
+THIRDS = {spec.name: Third(spec, spec.parameter) for spec in SPECS if spec.parameter}
 BCE = "binary_cross_entropy_with_logits"
-THIRDS = (
-    Third(BCE, BCE, "BCEWithLogitsLoss", "pos_weight", "pos_weight", binary_cross_entropy, 0.1, 4.0, True),
-    Third("quantile", "quantile_loss", "QuantileLoss", "quantile", "quantile_tensor", _quantile, 0.05, 0.95),
-    Third("smooth_l1", "smooth_l1_loss", "SmoothL1Loss", "beta", "beta_tensor", _smooth_l1, 0.5, 4.0),
-    Third("huber", "huber_loss", "HuberLoss", "delta", "delta_tensor", _huber, 0.5, 4.0),
-)

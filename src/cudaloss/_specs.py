@@ -83,11 +83,13 @@ class LossSpec:
     module: str
     parameters: tuple[Parameter, ...]  # its third operand, and a number
     terms: OfDifference | OfTwo
-    formula: str
+    formula: str  # of the documentation; the tests' oracle reads and differentiates it: bench/symbolic.py
     source: str
     function: str = ""  # its name with _loss, where nothing is said
     kernels: str = "all"  # or "general": the pass over any layout alone; setup.py reads it
     ulps: float = 1.0  # the bound on an error of float32 and float64
+    inputs: str = "real"  # or "logits": what tests and benchmarks draw
+    targets: str = "real"  # or "in [0, 1]"
     legacy_arguments: bool = False  # PyTorch's namesake takes size_average and reduce
     weight_first: bool = False  # the namesake takes a weight before all others, and its module keeps it
     same_shape: bool = False  # the namesake refuses operands that would have to broadcast
@@ -301,6 +303,8 @@ SPECS: tuple[LossSpec, ...] = (
         source="Good, Rational Decisions, 1952",
         function="binary_cross_entropy_with_logits",
         ulps=2.0,
+        inputs="logits",
+        targets="in [0, 1]",
         legacy_arguments=True,
         weight_first=True,
         same_shape=True,
@@ -314,7 +318,7 @@ SPECS: tuple[LossSpec, ...] = (
         terms=OfDifference(
             (lambda d, q: d * _quantile_slope(d, q), _quantile_slope, lambda d, _: torch.zeros_like(d)),
         ),
-        formula="(1 - quantile) * d where d > 0, else -quantile * d",
+        formula="(1 - quantile) * |d| where d > 0, else quantile * |d|",
         source="Koenker and Bassett, Regression Quantiles, 1978",
         kernels="general",
     ),

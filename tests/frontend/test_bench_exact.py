@@ -8,15 +8,19 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from bench_rows import case, made_up
 
+from cudaloss import reference
 from cudaloss._specs import SPECS, LossSpec
-from cudaloss.bench import double_double as wide
+from cudaloss.bench import symbolic
 from cudaloss.bench.errors import compensated_sum, largest_error, sum_and_error
+from oracle import leaf, parameters
 
 mpmath = pytest.importorskip("mpmath")
+NAMED = {spec.name: spec for spec in SPECS}
 
 
 def script(name: str) -> ModuleType:
@@ -35,17 +39,37 @@ def test_cross_entropy_has_seventy_bits() -> None:
     x = torch.cat([20 * torch.randn(500, dtype=torch.float64), ends])
     t = torch.rand_like(x)
     t[::2].round_()
-    found = wide.binary_cross_entropy_with_logits(x, t)
+    found = script("accuracy").exact(NAMED["binary_cross_entropy_with_logits"], x, t)
     with mpmath.workprec(200):
         for i in range(len(x)):
             a, b = mpmath.mpf(x[i].item()), mpmath.mpf(t[i].item())
             tail = mpmath.log1p(mpmath.exp(-abs(a)))
             value = (1 - b) * (max(a, 0) + tail) + b * (max(-a, 0) + tail)
             terms = (1 - b) / (1 + mpmath.exp(-a)), b / (1 + mpmath.exp(a))
-            of_value, of_slope = (mpmath.mpf(p.hi[i].item()) + p.lo[i].item() for p in found[:2])
+            of_value = mpmath.mpf(found.value[i].item()) + found.rest_of_value[i].item()
+            of_slope = mpmath.mpf(found.slope[i].item()) + found.rest_of_slope[i].item()
             assert abs(of_value - value) <= value * 2.0**-70
             assert abs(of_slope - (terms[0] - terms[1])) <= max(terms) * 2.0**-70
-            assert math.isclose(found.larger_term[i].item(), max(terms), rel_tol=1e-14)
+            assert math.isclose(found.size_of_slope[i].item(), max(terms), rel_tol=1e-14)
+
+
+@pytest.mark.parametrize("m", [np, torch], ids=["long_double", "float64"])
+def test_formulas_are_read_as_they_are_written(spec: LossSpec, m: ModuleType) -> None:
+    """Against the rows' own formulas, which autograd differentiates."""
+    torch.manual_seed(0)
+    x, t = 3 * torch.randn(500, dtype=torch.float64), torch.rand(500, dtype=torch.float64)
+    for third in parameters(spec):
+        own = [leaf(y) for y in (x, t)]
+        value = reference.loss(spec, *own, "none", third, torch.float64)
+        expected = value, *torch.autograd.grad(value.sum(), own)
+        operands = x, t, torch.tensor(third, dtype=torch.float64)
+        if m is np:
+            operands = [y.numpy().astype(np.longdouble) for y in operands]
+        for which, truth in enumerate(expected):
+            with np.errstate(divide="ignore", invalid="ignore"):  # a beta of 0
+                number = symbolic.term(spec, which, m, *operands).number
+            found = number if m is torch else torch.from_numpy(np.asarray(number, dtype=np.float64))
+            torch.testing.assert_close(found.expand(truth.shape), truth.detach(), rtol=1e-13, atol=1e-15)
 
 
 def test_what_float64_lacks_is_counted() -> None:
@@ -66,11 +90,10 @@ def test_accuracy_has_a_row_of_every_loss(spec: LossSpec) -> None:
 
 def test_pytorchs_error_excuses_none_of_exponentials() -> None:
     accuracy = script("accuracy")
-    specs = {spec.name: spec for spec in SPECS}
     row = {"dtype": "float32", "torch_single_ulp": 1e7, "torch_value_ulp": 1.5}
-    assert accuracy.bound(specs["binary_cross_entropy_with_logits"], row, "single") == 2
-    assert accuracy.bound(specs["binary_cross_entropy_with_logits"], {**row, "dtype": "float16"}, "single") == 1
-    assert accuracy.bound(specs["mse"], row, "value") == 1.5
+    assert accuracy.bound(NAMED["binary_cross_entropy_with_logits"], row, "single") == 2
+    assert accuracy.bound(NAMED["binary_cross_entropy_with_logits"], {**row, "dtype": "float16"}, "single") == 1
+    assert accuracy.bound(NAMED["mse"], row, "value") == 1.5
 
 
 def test_readme_has_what_single_losses_take() -> None:

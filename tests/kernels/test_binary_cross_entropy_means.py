@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 import cudaloss
 from cudaloss._modes import REDUCTIONS
+from cudaloss.bench import symbolic
 from cudaloss.bench.errors import compensated_sum, largest_error
 from oracle import DTYPES, FACTORED, leaf
-from thirds import allowed, largest, results
-from thirds import binary_cross_entropy as formula
+from thirds import BCE, THIRDS, allowed, largest, results
 
 bce = cudaloss.binary_cross_entropy_with_logits
 
@@ -21,8 +21,9 @@ def expected_of(
     x, t, reduction, *, weight=None, mask=None, pos_weight=1.0, label_smoothing=0.0, batch_dims=0, scale=1.0
 ):
     """In float64, with what it is divided by."""
-    t = t.double() * (1 - label_smoothing) + label_smoothing / 2
-    value = formula(x.double(), t, torch.as_tensor(pos_weight, dtype=torch.float64, device=x.device))
+    pos_weight = torch.as_tensor(pos_weight, dtype=torch.float64, device=x.device)
+    spec = THIRDS[BCE].spec
+    value = symbolic.term(spec, symbolic.LOSS, torch, x.double(), t.double(), pos_weight, label_smoothing).number
     value = value if weight is None else value * weight.double()
     count = torch.ones_like(value) if mask is None else mask.expand(value.shape).double()
     value = value if mask is None else torch.where(mask, value, 0)

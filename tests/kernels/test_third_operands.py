@@ -32,7 +32,7 @@ LAYOUTS = {
     "expanded": lambda make: make((1, 5, 1)).expand(SHAPE),
 }
 
-of_each = pytest.mark.parametrize("third", THIRDS, ids=lambda third: third.name)
+of_each = pytest.mark.parametrize("third", THIRDS.values(), ids=lambda third: third.name)
 
 
 def assert_as_spelled_out(third, call, input, target, p, *, rtol=2e-6, **options):

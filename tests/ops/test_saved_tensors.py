@@ -160,6 +160,8 @@ def test_gradients_batched_by_the_older_vmap(spec, device, given):
 
 def test_one_rule_where_weights_sum_to_nothing(spec, device):
     """Gradients are 0 times the data's: 0 where it is finite, NaN where it is not, of a broadcast operand too."""
+    if spec.mean_over_count:
+        pytest.skip("its mean divides by the number of elements")
     weight = torch.tensor([1.0, 1.0, -1.0, -1.0], device=device)
     for dtype in (torch.float32, torch.float64):
         data = torch.tensor([[1.0, 2.0, 3.0, 4.0], [torch.nan, 2.0, 3.0, 4.0]], dtype=dtype, device=device)

@@ -1,0 +1,130 @@
+"""A row's formula as it is written, and its derivatives by SymPy, over numbers of any width: what the tests and the
+accuracy table count errors against.
+
+A module `m` says what numbers are: ``numpy`` for arrays of long doubles, ``torch`` for float64 tensors,
+``double_double`` for pairs of these.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import sympy
+
+from .._specs import LossSpec, OfDifference
+
+Number = Any  # of a module's, or a float
+Expression = Any  # SymPy's, of whose stubs little fits
+
+LOSS, FOR_INPUT, FOR_TARGET = range(3)
+
+
+class Term(NamedTuple):
+    """What each element gives: a number, and the larger of the terms of unlike sign that it is added up from."""
+
+    number: Number
+    size: Number
+
+
+class sigmoid(sympy.Function):
+    pass
+
+
+class softplus(sympy.Function):
+    def fdiff(self, argindex: int = 1) -> Expression:
+        return sigmoid(self.args[0])
+
+
+def _sigmoid(m: Any, x: Number) -> Number:
+    e = m.exp(-m.abs(x))
+    return m.where(x > 0, 1.0, e) / (e + 1.0)
+
+
+FUNCTIONS: dict[type, Callable[[Any, Number], Number]] = {
+    sympy.Abs: lambda m, x: m.abs(x),
+    sympy.sign: lambda m, x: m.where(x != x, x, m.sign(x)),  # that of PyTorch is 0 of NaN
+    softplus: lambda m, x: m.where(x < 0, 0.0, x) + m.log1p(m.exp(-m.abs(x))),
+    sigmoid: _sigmoid,
+}
+# How a loss that takes label_smoothing moves its targets.
+_SMOOTHED = "target * (1 - label_smoothing) + label_smoothing / 2"
+
+
+def _parsed(text: str, names: dict[str, Any]) -> Expression:
+    """Of ``X where C, else Y``, with ``|d|`` for an absolute value."""
+    value, _, rest = text.partition(" where ")
+    if rest:
+        condition, _, other = rest.partition(", else ")
+        return sympy.Piecewise((_parsed(value, names), _parsed(condition, names)), (_parsed(other, names), sympy.true))
+    sympify: Any = sympy.sympify
+    return sympify(re.sub(r"\|(\w+)\|", r"Abs(\1)", value), names)
+
+
+@functools.cache
+def _expressions(spec: LossSpec) -> tuple[Expression, ...]:
+    """The loss, and its derivatives for input and target."""
+    names = ["input", "target", "d", *(parameter.name for parameter in spec.parameters)]
+    symbols = {name: sympy.Symbol(name, real=True) for name in names}
+    known = {**symbols, "softplus": softplus}
+    loss = _parsed(spec.formula, known)
+    if isinstance(spec.terms, OfDifference):
+        slope = loss.diff(symbols["d"])
+        return loss, slope, -slope
+    if "label_smoothing" in symbols:
+        loss = loss.subs(symbols["target"], _parsed(_SMOOTHED, known))
+    return loss, loss.diff(symbols["input"]), loss.diff(symbols["target"])
+
+
+def _product(m: Any, factors: list[Number]) -> Number:
+    """Of numbers of which one is 0 and another infinite: 0, for a term without weight is not there."""
+    product = math.prod(factors[1:], start=factors[0])
+    if all(isinstance(factor, float) for factor in factors):
+        return product
+    is_zero = functools.reduce(operator.or_, (factor == 0 for factor in factors))
+    is_nan = functools.reduce(operator.or_, (factor != factor for factor in factors))
+    return m.where(is_zero & (product != product) & (is_nan == 0), 0.0, product)
+
+
+def _evaluated(m: Any, e: Expression, of: dict[str, Number]) -> Number:
+    if e.is_Symbol:
+        return of[e.name]
+    if e.is_Number:
+        return float(e)
+    if e.is_Piecewise:
+        (value, condition), (other, _) = e.args
+        return m.where(*(_evaluated(m, part, of) for part in (condition, value, other)))
+    arguments = [_evaluated(m, argument, of) for argument in e.args]
+    if e.is_Add:
+        return sum(arguments[1:], start=arguments[0])
+    if e.is_Mul:
+        return _product(m, arguments)
+    if isinstance(e, sympy.StrictGreaterThan | sympy.StrictLessThan):
+        return arguments[0] > arguments[1] if isinstance(e, sympy.StrictGreaterThan) else arguments[0] < arguments[1]
+    if e.is_Pow:
+        base, exponent = arguments[0], int(e.exp)
+        power = math.prod([base] * (abs(exponent) - 1), start=base)
+        return power if exponent > 0 else 1.0 / power
+    return FUNCTIONS[type(e)](m, *arguments)
+
+
+def term(spec: LossSpec, which: int, m: Any, x: Number, t: Number, third: Number, second: Number = 0.0) -> Term:
+    """The single losses (``LOSS``), or their derivatives (``FOR_INPUT``, ``FOR_TARGET``). A loss of the difference is
+    judged by its own size."""
+    own = zip(spec.parameters, (third, second), strict=False)
+    of = {"input": x, "target": t, **{parameter.name: number for parameter, number in own}}
+    if isinstance(spec.terms, OfDifference):
+        of["d"] = x - t
+    e = _expressions(spec)[which]
+    number = _evaluated(m, e, of)
+    number = m.where(x == x, m.where(t == t, number, t), x)  # NaN of a NaN, also where a derivative does not have it
+    size = m.abs(number)
+    if e.is_Add and not isinstance(spec.terms, OfDifference):
+        for part in e.args:
+            of_part = m.abs(_evaluated(m, part, of))
+            size = m.where(of_part > size, of_part, size)
+    return Term(number, size)
