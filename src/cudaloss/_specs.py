@@ -71,7 +71,7 @@ class OfTwo(NamedTuple):
     value: OfOperands
     for_input: OfOperands  # the derivatives
     for_target: OfOperands
-    for_third: OfOperands
+    for_third: OfOperands | None = None
 
 
 @dataclass(frozen=True)

@@ -198,11 +198,12 @@ def test_scaled_fp16_gradients_do_not_underflow(spec, device, size):
     """Divided by the count before a gradient scaler's 65,536 multiplies, they would be 0."""
     if (device == "cuda") != (size > 1 << 16):
         pytest.skip("one size a device")
-    input = leaf(torch.full((size,), 0.01, dtype=torch.float16, device=device))
+    input, target = torch.tensor([[0.02], [0.01]], dtype=torch.float16, device=device).expand(2, size).clone()
+    input.requires_grad_()
     mask = torch.ones((), dtype=torch.bool, device=device).expand(size)
-    value = op(spec)(input, torch.zeros_like(input), mask=mask, dtype=torch.float32)
+    value = op(spec)(input, target, mask=mask, dtype=torch.float32)
     (found,) = torch.autograd.grad(value * 65536.0, input)
-    slope = Exact(spec, input[:1], torch.zeros(1), "sum", spec.default).gradients(torch.tensor(65536.0 / size))
+    slope = Exact(spec, input[:1], target[:1], "sum", spec.default).gradients(torch.tensor(65536.0 / size))
     assert error(found[:1], slope[0][0], torch.float16) <= 1.0
     assert (found == found[0]).all() and found[0] != 0
 

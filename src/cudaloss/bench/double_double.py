@@ -11,7 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Pair", "abs", "exp", "log1p", "pair", "sign", "where"]  # the functions as torch names them
+__all__ = [
+    "Pair",
+    "abs",
+    "exp",
+    "log1p",
+    "logaddexp",
+    "pair",
+    "sign",
+    "where",
+    "zeros_like",
+]  # the functions as torch names them
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +106,10 @@ def where(condition: Tensor, a: Pair | float, b: Pair | float) -> Pair:
     return Pair(torch.where(condition, a.hi, b.hi), torch.where(condition, a.lo, b.lo))
 
 
+def zeros_like(x: Pair) -> Pair:
+    return pair(torch.zeros_like(x.hi))
+
+
 def sign(x: Pair) -> Pair:
     return pair(x.hi.sign())
 
@@ -136,3 +150,7 @@ def log1p(e: Pair) -> Pair:
     start = torch.log1p(e.hi)
     beyond = _expm1(pair(start)) - e
     return Pair(*_two_sum(start, -(beyond.hi + beyond.lo) / (1 + e.hi)))
+
+
+def logaddexp(a: Pair, b: Pair) -> Pair:
+    return where(a > b, a, b) + log1p(exp(-abs(a - b)))

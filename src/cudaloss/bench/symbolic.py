@@ -48,7 +48,7 @@ def _sigmoid(m: Any, x: Number) -> Number:
 FUNCTIONS: dict[type, Callable[[Any, Number], Number]] = {
     sympy.Abs: lambda m, x: m.abs(x),
     sympy.sign: lambda m, x: m.where(x != x, x, m.sign(x)),  # that of PyTorch is 0 of NaN
-    softplus: lambda m, x: m.where(x < 0, 0.0, x) + m.log1p(m.exp(-m.abs(x))),
+    softplus: lambda m, x: m.logaddexp(x, m.zeros_like(x)),
     sigmoid: _sigmoid,
 }
 # How a loss that takes label_smoothing moves its targets.
@@ -81,7 +81,7 @@ def _expressions(spec: LossSpec) -> tuple[Expression, ...]:
 
 
 def _product(m: Any, factors: list[Number]) -> Number:
-    """Of numbers of which one is 0 and another infinite: 0, for a term without weight is not there."""
+    """0 where one is 0 and another infinite: a term without weight is not there. Not so of operands alone."""
     product = math.prod(factors[1:], start=factors[0])
     if all(isinstance(factor, float) for factor in factors):
         return product
@@ -102,7 +102,8 @@ def _evaluated(m: Any, e: Expression, of: dict[str, Number]) -> Number:
     if e.is_Add:
         return sum(arguments[1:], start=arguments[0])
     if e.is_Mul:
-        return _product(m, arguments)
+        is_term = any(not (argument.is_Symbol or argument.is_Number) for argument in e.args)
+        return _product(m, arguments) if is_term else math.prod(arguments[1:], start=arguments[0])
     if isinstance(e, sympy.StrictGreaterThan | sympy.StrictLessThan):
         return arguments[0] > arguments[1] if isinstance(e, sympy.StrictGreaterThan) else arguments[0] < arguments[1]
     if e.is_Pow:
