@@ -67,6 +67,7 @@ def test_compile_of_the_op_and_of_a_module(spec, device):
     assert_compiled(compiled, both, selecting((4, 65), device))
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("name", ["normalizer", "scale"])
 def test_compile_with_numbers_that_change(spec, device, name):
     """From the second on they are symbols of the compiler's."""
@@ -85,6 +86,7 @@ def test_compile_with_numbers_that_change(spec, device, name):
         torch.testing.assert_close(a.grad, b.grad)
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_compile_of_unusual_layouts(spec, device, reduction):
     torch._dynamo.reset()

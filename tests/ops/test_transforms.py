@@ -36,6 +36,7 @@ def test_opcheck_of_the_public_op(spec, device):
     torch.library.opcheck(public, mixed, {"dtype": torch.float16})
 
 
+@pytest.mark.kinds
 def test_opcheck_of_the_private_ops(spec, device):
     def check(kind, *arguments):
         private = getattr(torch.ops.cudaloss, f"_pointwise_{kind}").default
@@ -164,6 +165,7 @@ def test_compile(spec, device, dynamic):
         )
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_compile_of_the_op_and_of_unusual_operands(spec, device, reduction):
     torch._dynamo.reset()
