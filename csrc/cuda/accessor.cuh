@@ -133,40 +133,25 @@ struct Accessor<AnyHalf> {
 
   template <int N>
   __device__ __forceinline__ Vector<TaggedHalf, N> load_vector(int64_t offset) const {
-    const auto halves = *reinterpret_cast<const Vector<AnyHalf, N>*>(data + offset);
-    Vector<TaggedHalf, N> out;
-#pragma unroll
-    for (int i = 0; i < N; ++i) out.element[i] = {halves.element[i].bits, is_bfloat};
-    return out;
+    return tagged(words().template load_vector<N>(offset));
   }
-  // Past the L1, as the primary template has it.
   template <int N>
   __device__ __forceinline__ Vector<TaggedHalf, N> load_past_l1(int64_t offset) const {
-    const auto halves = Accessor<uint16_t>{&data->bits, spacing}.template load_past_l1<N>(offset);
-    Vector<TaggedHalf, N> out;
-#pragma unroll
-    for (int i = 0; i < N; ++i) out.element[i] = {halves.element[i], is_bfloat};
-    return out;
+    return tagged(words().template load_past_l1<N>(offset));
   }
   template <int N>
   __device__ __forceinline__ Vector<TaggedHalf, N> load(int64_t offset, int length) const {
-    return spacing.vectorized && length == N ? load_vector<N>(offset) : load_each<N>(offset, length);
+    return tagged(words().template load<N>(offset, length));
   }
   template <int N>
   __device__ __forceinline__ Vector<TaggedHalf, N> load_each(int64_t offset, int length) const {
-    Vector<TaggedHalf, N> out = {};
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (i < length) out.element[i] = {data[offset + i * spacing.stride].bits, is_bfloat};
-    }
-    return out;
+    return tagged(words().template load_each<N>(offset, length));
   }
   template <int N>
   __device__ __forceinline__ void store_vector(int64_t offset, const float (&value)[N]) const {
     Vector<AnyHalf, N> out;
 #pragma unroll
-    for (int i = 0; i < N; ++i)
-      out.element[i] = {select(is_bfloat, narrow<BFloat16>(value[i]).bits, narrow<Half>(value[i]).bits)};
+    for (int i = 0; i < N; ++i) out.element[i] = narrowed(value[i]);
     *reinterpret_cast<Vector<AnyHalf, N>*>(data + offset) = out;
   }
   template <int N>
@@ -179,6 +164,14 @@ struct Accessor<AnyHalf> {
   }
 
  private:
+  __device__ __forceinline__ Accessor<uint16_t> words() const { return {&data->bits, spacing}; }
+  template <int N>
+  __device__ __forceinline__ Vector<TaggedHalf, N> tagged(const Vector<uint16_t, N>& words) const {
+    Vector<TaggedHalf, N> out;
+#pragma unroll
+    for (int i = 0; i < N; ++i) out.element[i] = {words.element[i], is_bfloat};
+    return out;
+  }
   __device__ __forceinline__ AnyHalf narrowed(float value) const {
     return {select(is_bfloat, narrow<BFloat16>(value).bits, narrow<Half>(value).bits)};
   }

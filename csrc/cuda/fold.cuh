@@ -73,21 +73,13 @@ __device__ __forceinline__ double tree_sum(const float (&term)[N]) {
   }
   return sum;
 }
-template <int N>
-__device__ __forceinline__ double tree_sum(const double (&term)[N]) {
-  double sum = 0.0;
-#pragma unroll
-  for (int i = 0; i < N; ++i) sum += term[i];
-  return sum;
-}
-template <int N>
-__device__ __forceinline__ double tree_sum(const FloatFloat (&term)[N]) {
+template <int N, class T>
+__device__ __forceinline__ double tree_sum(const T (&term)[N]) {
   double sum = 0.0;
 #pragma unroll
   for (int i = 0; i < N; ++i) sum += as_double(term[i]);
   return sum;
 }
-
 template <int N>
 __device__ __forceinline__ double tree_sum(const FastFloat (&term)[N]) {
   float value[N];

@@ -17,10 +17,10 @@ namespace cudaloss::cuda {
 enum class PassKernel {
   Floats,
   MaskedFloats,
-  WeightedFloats,
   MaskedHalves,
   MaskedHalfAndFloat,
   MaskedFloatAndUInt8,
+  WeightedFloats,
   ThirdFloats,
   FloatWithExtras,
   HalfWithExtras,
@@ -44,22 +44,10 @@ constexpr int pass_vector(PassKernel kernel) {
   }
 }
 
+// By the order above: of a mask at most, of whole vectors, of any strides.
 constexpr VectorsPerThread vectors_per_thread(PassKernel kernel) {
-  switch (kernel) {
-    case PassKernel::Floats:
-    case PassKernel::MaskedFloats:
-    case PassKernel::MaskedHalves:
-    case PassKernel::MaskedHalfAndFloat:
-    case PassKernel::MaskedFloatAndUInt8:
-      return {plan::kPassUnroll, plan::kFewVectors};
-    case PassKernel::WeightedFloats:
-    case PassKernel::ThirdFloats:
-    case PassKernel::FloatWithExtras:
-    case PassKernel::HalfWithExtras:
-      return {plan::kPassUnroll, plan::kManyVectors};
-    default:
-      return {1, plan::kManyVectors};
-  }
+  if (kernel >= PassKernel::StridedFloats) return {1, plan::kManyVectors};
+  return {plan::kPassUnroll, kernel < PassKernel::WeightedFloats ? plan::kFewVectors : plan::kManyVectors};
 }
 
 // Whether grad_output is neither one for all nor the next one for each segment.
