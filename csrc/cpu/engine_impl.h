@@ -234,12 +234,13 @@ class PassRun {
     gradients<kOf, false, T, F>(loss_, scale, factors..., found.input, found.target, nullptr, found.count, out);
   }
 
-  // Fills `out` with one operand's gradients.
-  template <Of kOf, class Out>
+  // Fills `out` with one operand's gradients. Where they mirror the other's, its loops make them, of a negative factor.
+  template <Of kWanted, class Out>
   void fill_gradients(const Read& found, const double* segment_factors, Scratch& scratch, Out* out) const {
+    constexpr Of kOf = decltype(loss_)::kMirrors ? Of::Input : kWanted;
     const bool each = found.block.segments > 1 && !one_factor_;
     const double* own_factors = segment_factors + (one_factor_ ? 0 : found.block.segment);
-    const Constant<T> scale = constant_of(each ? 1.0 : own_factors[0], T());
+    const Constant<T> scale = constant_of((kOf == kWanted ? 1.0 : -1.0) * (each ? 1.0 : own_factors[0]), T());
     const F* outgoing = nullptr;
     if (elementwise_grad_output_) {
       outgoing = read_at(pass_.grad_output, found.at, kGradOutput, found.count, scratch.grad_output);

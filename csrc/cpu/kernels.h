@@ -123,9 +123,8 @@ enum class Of { Input, Target };
 
 template <Of kOf, class Loss, class F>
 CUDALOSS_INLINE typename Loss::F gradient(const Loss& loss, Constant<typename Loss::F> factor, F input, F target) {
-  if constexpr (kOf == Of::Input || Loss::kMirrors) {
-    const auto found = loss.grad_input(loss.terms(input, target), factor);
-    return kOf == Of::Input ? found : -found;
+  if constexpr (kOf == Of::Input) {
+    return loss.grad_input(loss.terms(input, target), factor);
   } else {
     return loss.grad_target(loss.terms(input, target), factor);
   }
