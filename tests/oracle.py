@@ -48,8 +48,8 @@ def op(spec: LossSpec):
     return call
 
 
-# What a pos_weight, label smoothing, a weight or an arbitrary grad_output multiplies is rounded once more each: 3.7 ulp
-# were seen of BCE, where 1.7 are without them (docs/numerics.md).
+# What a pos_weight, label smoothing, a weight or an arbitrary grad_output multiplies is rounded once more each: 3.95
+# ulp were seen of BCE, where 1.91 are without them (docs/numerics.md).
 FACTORED = 2.0
 
 
