@@ -30,18 +30,18 @@ class Variant:
     name: str
     cuda: str = ""
     driver: str = ""
-    megabytes: int = 5
+    megabytes: int = 7
 
 
 # Drivers: NVIDIA's minor-version compatibility; kernels compressed by 12.8 or later take 550
-# (csrc/core/compatibility.h). PTX needs the toolkit's own, 560 for 12.6 and 575 for 12.9. Sizes: 4.9 MB was measured of
-# 13.0. 12.9 compiles for one architecture more, 0.45 MB each; 12.6 has no --compress-mode=size. Both are estimates
+# (csrc/core/compatibility.h). PTX needs the toolkit's own, 560 for 12.6 and 575 for 12.9. Sizes: 6.7 MB was measured of
+# 13.0. 12.9 compiles for one architecture more, 0.8 MB each; 12.6 has no --compress-mode=size. Both are estimates
 # until their first builds.
 VARIANTS = {
     variant.name: variant
     for variant in (
-        Variant("cu126", "12.6", "525", 12),
-        Variant("cu129", "12.9", "550", 6),
+        Variant("cu126", "12.6", "525", 17),
+        Variant("cu129", "12.9", "550", 8),
         Variant("cu130", "13.0", "580"),
         Variant("cpu", megabytes=2),
     )

@@ -173,8 +173,8 @@ def test_a_wheel_that_is_too_large_is_seen(tmp_path, files):
     with path.open("r+b") as file:  # an archive is read from its end: what stands before it is left alone
         content = file.read()
         file.seek(0)
-        file.write(bytes(5_000_000) + content)
-    assert failures(path, tmp_path)["size"] == f"{path.stat().st_size / 1e6:.2f} MB, it must be less than 5 MB"
+        file.write(bytes(7_000_000) + content)
+    assert failures(path, tmp_path)["size"] == f"{path.stat().st_size / 1e6:.2f} MB, it must be less than 7 MB"
 
 
 def test_other_libraries_are_seen(tmp_path, files):
