@@ -151,9 +151,11 @@ struct SegmentLoss {
   Result output;
 
   __device__ __forceinline__ void operator()(double sum, int64_t segment) const {
-    if (!divides) return store_scalar(output, segment, sum);
-    const Divisor divisor = denominator.at(segment);  // with a reciprocal of 0 where it is 0
-    store_scalar(output, segment, sum * (divisor.value == 0.0 ? INFINITY : divisor.reciprocal) * scale);
+    if (divides) {
+      const Divisor divisor = denominator.at(segment);  // with a reciprocal of 0 where it is 0
+      sum = sum * (divisor.value == 0.0 ? INFINITY : divisor.reciprocal) * scale;
+    }
+    store_scalar(output, segment, sum);
   }
   __device__ __forceinline__ void operator()(const Sum& sum, int64_t segment) const {
     const Sum scaled = divides ? sum.times(scale) : sum;

@@ -276,13 +276,14 @@ __device__ __forceinline__ void run(const PassParameters<A, B, F, P>& p, const V
   const Partition& partition = p.partition;
   const int shift = kLanes ? 31 - __builtin_clz(kLanes ? kLanes : 1) : partition.lanes_shift;
   const uint32_t groups_a_block = kThreads >> shift;
-  if (p.grad_output.scalar && is_held(p, 0)) return;  // at once, where one grad_output holds them all
   // Once, unless few blocks look after gradients that are mostly left alone.
 #pragma unroll 1
   for (uint32_t first = blockIdx.x * groups_a_block; first < partition.groups; first += gridDim.x * groups_a_block) {
     const Share share = share_of(partition, first + (threadIdx.x >> shift));
+    const bool held = share.alive && is_held(p, share.segment);
+    if (held && p.grad_output.scalar) return;  // at once, where one grad_output holds them all
     P sum = {};
-    if (share.alive && !is_held(p, share.segment)) {
+    if (share.alive && !held) {
       const uint32_t begin = share.part * partition.part_vectors;
       sum = visit(share.segment, begin, min(partition.vectors, begin + partition.part_vectors));
     }

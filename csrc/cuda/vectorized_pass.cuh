@@ -99,36 +99,37 @@ __global__ void __launch_bounds__(kPassThreads<LossV>, (kVectorizedBlocks<kExtra
     const auto third = [&](int i) { return p.weight.stride == 0 ? reading.weight[0] : reading.weight[i]; };
     return P{process<kThird>(p, wanted, loss, loss_of_gradients, reading, scale, third)};
   };
-  run<kPassThreads<LossV>, typename LossV::Arithmetic, kPassThreads<LossV>>(p, [&](uint32_t segment, uint32_t begin,
-                                                                                   uint32_t end) {
-    constexpr int kUnroll = kPassUnroll<LossV>;
-    constexpr uint32_t kLanes = kPassThreads<LossV>;
-    const uint32_t lane = threadIdx.x;
-    const uint32_t whole_end = min(end, p.inner.whole_end);
-    P sum = {};
+  run<kPassThreads<LossV>, typename LossV::Arithmetic, kPassThreads<LossV>>(
+      p, [&](uint32_t segment, uint32_t begin, uint32_t end) {
+        constexpr int kUnroll = kPassUnroll<LossV>;
+        constexpr uint32_t kLanes = kPassThreads<LossV>;
+        const uint32_t lane = threadIdx.x;
+        const uint32_t whole_end = min(end, p.inner.whole_end);
+        P sum = {};
+        Constant<F> scale = {};
+    // Once at least: what is left of the vectors needs the scale too.
 #pragma unroll 1
-    for (uint32_t turn = begin; turn < whole_end; turn += kLanes * kUnroll) {
-      Reading<A, B, F, N> reading[kUnroll];
+        for (uint32_t turn = begin; turn == begin || turn < whole_end; turn += kLanes * kUnroll) {
+          Reading<A, B, F, N> reading[kUnroll];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        reading[u] = read_vectors<kExtras, N>(p, segment, min(turn + u * kLanes + lane, whole_end - 1));
-      }
-      const Constant<F> scale = factor_in(p, segment);  // behind the loads, because it may have to wait for one itself
+          for (int u = 0; u < kUnroll; ++u) {
+            reading[u] = read_vectors<kExtras, N>(p, segment, min(turn + u * kLanes + lane, whole_end - 1));
+          }
+          scale = factor_in(p, segment);  // behind the loads, because it may have to wait for one itself
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const uint32_t vector = turn + u * kLanes + lane;
-        if (vector >= whole_end) break;
-        set_offsets<kExtras, N>(p, segment, vector, reading[u]);
-        sum = AddPartials()(sum, make(reading[u], scale));
-      }
-    }
-    const uint32_t single = p.inner.whole_end * N + lane;
-    if (whole_end < end && end == p.partition.vectors && single < p.inner.vector_size) {
-      const auto reading = read_single<kExtras>(p, single);
-      sum = AddPartials()(sum, make(reading, factor_in(p, segment)));
-    }
-    return sum;
-  });
+          for (int u = 0; u < kUnroll; ++u) {
+            const uint32_t vector = turn + u * kLanes + lane;
+            if (vector >= whole_end) break;
+            set_offsets<kExtras, N>(p, segment, vector, reading[u]);
+            sum = AddPartials()(sum, make(reading[u], scale));
+          }
+        }
+        const uint32_t single = p.inner.whole_end * N + lane;
+        if (whole_end < end && end == p.partition.vectors && single < p.inner.vector_size) {
+          sum = AddPartials()(sum, make(read_single<kExtras>(p, single), scale));
+        }
+        return sum;
+      });
 }
 
 }  // namespace cudaloss::cuda
