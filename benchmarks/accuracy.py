@@ -30,7 +30,7 @@ from cudaloss.bench import double_double as wide
 from cudaloss.bench import symbolic
 from cudaloss.bench.cases import Loss, rival
 from cudaloss.bench.errors import largest_error, sum_and_error
-from cudaloss.bench.symbolic import FOR_INPUT, LOSS
+from cudaloss.bench.symbolic import INPUT_SLOPE, LOSS
 
 # Of a GPU's memory, and of a CPU's cache: the reference of exponentials is a thousand of PyTorch's kernels.
 PIECE = {"cuda": 1 << 26, "cpu": 1 << 15}
@@ -54,10 +54,10 @@ class Exact(NamedTuple):
 def exact(spec: LossSpec, input: Tensor, target: Tensor) -> Exact:
     x, t = input.detach().double(), target.double()
     if spec.ulps == 1 or input.dtype != torch.float64:
-        value, slope = (symbolic.term(spec, which, torch, x, t, spec.default) for which in (LOSS, FOR_INPUT))
+        value, slope = (symbolic.term(spec, which, torch, x, t, spec.default) for which in (LOSS, INPUT_SLOPE))
         return Exact(value.number, slope.number, slope.size)
     x, t = wide.pair(x), wide.pair(t)
-    value, slope = (symbolic.term(spec, which, wide, x, t, spec.default) for which in (LOSS, FOR_INPUT))
+    value, slope = (symbolic.term(spec, which, wide, x, t, spec.default) for which in (LOSS, INPUT_SLOPE))
     return Exact(value.number.hi, slope.number.hi, slope.size.hi, value.number.lo, slope.number.lo)
 
 
@@ -97,7 +97,7 @@ def with_factors(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> 
     errors = {}
     for name, which, found, factor in (
         ("factored_single", LOSS, value, weight),
-        ("factored_gradient", FOR_INPUT, gradient, weight * incoming),
+        ("factored_gradient", INPUT_SLOPE, gradient, weight * incoming),
     ):
         term = symbolic.term(spec, which, m, x, t, third, second)
         number, bound_by = term.number * factor, term.size * factor

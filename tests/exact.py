@@ -70,7 +70,7 @@ class Exact:
         is_tensor = isinstance(parameter, Tensor)
         third = _extended(whole(parameter)[chosen].double()) if is_tensor else np.longdouble(parameter)
         with np.errstate(all="ignore"):
-            found = [symbolic.term(spec, which, np, x, t, third, np.longdouble(second)) for which in range(3)]
+            found = [symbolic.term(spec, which, np, x, t, third, np.longdouble(second)) for which in symbolic.WHICH]
 
         def placed(values: np.ndarray) -> np.ndarray:
             everywhere = np.zeros(selected.numel(), dtype=np.longdouble)

@@ -1,13 +1,13 @@
 // The arithmetic the loss functors are generic over.
 //
-//   float   large reductions: rounding errors of single elements average out
-//   double  fp64 operands; fp32 operands on the CPU, where it costs no time at memory speed
+//   float       large reductions: rounding errors of single elements average out
+//   double      fp64 operands; fp32 operands on the CPU, where it costs no time at memory speed
 //   FastFloat   halves on the GPU, which bring so many elements at once that arithmetic would be the bound: float with
-//           plain constants. Its 2^-23 is far below a half's last place; a parameter that float does not hold shifts a
-//           sum of many by up to 2^-24.
-//   FloatFloat    fp32 operands on the GPU: an unevaluated sum hi + lo of two floats, about 2^-45 relative.
-//           Single results (gradients, reduction="none", small reductions) come out correctly rounded, and unlike
-//           double it is as fast on GPUs whose fp64 rate is a 64th of fp32's.
+//               plain constants. Its 2^-23 is far below a half's last place; a parameter that float does not hold
+//               shifts a sum of many by up to 2^-24.
+//   FloatFloat  fp32 operands on the GPU: an unevaluated sum hi + lo of two floats, about 2^-45 relative.
+//               Single results (gradients, reduction="none", small reductions) come out correctly rounded, and unlike
+//               double it is as fast on GPUs whose fp64 rate is a 64th of fp32's.
 //
 // The products and differences are the classic error-free transforms (Dekker 1971; Ogita, Rump, Oishi 2005).
 #pragma once
@@ -110,7 +110,7 @@ CUDALOSS_INLINE F twice(F x) {
   return x + x;
 }
 
-// ---- FloatFloat --------------------------------------------------------------------------------------------------
+// ---- FloatFloat --------------------------------------------------------------------------------------------
 CUDALOSS_INLINE FloatFloat absolute(FloatFloat x) { return x.hi < 0.0f ? FloatFloat{-x.hi, -x.lo} : x; }
 CUDALOSS_INLINE FloatFloat twice(FloatFloat x) { return {x.hi + x.hi, x.lo + x.lo}; }
 
@@ -133,7 +133,7 @@ CUDALOSS_INLINE FloatFloat operator-(FloatFloat a, Constant<float> c) {
 CUDALOSS_INLINE bool operator<(FloatFloat a, Constant<float> c) { return a.hi < c.hi; }
 CUDALOSS_INLINE bool operator>=(FloatFloat a, Constant<float> c) { return a.hi >= c.hi; }
 
-// ---- FastFloat -------------------------------------------------------------------------------------------------
+// ---- FastFloat ---------------------------------------------------------------------------------------------
 CUDALOSS_INLINE FastFloat absolute(FastFloat x) { return {absolute(x.value)}; }
 CUDALOSS_INLINE FastFloat twice(FastFloat x) { return {x.value + x.value}; }
 CUDALOSS_INLINE FastFloat operator*(FastFloat a, FastFloat b) { return {a.value * b.value}; }

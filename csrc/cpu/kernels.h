@@ -100,6 +100,7 @@ CUDALOSS_MULTIVERSION Sum sum_of_losses(Loss loss, const F* input, const F* targ
                                         const Keep<F>* keep, int64_t count) {
   return sum_of<T>(TermOf<T, kWeighed, kSelected, F, Loss>{loss, input, target, weights, keep}, count);
 }
+
 // The loss of element i, or with kThird one that has the element's own third operand.
 template <bool kThird, class F, class Loss>
 CUDALOSS_INLINE decltype(auto) own(const Loss& loss, const F* third, int64_t i) {

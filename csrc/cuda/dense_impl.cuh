@@ -123,7 +123,7 @@ struct DenseLauncher {
   }
 };
 
-// By one of the kernels of the dtypes that training code brings: 16 a loss; the two halves share those whose work they
+// By one of the kernels of the dtypes that training code brings: 15 a loss; the two halves share those whose work they
 // do not bound. False of others, which are a general pass.
 template <template <class> class Loss>
 bool launch_dense(const Pass& r, const Memory& memory, Stream stream) {

@@ -95,6 +95,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
     None. Every line is on the hot path of every call: no more than a few flags, 0.05 us each."""
     own, loss, forward = spec.mode << LOSS | BELOW_AUTOGRAD, _private.loss, _private.forward
     default, largest = spec.default, spec.parameter.largest if spec.parameter else inf
+    takes_second = spec.second.takes if spec.second else bool
     # PyTorch's own, bound here once.
     is_grad_enabled, is_captured = torch.is_grad_enabled, _dispatch.is_captured
     is_included, pre_dispatch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
@@ -149,7 +150,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
             flags, *rest = options
             how |= flags
             if third is not None or second != 0:
-                if type(second) is not float or not 0 <= second <= 1:
+                if type(second) is not float or not takes_second(second):
                     return None
                 rest += third, second
             if batch_dims and batch_dims == input.dim():  # single losses: _dispatch knows a shorter way

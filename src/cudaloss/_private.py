@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ._checks import joint_shape
 from ._modes import (
     FOR_INPUT,
     FOR_TARGET,
@@ -144,7 +145,7 @@ def _fake_forward(*arguments):
     input, target, how = call.input, call.target, call.how
     if how & MAY_DECLINE:
         return None, None
-    shape = input.shape if input.shape == target.shape else torch.broadcast_shapes(input.shape, target.shape)
+    shape = joint_shape(input, target)
     leading = shape[: batch_dims_of(how)]
     counts = (
         reduction_of(how) == "mean"
@@ -174,7 +175,7 @@ def _fake_forward_with_grad(input, target, how, *call):
 
 
 def _fake_backward(grad_output, denominators, input, target, how, *call):
-    shape = input.shape if input.shape == target.shape else torch.broadcast_shapes(input.shape, target.shape)
+    shape = joint_shape(input, target)
 
     def gradient(operand, wanted):
         if not how & wanted:

@@ -140,6 +140,14 @@ def test_pos_weight_of_any_shape(device, dtype, shape):
         assert error <= bar(dtype, device, True), f"{name} at {at}: {error} ulp"
 
 
+@of_dtypes
+def test_the_targets_gradient_without_pos_weight_is_minus_the_logit(device, dtype):
+    """Not the difference of two softplus, of which a larger term would excuse an error near 0."""
+    x, t = points(dtype, farthest(device))
+    *_, of_target = results(bce, (x.to(device), t.to(device)), 1.0, reduction="none")
+    assert torch.equal(of_target.cpu(), -x)
+
+
 def test_the_tails_are_not_flushed(device):
     # PyTorch's value is 0 from x = -14.75 on, its gradient at t = 1 from 16.75.
     x = torch.arange(-103.0 if device in DEVICES else -85.0, -14.0, 0.25, device=device)

@@ -21,7 +21,7 @@ from .._specs import LossSpec, OfDifference
 Number = Any  # of a module's, or a float
 Expression = Any  # SymPy's, of whose stubs little fits
 
-LOSS, FOR_INPUT, FOR_TARGET = range(3)
+LOSS, INPUT_SLOPE, TARGET_SLOPE = WHICH = range(3)
 
 
 class Term(NamedTuple):
@@ -114,18 +114,18 @@ def _evaluated(m: Any, e: Expression, of: dict[str, Number]) -> Number:
 
 
 def term(spec: LossSpec, which: int, m: Any, x: Number, t: Number, third: Number, second: Number = 0.0) -> Term:
-    """The single losses (``LOSS``), or their derivatives (``FOR_INPUT``, ``FOR_TARGET``). A loss of the difference is
-    judged by its own size."""
+    """The single losses (``LOSS``), or their derivatives (``INPUT_SLOPE``, ``TARGET_SLOPE``). A loss of the difference
+    is judged by its own size."""
     own = zip(spec.parameters, (third, second), strict=False)
     of = {"input": x, "target": t, **{parameter.name: number for parameter, number in own}}
     if isinstance(spec.terms, OfDifference):
         of["d"] = x - t
     e = _expressions(spec)[which]
-    number = _evaluated(m, e, of)
+    parts = [_evaluated(m, part, of) for part in (e.args if e.is_Add else (e,))]
+    number = sum(parts[1:], start=parts[0])
     number = m.where(x == x, m.where(t == t, number, t), x)  # NaN of a NaN, also where a derivative does not have it
     size = m.abs(number)
-    if e.is_Add and not isinstance(spec.terms, OfDifference):
-        for part in e.args:
-            of_part = m.abs(_evaluated(m, part, of))
-            size = m.where(of_part > size, of_part, size)
+    if not isinstance(spec.terms, OfDifference):
+        for part in map(m.abs, parts):
+            size = m.where(part > size, part, size)
     return Term(number, size)
