@@ -12,6 +12,7 @@ Needs no network: what it imports must be installed (see ``requirements/dev.txt`
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import importlib.util
 import itertools
@@ -51,13 +52,10 @@ SANITIZED_TESTS = (
     "ops/test_errors.py",
 )
 SANITIZERS = ("memcheck", "racecheck")
-# Test processes at once, each with its part of the cores. Sixteen of sixteen threads took each other's turns on 16
-# cores and an H200: more than 10 minutes for what now takes 6.
-PROCESSES = 8
-SHARED = {
-    "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // PROCESSES)),
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-}
+# Test processes at once, each of two cores, in turn one a GPU. Sixteen on 16 cores and an H200 took each other's turns:
+# more than 10 minutes for what eight do in 9.
+PROCESSES = max(1, (os.cpu_count() or 1) // 2)
+SHARED = {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 PIP = [sys.executable, "-m", "pip", "install"]
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 SANITIZER = ["compute-sanitizer", "--kernel-regex", "kns=cudaloss", "--error-exitcode", "9"]
@@ -125,10 +123,26 @@ def diagnostics() -> dict[str, Any]:
     return {**outcome, "report": json.loads(said[said.index("{") :]) if outcome["passed"] else None}
 
 
+@functools.cache
+def gpus() -> list[str]:
+    """As CUDA_VISIBLE_DEVICES names them."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return chosen.split(",")
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines()
+    return [str(index) for index in range(len(listed))] or [""]
+
+
+def in_turn(index: int) -> str:
+    return gpus()[index % len(gpus())]
+
+
 def tests(name: str, marker: str) -> dict[str, Any]:
     # In parallel where pytest-xdist is, which refuses pytest-benchmark.
-    parallel = ["-n", str(PROCESSES), "-p", "no:benchmark"] if importlib.util.find_spec("xdist") else []
-    return run(name, [*PYTEST, "-m", marker, *parallel], **(SHARED if parallel else {}))
+    if not importlib.util.find_spec("xdist"):
+        return run(name, [*PYTEST, "-m", marker])
+    workers = [f"--tx=popen//env:CUDA_VISIBLE_DEVICES={in_turn(i)}" for i in range(PROCESSES)]
+    return run(name, [*PYTEST, "-m", marker, "-p", "no:benchmark", "--dist=load", *workers], **SHARED)
 
 
 def sanitize(tool: str) -> dict[str, Any]:
@@ -141,10 +155,12 @@ def sanitize(tool: str) -> dict[str, Any]:
 
     def watched(file: str) -> dict[str, Any]:
         command = [*SANITIZER, "--tool", tool, *PYTEST, "-x", *chosen, f"tests/{file}"]
-        return run(f"{tool}-{Path(file).stem}", command, **environment)
+        gpu = in_turn(SANITIZED_TESTS.index(file) * len(SANITIZERS) + SANITIZERS.index(tool))
+        return run(f"{tool}-{Path(file).stem}", command, **environment, CUDA_VISIBLE_DEVICES=gpu)
 
     start = time.monotonic()
-    with ThreadPoolExecutor(PROCESSES // len(SANITIZERS)) as pool:  # the sanitizer is the host's work: a process a file
+    # The sanitizer is the host's work: a process a file.
+    with ThreadPoolExecutor(max(1, PROCESSES // len(SANITIZERS))) as pool:
         outcomes = list(pool.map(watched, SANITIZED_TESTS))
     return {
         "passed": all(outcome["passed"] for outcome in outcomes),

@@ -128,8 +128,8 @@ def exact_gradients(
     spec: LossSpec, grad_output: Tensor, input: Tensor, target: Tensor, reduction: str, parameter: float
 ) -> tuple[Tensor, Tensor]:
     if isinstance(spec.terms, OfTwo):
-        input, target = Exact(spec, input, target, reduction, parameter).gradients(grad_output)
-        return input[0], target[0]
+        of_input, of_target = Exact(spec, input, target, reduction, parameter).gradients(grad_output)
+        return of_input[0].to(input.device), of_target[0].to(target.device)
     operands = (grad_output.double(), input.detach().double(), target.detach().double())
     return reference.gradients(spec, *operands, reduction, parameter, torch.float64, (True, True))
 

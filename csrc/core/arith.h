@@ -70,9 +70,7 @@ CUDALOSS_INLINE Constant<F> complement_of(F x, F) {
 CUDALOSS_INLINE Constant<float> complement_of(double x, float) { return constant_of(1.0 - x, 0.0f); }
 // Host only: numerator / denominator, clamped to the finite range so that 0 * (1 / tiny) stays 0.
 inline Constant<double> ratio(double numerator, double denominator, double) {
-  const double hi = std::fmin(numerator / denominator, DBL_MAX);
-  const double lo = hi < DBL_MAX && hi > DBL_MIN ? std::fma(-hi, denominator, numerator) / denominator : 0.0;
-  return {hi, lo};
+  return {std::fmin(numerator / denominator, DBL_MAX), 0.0};
 }
 inline Constant<float> ratio(double numerator, double denominator, float) {
   return constant_of(std::fmin(numerator / denominator, static_cast<double>(FLT_MAX)), 0.0f);
@@ -130,8 +128,10 @@ CUDALOSS_INLINE FloatFloat operator-(FloatFloat a, Constant<float> c) {
   const FloatFloat difference = two_difference(a.hi, c.hi);
   return {difference.hi, difference.lo + (a.lo - c.lo)};
 }
-CUDALOSS_INLINE bool operator<(FloatFloat a, Constant<float> c) { return a.hi < c.hi; }
-CUDALOSS_INLINE bool operator>=(FloatFloat a, Constant<float> c) { return a.hi >= c.hi; }
+CUDALOSS_INLINE bool operator<(FloatFloat a, Constant<float> c) { return a.hi < c.hi || (a.hi == c.hi && a.lo < c.lo); }
+CUDALOSS_INLINE bool operator>=(FloatFloat a, Constant<float> c) {
+  return a.hi > c.hi || (a.hi == c.hi && a.lo >= c.lo);
+}
 
 // ---- FastFloat ---------------------------------------------------------------------------------------------
 CUDALOSS_INLINE FastFloat absolute(FastFloat x) { return {absolute(x.value)}; }

@@ -132,7 +132,8 @@ CUDALOSS_INLINE Logistic<F> logistic(F z) {
   constexpr F small = ExpParts<F>::small;
   const WithRest<F> exp = exp_of_minus(z);
   const F e = exp.value * small, r = reciprocal_of(F(1) + e);
-  const F about = exp.value * r;
+  const F about = fused(exp.value, r, F(0));  // a product could be contracted into what follows, in one kernel and not
+                                              // in another
   const F missing = fused(-about, e, exp.value - about);  // e - about (1 + e)
   const F sigmoid = fused(fused(exp.rest, r, missing), r, about);
   const F q = sigmoid * small, tail = log_tail(q * e);  // L = (e + q) / 2 (1 + tail), q = e (1 - q)

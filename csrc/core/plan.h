@@ -65,8 +65,8 @@ constexpr int64_t pass_vectors_per_thread(int64_t vectors, int64_t least, int64_
   const int64_t fewest = std::clamp<int64_t>(vectors >> 17, 1, least);
   return std::clamp<int64_t>(vectors >> 21, fewest, most);
 }
-// A segment of more turns than this for each lane of a warp has blocks of its own.
-constexpr int64_t kWarpVectors = 8;
+// A segment of more turns than this for each lane of a warp has blocks of its own, or one of as many whole vectors.
+constexpr int64_t kWarpVectors = 8, kBlockVectors = 512;
 
 // A block beyond this many takes several tiles, so that their partials stay under 1 MB. Two tiles a block cost a
 // pass that writes 1 %, four 2 %, and one that only reads nothing.

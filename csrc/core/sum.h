@@ -23,6 +23,11 @@ struct SumOf {
     add(other.value);
     rest += other.rest;
   }
+  CUDALOSS_INLINE SumOf operator+(const SumOf& other) const {
+    SumOf sum = *this;
+    sum.add(other);
+    return sum;
+  }
   CUDALOSS_INLINE SumOf times(double factor) const {
     const double product = value * factor;
     return {product, fma(value, factor, -product) + rest * factor};

@@ -28,21 +28,15 @@ struct GradOutput {
   template <int N, class F>
   __device__ __forceinline__ void each(int64_t begin, int64_t stride, int length, Constant<F> (&value)[N]) const {
     dispatch(operand.dtype, [&](auto type) {
-      const auto* const data = static_cast<const typename decltype(type)::type*>(operand.data) + begin;
+      using Element = typename decltype(type)::type;
+      // Of a narrower number without a detour through double, which is slow on many GPUs.
+      using Wide = std::conditional_t<std::is_same_v<Element, double>, double, F>;
+      const auto* const data = static_cast<const Element*>(operand.data) + begin;
 #pragma unroll
-      for (int i = 0; i < N; ++i) value[i] = i < length ? as_constant(data[i * stride], F()) : Constant<F>{F(0), F(0)};
+      for (int i = 0; i < N; ++i) {
+        value[i] = i < length ? constant_of(widen<Wide>(data[i * stride]), F()) : Constant<F>{F(0), F(0)};
+      }
     });
-  }
-
- private:
-  // Of a narrower number without a detour through double, which is slow on many GPUs.
-  template <class Element, class F>
-  __device__ __forceinline__ static Constant<F> as_constant(Element element, F) {
-    if constexpr (std::is_same_v<Element, double>) {
-      return constant_of(element, F());
-    } else {
-      return {widen<F>(element), F(0)};
-    }
   }
 };
 

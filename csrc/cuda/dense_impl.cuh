@@ -60,7 +60,7 @@ struct DenseLauncher {
     constexpr int N = vector<A, B>();
     const int64_t blocks = plan::sum_blocks(count, N);
     folded<P>(blocks, quotient(), memory, stream, [&](const auto& fold) {
-      launch(sum_kernel<P, A, B, N, Value<TV>>, blocks, plan::kSum.threads, stream, Value<TV>(r.numbers),
+      launch(sum_kernel<P, A, B, N, Value<TV>>, Start::Alone, blocks, plan::kSum.threads, stream, Value<TV>(r.numbers),
              operands<A, B>(), fold);
     });
     return true;
@@ -75,8 +75,8 @@ struct DenseLauncher {
     folded<P>(blocks, quotient(), memory, stream, [&](const auto& fold) {
       launch(train_kernel<policy.launch.threads, policy.launch.vectors, policy.blocks, kWhole, P, A, B, N, Value<TV>,
                           Value<TG>>,
-             blocks, plan::train_threads(count, N, policy.launch), stream, Value<TV>(r.numbers), Value<TG>(r.numbers),
-             scale<TG>(), operands<A, B>(), gradients<A, B>(), fold);
+             Start::Alone, blocks, plan::train_threads(count, N, policy.launch), stream, Value<TV>(r.numbers),
+             Value<TG>(r.numbers), scale<TG>(), operands<A, B>(), gradients<A, B>(), fold);
     });
     return true;
   }
@@ -87,8 +87,8 @@ struct DenseLauncher {
     const bool each = r.grad_output.data && r.inner.rank > 0 && r.inner.stride[0][kGradOutput] != 0;
     int64_t blocks = plan::ceil_div(count, plan::kMap.tile(N));
     if (r.hold_unit_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
-    launch(map_kernel<A, B, N, Value<TV>, Value<TG>>, blocks, plan::kMap.threads, stream, Value<TV>(r.numbers),
-           Value<TG>(r.numbers), scale<TG>(), operands<A, B>(), gradients<A, B>(),
+    launch(map_kernel<A, B, N, Value<TV>, Value<TG>>, Start::Alone, blocks, plan::kMap.threads, stream,
+           Value<TV>(r.numbers), Value<TG>(r.numbers), scale<TG>(), operands<A, B>(), gradients<A, B>(),
            MapParameters{r.losses, r.scale, {r.grad_output, !each}, r.hold_unit_gradients});
     return true;
   }
@@ -145,7 +145,8 @@ bool launch_dense(const Pass& r, const Memory& memory, Stream stream) {
   if (to.count <= plan::kExactCount && are_floats)
     return to.template train<false, FloatFloat, FloatFloat, float, float>();
   if (trains && !is_aligned && are_floats) return to.template train<false, float, FloatFloat, float, float>();
-  if (trains && !is_aligned && !are_alike) return false;
+  // The general pass's few sums of fp32 are exact.
+  if (!are_alike && (to.count <= plan::kExactCount || (trains && !is_aligned))) return false;
   if (are_alike && !are_floats && (to.count <= plan::kExactCount || (trains && !is_aligned))) {
     return to.template train<false, float, FastFloat, AnyHalf, AnyHalf>();
   }

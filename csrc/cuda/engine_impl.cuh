@@ -17,12 +17,6 @@ Accessor<Element> accessor(const Pass& r, Place place, const Operand& operand, i
   return accessor_of<Element>(operand, spacing(r.segments, r.inner, place, operand, n));
 }
 
-// The strides of weights are those of third operands, which are read in their place.
-inline void give_weight_strides_of_third(OffsetCalculator& offsets) {
-  for (int d = 0; d < kMaxOffsetDims; ++d) offsets.step[d][kWeight] = offsets.step[d][kThird];
-  offsets.stride[kWeight] = offsets.stride[kThird];
-}
-
 template <class F, class P, class A, class B, int N>
 PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   PassParameters<A, B, F, P> p = {};
@@ -37,10 +31,11 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   p.target_is_second = same_strides(r.segments, r.inner, kTarget, kSecond);
   p.mask = accessor<uint8_t>(r, kMask, {r.selection.mask.data, DType::Bool}, N);
   p.third = {r.third.data, p.inner.stride[kThird], r.third.dtype};
-  const bool weight_is_third = plan.kernel == PassKernel::ThirdFloats;
-  if (weight_is_third) {
-    give_weight_strides_of_third(p.segments);
-    give_weight_strides_of_third(p.inner);
+  const bool weight_is_third = plan.kernel == PassKernel::ThirdFloats;  // which is read in the place of a weight
+  for (OffsetCalculator* offsets : {&p.segments, &p.inner}) {
+    if (!weight_is_third) break;
+    for (auto& step : offsets->step) step[kWeight] = step[kThird];
+    offsets->stride[kWeight] = offsets->stride[kThird];
   }
   const Operand& weight = weight_is_third ? r.third : r.selection.weight;
   p.weight = {weight.data, p.inner.stride[kWeight], weight.dtype};
@@ -98,8 +93,8 @@ struct PassLauncher {
     if (r.hold_unit_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
     const auto start = [&](const Fold<P, SegmentLoss>& fold) {
       p.fold = fold;
-      const auto begin = [&](auto... given) { r.denominator.counted ? launch_behind(given...) : launch(given...); };
-      begin(kernel, blocks, threads, stream, Value<TV>(r.numbers), Value<TG>(r.numbers), p);
+      launch(kernel, r.denominator.counted ? Start::Behind : Start::Alone, blocks, threads, stream,
+             Value<TV>(r.numbers), Value<TG>(r.numbers), p);
     };
     if (!r.reduction.data) return start({nullptr, nullptr, store});
     launch_folded<P>(p.partition, blocks, store, memory, stream, start, threads);

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(plan::kSegmentFoldThreads)
   wait_for_prior();
   P sum = {};
   for (int64_t part = threadIdx.x; part < parts; part += plan::kSegmentFoldThreads) {
-    sum = AddPartials()(sum, partials[part * segments + blockIdx.x]);
+    sum = sum + partials[part * segments + blockIdx.x];
   }
   const P total = block_sum<plan::kSegmentFoldThreads, P>(sum);
   if (threadIdx.x == 0) store(total, blockIdx.x);
@@ -87,16 +87,17 @@ void fold(int64_t count, const Store& store, const Workspace& workspace, Stream 
   const P* const partials = static_cast<const P*>(workspace.partials);
   P* const folded = static_cast<P*>(workspace.folded);
   const Fold<P, Store> last = {folded, workspace.ticket, store};
-  launch_behind(fold_kernel<P, Store>, blocks, plan::kFoldThreads, stream, partials, count, last);
+  launch(fold_kernel<P, Store>, Start::Behind, blocks, plan::kFoldThreads, stream, partials, count, last);
   if (blocks > 1 && !workspace.ticket) {
-    launch_behind(fold_kernel<P, Store>, 1, plan::kFoldThreads, stream, static_cast<const P*>(folded), blocks, last);
+    launch(fold_kernel<P, Store>, Start::Behind, 1, plan::kFoldThreads, stream, static_cast<const P*>(folded), blocks,
+           last);
   }
 }
 
 template <class P, class Store>
 void fold_segments(int64_t segments, int64_t parts, const Store& store, const Workspace& workspace, Stream stream) {
-  launch_behind(fold_segments_kernel<P, Store>, segments, plan::kSegmentFoldThreads, stream,
-                static_cast<const P*>(workspace.partials), segments, parts, store);
+  launch(fold_segments_kernel<P, Store>, Start::Behind, segments, plan::kSegmentFoldThreads, stream,
+         static_cast<const P*>(workspace.partials), segments, parts, store);
 }
 
 template void fold<double>(int64_t, const Quotient&, const Workspace&, Stream);

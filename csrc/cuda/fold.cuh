@@ -17,7 +17,7 @@ namespace cudaloss::cuda {
 template <class T>
 using Partial = std::conditional_t<std::is_same_v<T, double>, Sum, double>;
 
-// Lets the next kernel on the stream start when all blocks of this one have, if launch_behind starts it.
+// Lets the next kernel on the stream start when all blocks of this one have, if that starts behind it (launch.h).
 __device__ __forceinline__ void release_next() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -44,15 +44,6 @@ __device__ __forceinline__ void store_scalar(const Result& output, int64_t i, do
     static_cast<Element*>(output.data)[i] = narrow<Element>(value);
   });
 }
-
-struct AddPartials {
-  __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
-  __device__ __forceinline__ double operator()(double a, double b) const { return a + b; }
-  __device__ __forceinline__ Sum operator()(Sum a, const Sum& b) const {
-    a.add(b);
-    return a;
-  }
-};
 
 // What the 32 sums of a warp are added in. Of float arithmetic they carry float's rounding errors already, and a
 // shuffle of two words would cost a pass 3 %.
@@ -88,43 +79,54 @@ __device__ __forceinline__ double tree_sum(const FastFloat (&term)[N]) {
   return tree_sum(value);
 }
 
-// A thread's sum as its warp adds it.
-template <class T>
-__device__ __forceinline__ WarpSum<T> in_warp(double sum) {
-  return WarpSum<T>{static_cast<std::conditional_t<std::is_same_v<WarpSum<T>, float>, float, double>>(sum)};
+// A thread's sum, a double or a Sum, as its warp adds it.
+template <class T, class S>
+__device__ __forceinline__ WarpSum<T> in_warp(const S& sum) {
+  return WarpSum<T>{static_cast<std::conditional_t<std::is_same_v<WarpSum<T>, float>, float, S>>(sum)};
 }
 
 // The sum over the block's threads as a P, in thread 0: within each warp as W, then over the warps. Two trees of
-// shuffles, where cub::BlockReduce has one thread add 32 warps' sums: 0.2 us later.
-template <int kThreads, class P, class W>
-__device__ __forceinline__ P block_sum(const W& sum) {
+// shuffles, where cub::BlockReduce has one thread add 32 warps' sums: 0.2 us later. A thread that stands for kShares
+// has a sum of each, and the result has the bits of a block of kShares times as many threads. The warp's index comes by
+// a shuffle: so the compiler knows that all threads of a warp branch alike, and kernels have 11 % less code.
+template <int kThreads, class P, class W, int kShares>
+__device__ __forceinline__ P block_sum(const W (&sum)[kShares]) {
   constexpr int kWarp = 32, kWarps = kThreads / kWarp;
   using InWarp = cub::WarpReduce<W>;
   using OverWarps = cub::WarpReduce<P>;
+  static_assert(kWarps * kShares <= kWarp, "one warp adds the sums of all");
   __shared__ typename InWarp::TempStorage in_warp[kWarps];
   __shared__ typename OverWarps::TempStorage over_warps;
-  __shared__ P of_warp[kWarps];
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;  // the block may have fewer threads
-  const W total = InWarp(in_warp[warp]).Reduce(sum, AddPartials());
-  if (lane == 0) of_warp[warp] = P{total};
+  __shared__ P of_warp[kWarps * kShares];
+  const int warp = __shfl_sync(~0u, threadIdx.x / kWarp, 0), lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int i = 0; i < kShares; ++i) {
+    const W total = InWarp(in_warp[warp]).Sum(sum[i]);
+    if (lane == 0) of_warp[i * kWarps + warp] = P{total};
+  }
   __syncthreads();
   if (warp != 0) return P{};
-  return OverWarps(over_warps).Reduce(lane < blockDim.x / kWarp ? of_warp[lane] : P{}, AddPartials());
+  const int warps = blockDim.x / kWarp * kShares;  // the block may have fewer threads
+  return OverWarps(over_warps).Sum(lane < warps ? of_warp[lane] : P{});
+}
+template <int kThreads, class P, class W>
+__device__ __forceinline__ P block_sum(const W& sum) {
+  const W alone[1] = {sum};
+  return block_sum<kThreads, P>(alone);
 }
 
-// The sum of partials[0, count), of at most kMost, in thread 0: by the first kFoldThreads threads, whatever the block's
-// size, so that it has the same bits whichever launch folds. All loads of a thread are in flight together.
+// The sum of partials[0, count), of at most kMost, in thread 0: as kFoldThreads threads add them, however many the
+// block has, so that it has the same bits whichever launch folds. All loads of a thread are in flight together.
 template <int kThreads, int64_t kMost, class P>
 __device__ __forceinline__ P sum_partials(const P* partials, int64_t count) {
-  constexpr int kEach = static_cast<int>(kMost / plan::kFoldThreads);
-  P part[kEach], sum = {};
+  constexpr int kShares = plan::kFoldThreads / kThreads, kEach = static_cast<int>(kMost / plan::kFoldThreads);
+  static_assert(kShares * kThreads == plan::kFoldThreads && kEach * plan::kFoldThreads == kMost, "in whole rounds");
+  P sum[kShares] = {};
 #pragma unroll
-  for (int k = 0; k < kEach; ++k) {
-    const int64_t i = int64_t{k} * plan::kFoldThreads + threadIdx.x;
-    part[k] = threadIdx.x < plan::kFoldThreads && i < count ? partials[i] : P{};
+  for (int k = 0; k < kEach * kShares; ++k) {
+    const int64_t i = int64_t{k} * kThreads + threadIdx.x;
+    sum[k % kShares] = sum[k % kShares] + (i < count ? partials[i] : P{});
   }
-#pragma unroll
-  for (int k = 0; k < kEach; ++k) sum = AddPartials()(sum, part[k]);
   return block_sum<kThreads, P>(sum);
 }
 

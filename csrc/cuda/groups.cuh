@@ -32,20 +32,8 @@ __device__ __forceinline__ Share share_of(const Partition& partition, uint32_t g
 template <class P>
 __device__ __forceinline__ P sum_over_lanes(P sum, int lanes) {
   for (int distance = lanes / 2; distance > 0; distance /= 2) {
-    P other;
-    if constexpr (std::is_same_v<P, Sum>) {
-      other = {__shfl_down_sync(~0u, sum.value, distance), __shfl_down_sync(~0u, sum.rest, distance)};
-    } else {
-      other = __shfl_down_sync(~0u, sum, distance);
-    }
-    sum = AddPartials()(sum, other);
+    sum = sum + cub::ShuffleDown<32>(sum, distance, 31, ~0u);
   }
-  return sum;
-}
-
-// A thread's running sum as its block adds it.
-template <class T>
-__device__ __forceinline__ WarpSum<T> in_warp(const Sum& sum) {
   return sum;
 }
 

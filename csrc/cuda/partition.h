@@ -50,12 +50,15 @@ inline int64_t threads_for(int64_t segments, int64_t vectors, VectorsPerThread e
   return plan::ceil_div(vectors, plan::pass_vectors_per_thread(segments * vectors, each.least, each.most));
 }
 
-// Whether a segment has a block of its own, or several: not where it is short.
+// Whether a segment has a block of its own, or several: not where it is short. Of whole vectors, or of any.
+inline bool has_blocks_of_whole(int64_t segments, int64_t vectors) {
+  return segments <= 1 || vectors >= plan::kBlockVectors;
+}
 inline bool has_blocks(int64_t segments, int64_t threads) { return segments <= 1 || threads > plan::kWarpVectors * 32; }
 
-// `threads` are those of a block.
+// `threads` are those of a block; `whole`: of a kernel that reads whole vectors.
 inline Partition partition_of(const Dims& segments_dims, const Dims& inner, int vector, VectorsPerThread of_a_thread,
-                              int64_t most_blocks, int threads = plan::kPassThreads) {
+                              int64_t most_blocks, int threads = plan::kPassThreads, bool whole = false) {
   const int64_t segments = segments_dims.count(), vectors = vectors_of(inner, vector);
   const int64_t wanted_threads = threads_for(segments, vectors, of_a_thread);
   Partition partition = {};
@@ -66,7 +69,7 @@ inline Partition partition_of(const Dims& segments_dims, const Dims& inner, int 
     // Parts where segments alone would leave processors idle, each of some threads.
     const int64_t wanted = plan::ceil_div(plan::kPersistentBlocks * threads, std::max<int64_t>(segments, 1));
     parts = std::max<int64_t>(1, std::min(wanted, wanted_threads / 4));
-  } else if (!has_blocks(segments, wanted_threads)) {
+  } else if (!whole && !has_blocks(segments, wanted_threads)) {
     partition.lanes = 1;
     while (partition.lanes < 32 && partition.lanes < wanted_threads) partition.lanes *= 2;
   } else {

@@ -45,8 +45,9 @@ constexpr int pass_vector(PassKernel kernel) {
 }
 
 // By the order above: of a mask at most, of whole vectors, of any strides.
+constexpr bool reads_whole_vectors(PassKernel kernel) { return kernel < PassKernel::StridedFloats; }
 constexpr VectorsPerThread vectors_per_thread(PassKernel kernel) {
-  if (kernel >= PassKernel::StridedFloats) return {1, plan::kManyVectors};
+  if (!reads_whole_vectors(kernel)) return {1, plan::kManyVectors};
   return {plan::kPassUnroll, kernel < PassKernel::WeightedFloats ? plan::kFewVectors : plan::kManyVectors};
 }
 
@@ -97,9 +98,7 @@ inline bool reads_vectors(const Pass& r, int n) {
          serves(kFirst, r.grad_input.data, r.grad_input.dtype) &&
          serves(kSecond, r.grad_target.data, r.grad_target.dtype) &&
          (r.inner.size[0] % n == 0 || (r.inner.rank == 1 && r.segments.rank == 0)) &&
-         !lies_across(r.segments, r.inner) &&
-         has_blocks(r.segments.count(),
-                    threads_for(r.segments.count(), vectors_of(r.inner, n), {plan::kPassUnroll, plan::kManyVectors}));
+         !lies_across(r.segments, r.inner) && has_blocks_of_whole(r.segments.count(), vectors_of(r.inner, n));
 }
 
 // Elements that a kernel reads at once where all that it reads lies in whole vectors.
@@ -152,8 +151,8 @@ inline PassPlan plan_of(const Pass& r, bool all_kernels, int threads) {
   plan.kernel = kernel_of(r, whole, plan.segments, plan.inner, all_kernels);
   const int vector = pass_vector(plan.kernel);
   if (vector != whole) plan.inner = vector_offsets(r.inner, vector);
-  plan.partition =
-      partition_of(r.segments, r.inner, vector, vectors_per_thread(plan.kernel), plan::kMaxBlocks, threads);
+  plan.partition = partition_of(r.segments, r.inner, vector, vectors_per_thread(plan.kernel), plan::kMaxBlocks, threads,
+                                reads_whole_vectors(plan.kernel));
   return plan;
 }
 

@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(kPassThreads<LossV>, 1024 / kPassThreads<LossV
         return P{process<has_third>(p, wanted, loss, loss_of_gradients, reading, scale, third)};
       };
       const bool has_thirds = kMayHaveThird && p.third.data;
-      sum = AddPartials()(sum, has_thirds ? make(std::bool_constant<kMayHaveThird>()) : make(std::false_type()));
+      sum = sum + (has_thirds ? make(std::bool_constant<kMayHaveThird>()) : make(std::false_type()));
     }
     return sum;
   });

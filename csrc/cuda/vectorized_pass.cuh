@@ -121,12 +121,12 @@ __global__ void __launch_bounds__(kPassThreads<LossV>, (kVectorizedBlocks<kExtra
             const uint32_t vector = turn + u * kLanes + lane;
             if (vector >= whole_end) break;
             set_offsets<kExtras, N>(p, segment, vector, reading[u]);
-            sum = AddPartials()(sum, make(reading[u], scale));
+            sum = sum + make(reading[u], scale);
           }
         }
         const uint32_t single = p.inner.whole_end * N + lane;
         if (whole_end < end && end == p.partition.vectors && single < p.inner.vector_size) {
-          sum = AddPartials()(sum, make(read_single<kExtras>(p, single), scale));
+          sum = sum + make(read_single<kExtras>(p, single), scale);
         }
         return sum;
       });

@@ -93,7 +93,8 @@ def test_sizes_of_0_and_1(spec, device, shape, batch_dims, lead, selecting):
         assert [g.shape for g in found] == [shape, shape]
 
 
-SHAPES = [(4097, 3), (3, 4097), (1, 100_003), (513, 40), (33, 1025), (2, 3, 5, 1000), (70_001, 1), (1500, 2, 2, 2)]
+SHAPES = [(4097, 3), (3, 4097), (1, 100_003), (513, 40), (33, 1025), (5, 2048), (3, 4104), (2, 3, 5, 1000), (70_001, 1)]
+SHAPES += [(1500, 2, 2, 2)]
 
 
 @pytest.mark.parametrize("selecting", [False, True], ids=["", "mask and weight"])

@@ -47,8 +47,11 @@ def points(dtype, farthest):
     return x.clamp(-farthest, farthest).to(dtype), t.to(dtype)
 
 
-def farthest(device):
-    """PyTorch's own exp on the CPU keeps few digits of float32's subnormal numbers."""
+def farthest(device, dtype):
+    """PyTorch's own exp on the CPU keeps few digits of float32's subnormal numbers; the GPU's arithmetic for halves has
+    none, of which bfloat16's range would show it."""
+    if device == "cuda" and dtype == torch.bfloat16:
+        return 87
     return 100 if device in DEVICES else 85
 
 
@@ -93,10 +96,10 @@ def worst(found, truth):
 @pytest.mark.parametrize("eps", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("p", [1.0, 2.5, 0.01, 100.0])
 def test_values_and_gradients(device, dtype, p, eps):
-    x, t = points(dtype, farthest(device))
+    x, t = points(dtype, farthest(device, dtype))
     given = {"pos_weight": None if p == 1 else p, "label_smoothing": eps}
     found = results(bce, (x.to(device), t.to(device)), 1.0, reduction="none", **given)
-    for ours, truth, name in zip(found, truths(dtype, farthest(device), p, eps), NAMES, strict=True):
+    for ours, truth, name in zip(found, truths(dtype, farthest(device, dtype), p, eps), NAMES, strict=True):
         error, where = worst(ours.cpu(), truth)
         assert error <= bar(dtype, device, p != 1 or eps > 0), f"{name} at x = {x[where]}, t = {t[where]}: {error} ulp"
 
@@ -129,7 +132,7 @@ def test_many_points_of_float32(device, p, eps):
 @pytest.mark.parametrize("shape", [(), (POINTS // 10,), (10, 1), (10, POINTS // 10)], ids=str)
 def test_pos_weight_of_any_shape(device, dtype, shape):
     pos_weight = torch.linspace(0.25, 9, max(1, math.prod(shape)), dtype=torch.float64).view(shape).to(dtype)
-    x, t = (operand.view(10, -1) for operand in points(dtype, farthest(device)))
+    x, t = (operand.view(10, -1) for operand in points(dtype, farthest(device, dtype)))
     found = results(bce, (x.to(device), t.to(device)), 1.0, reduction="none", pos_weight=pos_weight.to(device))
     triples = zip(*(y.expand(x.shape).flatten().tolist() for y in (x, t, pos_weight)), strict=True)
     with mpmath.workdps(40):
@@ -143,7 +146,7 @@ def test_pos_weight_of_any_shape(device, dtype, shape):
 @of_dtypes
 def test_the_targets_gradient_without_pos_weight_is_minus_the_logit(device, dtype):
     """Not the difference of two softplus, of which a larger term would excuse an error near 0."""
-    x, t = points(dtype, farthest(device))
+    x, t = points(dtype, farthest(device, dtype))
     *_, of_target = results(bce, (x.to(device), t.to(device)), 1.0, reduction="none")
     assert torch.equal(of_target.cpu(), -x)
 
@@ -222,7 +225,9 @@ def test_targets_of_integers(device, dtype, size):
     for given in ({}, {"pos_weight": 3.0}, {"label_smoothing": 0.1}, {"mask": t > 0}):
         for reduction in REDUCTIONS:
             found = [bce(x, target, reduction=reduction, **given) for target in (t.to(dtype), t.float())]
-            assert torch.equal(*found)
+            # Sums by two kernels, in different orders, each right to 2 ulp; a mean of what a mask leaves may be NaN.
+            rtol = 0.0 if reduction == "none" else 4 * torch.finfo(torch.float32).eps
+            torch.testing.assert_close(*found, rtol=rtol, atol=0, equal_nan=True)
             assert torch.equal(*(torch.autograd.grad(value.sum(), x)[0] for value in found))
 
 

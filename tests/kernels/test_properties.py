@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from drawn import calls
-from oracle import op
+from oracle import nothing, op
 
 drawn = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -40,7 +40,7 @@ def test_keywords_with_any_operands(spec, device, data):
 def test_large_and_past_the_int_range(spec):
     # 2^31 + 5 elements; the last ones tell an overflowing index apart.
     count = 2**31 + 5
-    input = torch.zeros(count, dtype=torch.float16, device="cuda")
+    input = torch.full((count,), nothing(spec), dtype=torch.float16, device="cuda")
     target = torch.zeros_like(input)
     input[-3:] = torch.tensor([3.0, 4.0, 5.0], device="cuda")
     value = op(spec)(input.requires_grad_(), target, "sum", dtype=torch.float32)

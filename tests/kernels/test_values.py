@@ -35,7 +35,7 @@ def test_sizes(spec, device, size, reduction):
 @pytest.mark.parametrize("target_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("input_dtype", DTYPES, ids=str)
 def test_dtypes(spec, device, input_dtype, target_dtype, reduction):
-    for size in (7, 513, 10_007):
+    for size in (7, 7, 7, 13, 513, 10_007):
         # parameters that every dtype holds, so that PyTorch's rounding of them is no excuse
         for parameter in (p for p in parameters(spec) if p in (1.0, 0.5, 0.0)):
             tensors = operands((size,), (input_dtype, target_dtype), device, parameter)
