@@ -33,7 +33,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SCRATCH = ROOT / "build" / "gpu_check"
 SITE = SCRATCH / "site"  # where a wheel is installed, apart from the environment
-# The sanitizer slows every launch it watches: our kernels only, and the tests that launch them, the longest first.
+# The sanitizer slows every launch it watches: our kernels only, and the tests that launch them, the longest first; of
+# one loss of each kind, as others are the same templates.
 SANITIZED_TESTS = (
     "kernels/test_layouts.py",
     "kernels/test_third_operands.py",
@@ -142,7 +143,7 @@ def tests(name: str, marker: str) -> dict[str, Any]:
     if not importlib.util.find_spec("xdist"):
         return run(name, [*PYTEST, "-m", marker])
     workers = [f"--tx=popen//env:CUDA_VISIBLE_DEVICES={in_turn(i)}" for i in range(PROCESSES)]
-    return run(name, [*PYTEST, "-m", marker, "-p", "no:benchmark", "--dist=load", *workers], **SHARED)
+    return run(name, [*PYTEST, "-m", marker, "--durations=40", "-p", "no:benchmark", "--dist=load", *workers], **SHARED)
 
 
 def sanitize(tool: str) -> dict[str, Any]:
@@ -154,7 +155,7 @@ def sanitize(tool: str) -> dict[str, Any]:
     environment = {**SHARED, **({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if no_caching else {})}
 
     def watched(file: str) -> dict[str, Any]:
-        command = [*SANITIZER, "--tool", tool, *PYTEST, "-x", *chosen, f"tests/{file}"]
+        command = [*SANITIZER, "--tool", tool, *PYTEST, "-x", "--kinds", *chosen, f"tests/{file}"]
         gpu = in_turn(SANITIZED_TESTS.index(file) * len(SANITIZERS) + SANITIZERS.index(tool))
         return run(f"{tool}-{Path(file).stem}", command, **environment, CUDA_VISIBLE_DEVICES=gpu)
 

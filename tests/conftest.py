@@ -21,9 +21,14 @@ from cudaloss._specs import SPECS
 KINDS = list({(type(spec.terms), spec.parameter is None): spec for spec in reversed(SPECS)}.values())
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kinds", action="store_true", help="of all tests, those of one loss of each kind")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "spec" in metafunc.fixturenames:
-        specs = KINDS if metafunc.definition.get_closest_marker("kinds") else SPECS
+        of_kinds = metafunc.config.getoption("kinds") or metafunc.definition.get_closest_marker("kinds")
+        specs = KINDS if of_kinds else SPECS
         metafunc.parametrize("spec", specs, ids=lambda spec: spec.name)
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

@@ -170,7 +170,7 @@ constexpr TrainPolicy train_policy() {
   constexpr bool is_light = sizeof(A) == sizeof(B) && sizeof(A) < 8 && !std::is_same_v<T, FloatFloat>;
   if (LossV::kMirrors) return {plan::kTrain, is_light && !std::is_same_v<A, AnyHalf> ? 3 : 2};
   if (std::is_same_v<T, float> && std::is_same_v<A, float>) return {plan::kTrainOperands, 12};
-  if (std::is_same_v<T, FastFloat>) return {plan::kTrainOperandsOfHalves, 20};
+  if (std::is_same_v<T, FastFloat>) return {plan::kTrainOperandsOfHalves, 18};
   return {plan::kTrainOperands, 8};
 }
 
