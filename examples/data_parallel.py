@@ -16,36 +16,28 @@ that of the usual mean of local means differs by the printed figure. Needs the p
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
-from sklearn.datasets import load_digits
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn.parallel import DistributedDataParallel
 
 import cudaloss
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from scaffold import digits, options, relative_difference, require, save, say, seeded, show_digits, show_table
 
 GRADIENT_BAR = 1e-6  # of the gradient's largest element: 8 units in the last place of float32
 MICRO_BATCHES = 8  # of a whole batch
 IMAGES = 32  # of a micro-batch
 SHARES = (0.02, 0.9)  # of the pixels that a micro-batch hides, lowest and highest
-HELD_OUT = 297  # test images; 1,500 are left to train on
 BETA = 0.1  # of smooth L1; pixels are 0..1
 PORTION = 0.5  # the held-out loss must fall below this portion of the untrained network's
 TIMEOUT = timedelta(seconds=60)  # a lost process ends the run, not the patience of who waits
@@ -87,12 +79,6 @@ class Result:
 LAYOUTS = (Layout(1, 8), Layout(2, 1), Layout(2, 4))
 
 
-def load_images() -> tuple[Tensor, Tensor]:
-    """Training and held-out images, as rows of 64 pixels in 0..1."""
-    images = torch.from_numpy(load_digits(return_X_y=True)[0]).float() / 16
-    return images[:-HELD_OUT], images[-HELD_OUT:]
-
-
 def hide(images: Tensor, share: float, generator: torch.Generator) -> Batch:
     return Batch(images, torch.rand(images.shape, generator=generator) < share)
 
@@ -116,8 +102,7 @@ def own_part(batches: list[Batch], layout: Layout, rank: int) -> list[Batch]:
     return [joined(own[start : start + size]) for start in range(0, len(own), size)]
 
 
-def network(seed: int) -> nn.Module:
-    torch.manual_seed(seed)  # the same weights in every process and layout
+def network() -> nn.Module:
     return nn.Sequential(nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, 64))
 
 
@@ -162,29 +147,23 @@ def accumulate_local_means(model: nn.Module, batches: list[Batch]) -> None:
     accumulate(model, batches, lambda prediction, batch: selected_mean(prediction, batch) / len(batches))
 
 
-def flat(gradients: Iterable[Tensor | None]) -> Tensor:
-    return torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
-
-
 def gradient(model: nn.Module) -> Tensor:
     """All parameters' gradients as one vector."""
-    return flat(parameter.grad for parameter in model.parameters())
+    return nn.utils.parameters_to_vector(
+        parameter.grad for parameter in model.parameters() if parameter.grad is not None
+    )
 
 
 def whole_gradient(model: nn.Module, batches: list[Batch]) -> Tensor:
     """Plain PyTorch's of all micro-batches at once, in this process alone."""
     whole = joined(batches)
-    return flat(torch.autograd.grad(selected_mean(model(whole.visible), whole), list(model.parameters())))
-
-
-def relative_difference(found: Tensor, reference: Tensor) -> float:
-    return ((found - reference).abs().max() / reference.abs().max()).item()
+    gradients = torch.autograd.grad(selected_mean(model(whole.visible), whole), list(model.parameters()))
+    return nn.utils.parameters_to_vector(gradients)
 
 
 def train(layout: Layout, rank: int, steps: int, seed: int) -> Result:
     """Trains with the global mean, and looks at each step what the mean of local means would have given."""
-    images, _ = load_images()
-    plain = network(seed)
+    images, plain = digits().images, seeded(network, seed)
     model = DistributedDataParallel(plain) if layout.processes > 1 else plain
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     generator = torch.Generator().manual_seed(seed)
@@ -198,8 +177,8 @@ def train(layout: Layout, rank: int, steps: int, seed: int) -> Result:
         accumulate_global_mean(model, own)
         if rank == 0:
             reference = whole_gradient(plain, batches)
-            result.local_means.append(relative_difference(local_means, reference))
-            result.global_mean.append(relative_difference(gradient(model), reference))
+            result.local_means.append(relative_difference(local_means, reference).item())
+            result.global_mean.append(relative_difference(gradient(model), reference).item())
         optimizer.step()
         optimizer.zero_grad()
     result.model = plain.state_dict()
@@ -226,30 +205,14 @@ def train_in_processes(processes: int, steps: int, seed: int) -> list[Result]:
         return [Result(**found) for found in torch.load(f"{folder}/results.pt", weights_only=False)]
 
 
-def train_all(steps: int, seed: int) -> list[Result]:
-    alone = [train(layout, 0, steps, seed) for layout in LAYOUTS if layout.processes == 1]
-    return alone + train_in_processes(2, steps, seed)
-
-
 def held_out_loss(model: nn.Module, batch: Batch) -> float:
     with torch.no_grad():
         return cudaloss.smooth_l1_loss(model(batch.visible), batch.images, beta=BETA, mask=batch.hidden).item()
 
 
-def summary(results: list[Result]) -> Table:
-    steps = len(results[0].global_mean)
-    table = Table("processes x\nmicro-batches", "global mean:\nlargest", "mean of local means:\nmedian, largest")
-    table.title = f"difference from the whole batch's gradient, over {steps} steps"
-    for result in results:
-        local = torch.tensor(result.local_means)
-        largest = f"{max(result.global_mean):.1e}"
-        table.add_row(str(result.layout), largest, f"{local.median().item():.3f}, {local.max().item():.3f}")
-    return table
-
-
-def draw(path: Path, results: list[Result], batch: Batch, restored: Tensor) -> None:
-    figure = plt.figure(figsize=(11, 7), layout="constrained")
-    curves, digits = figure.subfigures(2, 1, height_ratios=[1.2, 1], squeeze=False).flat
+def draw(results: list[Result], batch: Batch, restored: Tensor) -> Figure:
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    curves, shown = figure.subfigures(2, 1, height_ratios=[1.2, 1], squeeze=False).flat
     for axes, result in zip(curves.subplots(1, len(results), sharey=True), results, strict=True):
         axes.plot(result.local_means, ".", color="tab:orange", markersize=3, label="mean of local means")
         axes.plot(result.global_mean, ".", color="tab:blue", markersize=3, label="global mean")
@@ -258,53 +221,38 @@ def draw(path: Path, results: list[Result], batch: Batch, restored: Tensor) -> N
     figure.axes[0].set_ylabel("difference from the whole batch's gradient")
     figure.axes[0].legend()
     rows = {"visible": batch.images.masked_fill(batch.hidden, 0.5), "restored": restored, "image": batch.images}
-    for axes_row, (label, images) in zip(digits.subplots(len(rows), SHOWN), rows.items(), strict=True):
-        for axes, image in zip(axes_row, images[:SHOWN], strict=True):
-            axes.imshow(image.reshape(8, 8), cmap="gray_r", vmin=0, vmax=1)
-            axes.set(xticks=[], yticks=[])
-        axes_row[0].set_ylabel(label)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def require(holds: bool, claim: str) -> None:
-    if not holds:
-        raise RuntimeError(f"does not hold: {claim}")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Compare global means with means of local means, in two processes.")
-    parser.add_argument("--steps", type=int, default=100, help="training steps of each layout (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("demo_output/data_parallel.png"), help="%(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, batches and masks (default: %(default)s)")
-    return parser.parse_args()
+    show_digits(shown, rows, SHOWN)
+    return figure
 
 
 def main() -> None:
-    arguments = parse_arguments()
-    torch.set_num_threads(1)
-    console = Console()
-    results = train_all(arguments.steps, arguments.seed)
-    console.print(summary(results))
+    arguments = options(__file__, "Compare global means with means of local means, in two processes.", 100)
+    steps, seed = arguments.steps, arguments.seed
+    alone = [train(layout, 0, steps, seed) for layout in LAYOUTS if layout.processes == 1]
+    results = alone + train_in_processes(2, steps, seed)
+    medians = [torch.tensor(result.local_means).median().item() for result in results]
+    rows = [
+        (str(result.layout), f"{max(result.global_mean):.1e}", f"{median:.3f}, {max(result.local_means):.3f}")
+        for result, median in zip(results, medians, strict=True)
+    ]
+    columns = "processes x\nmicro-batches", "global mean:\nlargest", "mean of local means:\nmedian, largest"
+    show_table(f"difference from the whole batch's gradient, over {steps} steps", columns, rows)
 
-    test = hide(load_images()[1], 0.5, torch.Generator().manual_seed(arguments.seed + 1))
-    model = network(arguments.seed)
-    before = held_out_loss(model, test)
-    losses = []
+    test = hide(digits().held_out, 0.5, torch.Generator().manual_seed(seed + 1))
+    model = seeded(network, seed)
+    before, losses = held_out_loss(model, test), []
     for result in results:
         model.load_state_dict(result.model)
         losses.append(held_out_loss(model, test))
-    console.print(f"held-out loss: {before:.5f} untrained, {', '.join(f'{loss:.5f}' for loss in losses)} trained")
+    say(f"held-out loss: {before:.5f} untrained, {', '.join(f'{loss:.5f}' for loss in losses)} trained")
     with torch.no_grad():
-        draw(arguments.output, results, test, torch.where(test.hidden, model(test.visible), test.images))
-    console.print(f"picture: {arguments.output}")
+        restored = torch.where(test.hidden, model(test.visible), test.images)
+    save(draw(results, test, restored), arguments.output)
 
-    for result, loss in zip(results, losses, strict=True):
+    for result, median, loss in zip(results, medians, losses, strict=True):
         equal = max(result.global_mean) <= GRADIENT_BAR
         require(equal, f"{result.layout}: the global mean's gradient is the whole batch's to {GRADIENT_BAR:g}")
-        differs = torch.tensor(result.local_means).median().item() > 1000 * GRADIENT_BAR
-        require(differs, f"{result.layout}: the mean of local means is another one")
+        require(median > 1000 * GRADIENT_BAR, f"{result.layout}: the mean of local means is another one")
         require(loss < PORTION * before, f"{result.layout}: the held-out loss falls below {PORTION} of the untrained")
 
 

@@ -14,25 +14,28 @@ of 0, else an error is raised. So is one if the boxes of held-out scenes are not
 
 from __future__ import annotations
 
-import argparse
 import math
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.progress import track
-from sklearn.datasets import load_digits
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor, nn
 
 import cudaloss
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.patches import Rectangle
+from scaffold import (
+    digits,
+    fit,
+    options,
+    relative_difference,
+    require,
+    save,
+    say,
+    seeded,
+    show_curves,
+    value_and_gradient,
+)
 
 BETA = 1 / 9
 BAR = 1e-6  # of the loss, and of the gradient's largest element, against plain PyTorch
@@ -42,7 +45,6 @@ SIZES = (8, 14)  # of a digit's side in a scene, in pixels, lowest and highest
 MOST = 3  # digits of a scene
 INK = 0.2  # a pixel above it belongs to the digit
 BATCH = 32
-HELD_OUT = 297  # digits that only test scenes are made of; 1,500 are left to train on
 TRAIN_SCENES, TEST_SCENES = 1024, 200
 IOU_AFTER = 0.7  # what the boxes of held-out scenes must reach
 SHOWN = 8  # scenes in the picture
@@ -59,31 +61,10 @@ class Scenes(NamedTuple):
         return Scenes(*(tensor[chosen] for tensor in self))
 
 
-@dataclass
-class Agreement:
-    """Largest differences from plain PyTorch, over all steps; tensors, so that no step waits for them."""
-
-    value: list[Tensor] = field(default_factory=list)
-    gradient: list[Tensor] = field(default_factory=list)
-
-    def largest(self) -> tuple[float, float]:
-        return torch.stack(self.value).max().item(), torch.stack(self.gradient).max().item()
-
-
 def cell_centres(device: torch.device | None = None) -> Tensor:
     """(cells, 2): x and y in pixels."""
     line = (torch.arange(CELLS, device=device) + 0.5) * STRIDE
     return torch.cartesian_prod(line, line).flip(1)
-
-
-def ink_box(digit: Tensor) -> Tensor:
-    """Left, top, right, bottom of the digit's pixels."""
-    y, x = (digit > INK).nonzero(as_tuple=True)
-    return torch.stack([x.min(), y.min(), x.max() + 1, y.max() + 1]).float()
-
-
-def apart(box: Tensor, others: list[Tensor]) -> bool:
-    return all((box[:2] >= other[2:]).any() or (box[2:] <= other[:2]).any() for other in others)
 
 
 def compose(digits: Tensor, generator: torch.Generator) -> tuple[Tensor, list[Tensor]]:
@@ -98,8 +79,9 @@ def compose(digits: Tensor, generator: torch.Generator) -> tuple[Tensor, list[Te
         digit = digits[number(0, len(digits) - 1)].view(1, 1, 8, 8)
         digit = F.interpolate(digit, size=(size, size), mode="bilinear", align_corners=False)[0, 0]
         x, y = number(0, CANVAS - size), number(0, CANVAS - size)
-        box = ink_box(digit) + torch.tensor([x, y, x, y])
-        if apart(box, boxes):
+        rows, columns = (digit > INK).nonzero(as_tuple=True)
+        box = torch.stack([x + columns.min(), y + rows.min(), x + columns.max() + 1, y + rows.max() + 1]).float()
+        if all((box[:2] >= other[2:]).any() or (box[2:] <= other[:2]).any() for other in boxes):
             boxes.append(box)
             place = canvas[y : y + size, x : x + size]
             torch.maximum(place, digit, out=place)
@@ -119,14 +101,9 @@ def assign(boxes: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 def make_scenes(digits: Tensor, count: int, seed: int, device: torch.device) -> Scenes:
     generator = torch.Generator().manual_seed(seed)
-    images, positive, sides = [], [], []
-    for _ in range(count):
-        image, boxes = compose(digits, generator)
-        cells = assign(boxes)
-        images.append(image[None])
-        positive.append(cells[0])
-        sides.append(cells[1])
-    return Scenes(*(torch.stack(tensors).to(device) for tensors in (images, positive, sides)))
+    composed = [compose(digits, generator) for _ in range(count)]
+    rows = [(image[None], *assign(boxes)) for image, boxes in composed]
+    return Scenes(*(torch.stack(tensors).to(device) for tensors in zip(*rows, strict=True)))
 
 
 class Detector(nn.Module):
@@ -165,34 +142,23 @@ def indexed_box_loss(sides: Tensor, scenes: Scenes) -> Tensor:
     return F.smooth_l1_loss(sides[chosen], scenes.sides[chosen], beta=BETA)
 
 
-def compare(sides: Tensor, scenes: Scenes, agreement: Agreement) -> None:
-    """Value and gradient of the recipe against the idiom's, on the same predictions."""
-    found, reference = (
-        (loss, *torch.autograd.grad(loss, sides, retain_graph=True))
-        for loss in (box_loss(sides, scenes), plain_box_loss(sides, scenes))
-    )
-    value, gradient = (((a - b).abs().max() / b.abs().max()).detach() for a, b in zip(found, reference, strict=True))
-    agreement.value.append(value)
-    agreement.gradient.append(gradient)
-
-
-def train(model: Detector, scenes: Scenes, steps: int, seed: int, console: Console) -> tuple[Agreement, list[float]]:
+def train(model: Detector, scenes: Scenes, steps: int, seed: int) -> tuple[Tensor, list[float]]:
+    """The largest relative differences of value and gradient from the idiom's, and the box losses."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
-    agreement, losses = Agreement(), []
-    for _ in track(range(steps), "training", console=console):
+    differences, box_losses = [], []
+
+    def batch_loss() -> Tensor:
         batch = scenes.rows(torch.randint(len(scenes.images), (BATCH,), generator=generator))
         score, sides = model(batch.images)
-        compare(sides, batch, agreement)
+        found, reference = (value_and_gradient(loss(sides, batch), sides) for loss in (box_loss, plain_box_loss))
+        differences.append(torch.stack([relative_difference(*pair) for pair in zip(found, reference, strict=True)]))
         box = box_loss(sides, batch)
-        objectness = F.binary_cross_entropy_with_logits(score, batch.positive.float())
-        optimizer.zero_grad()
-        (box + objectness).backward()
-        optimizer.step()
-        schedule.step()
-        losses.append(box.detach())
-    return agreement, torch.stack(losses).tolist()
+        box_losses.append(box.detach())
+        return box + F.binary_cross_entropy_with_logits(score, batch.positive.float())
+
+    fit(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps), batch_loss, steps, "training")
+    return torch.stack(differences).amax(0), torch.stack(box_losses).tolist()
 
 
 def to_boxes(sides: Tensor) -> Tensor:
@@ -220,18 +186,6 @@ def predicted_sides(model: Detector, scenes: Scenes) -> Tensor:
     return model(scenes.images)[1]
 
 
-@torch.inference_mode()
-def detect(model: Detector, image: Tensor) -> list[Tensor]:
-    """The boxes of one scene: from the highest score down, those that overlap none that is chosen already."""
-    score, sides = (tensor[0] for tensor in model(image[None]))
-    found: list[Tensor] = []
-    boxes = to_boxes(sides)
-    for cell in score.flatten().argsort(descending=True):
-        if score[cell] > 0 and all(intersection_over_union(boxes[cell], other) < 0.3 for other in found):
-            found.append(boxes[cell])
-    return found
-
-
 def check_empty(model: Detector, scenes: Scenes) -> tuple[float, float, float]:
     """On scenes without a digit: the loss, its gradient's largest element, and the loss of the indexed form."""
     empty = scenes.rows(~scenes.positive.flatten(1).any(1))
@@ -242,71 +196,43 @@ def check_empty(model: Detector, scenes: Scenes) -> tuple[float, float, float]:
     return loss.item(), largest, indexed_box_loss(sides, empty).item()
 
 
-def draw(path: Path, model: Detector, scenes: Scenes, losses: list[float]) -> None:
-    figure = plt.figure(figsize=(12, 5), layout="constrained")
+def draw(scenes: Scenes, sides: Tensor, losses: list[float]) -> Figure:
+    figure = Figure(figsize=(12, 5), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=[1, 2], squeeze=False).flat
-    curve = left.subplots()
-    curve.plot(losses, color="tab:blue", linewidth=1)
-    curve.set(xlabel="step", ylabel="box loss: sum over positives / positives", yscale="log")
-    shown = scenes.rows(torch.arange(SHOWN))
-    for axes, image, positive, sides in zip(right.subplots(2, SHOWN // 2).flat, *shown, strict=True):
-        axes.imshow(image[0].cpu(), cmap="gray_r", vmin=0, vmax=1, extent=(0, CANVAS, CANVAS, 0))
-        for colour, boxes in (("tab:green", to_boxes(sides)[positive[:, 0]]), ("tab:red", detect(model, image))):
-            for x0, y0, x1, y1 in (box.tolist() for box in boxes):
-                axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=1.5))
+    show_curves(left.subplots(), {"training": losses}, "box loss: sum over positives / positives")
+    for scene, axes in enumerate(right.subplots(2, SHOWN // 2).flat):
+        axes.imshow(scenes.images[scene, 0].cpu(), cmap="gray_r", vmin=0, vmax=1, extent=(0, CANVAS, CANVAS, 0))
+        for colour, of_cells in (("tab:red", sides), ("tab:green", scenes.sides)):
+            for x0, y0, x1, y1 in to_boxes(of_cells[scene])[scenes.positive[scene, :, 0]].tolist():
+                axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=colour))
         axes.set(xticks=[], yticks=[])
-    right.suptitle("held-out scenes: boxes (green) and what is detected (red)")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def require(holds: bool, claim: str) -> None:
-    if not holds:
-        raise RuntimeError(f"does not hold: {claim}")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a detector of digits with a box loss averaged over positives.")
-    parser.add_argument("--steps", type=int, default=600, help="training steps (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("demo_output/detection_boxes.png"), help="%(default)s")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto: the GPU if there is one")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, scenes and batches (default: %(default)s)")
-    return parser.parse_args()
+    right.suptitle("held-out scenes: boxes (green) and what their cells predict (red)")
+    return figure
 
 
 def main() -> None:
-    arguments = parse_arguments()
-    automatic = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(automatic if arguments.device == "auto" else arguments.device)
-    torch.set_num_threads(1)  # layers this small gain nothing from a second
-    console = Console(soft_wrap=True)
-    digits = torch.from_numpy(load_digits(return_X_y=True)[0]).float() / 16
-    scenes = make_scenes(digits[:-HELD_OUT], TRAIN_SCENES, arguments.seed, device)
-    held_out = make_scenes(digits[-HELD_OUT:], TEST_SCENES, arguments.seed + 1, device)
-
-    torch.manual_seed(arguments.seed)
-    model = Detector().to(device)
+    arguments = options(__file__, "Train a detector with a box loss averaged over positives.", 600, device=True)
+    device, seed = arguments.device, arguments.seed
+    real = digits()
+    scenes = make_scenes(real.images, TRAIN_SCENES, seed, device)
+    held_out = make_scenes(real.held_out, TEST_SCENES, seed + 1, device)
+    model = seeded(Detector, seed).to(device)
     before = mean_overlap(predicted_sides(model, held_out), held_out)
-    agreement, losses = train(model, scenes, arguments.steps, arguments.seed, console)
-    after = mean_overlap(predicted_sides(model, held_out), held_out)
+    differences, losses = train(model, scenes, arguments.steps, seed)
+    sides = predicted_sides(model, held_out)
+    after = mean_overlap(sides, held_out)
     constant = mean_overlap(scenes.sides.nanmean((0, 1)).expand_as(held_out.sides), held_out)
-    value, gradient = agreement.largest()
+    value, gradient = differences.tolist()
     loss, largest, indexed = check_empty(model, held_out)
 
     counts = scenes.positive.flatten(1).sum(1)
-    console.print(
-        f"training scenes: {counts.min()} to {counts.max()} positives, none in {(counts == 0).sum()} of {len(counts)}"
-    )
-    console.print(f"largest relative difference from (loss * weight).sum() / avg_factor in {arguments.steps} steps:")
-    console.print(f"    {value:.1e} of values, {gradient:.1e} of gradients; at most {BAR:g} is demanded")
-    console.print(
-        f"scenes without a digit: loss {loss:g}, gradient {largest:g}; F.smooth_l1_loss of no rows: {indexed:g}"
-    )
-    console.print("intersection over union with the boxes of held-out scenes, mean over positives:")
-    console.print(f"    {before:.3f} before training, {after:.3f} after; {constant:.3f} of the mean box at every cell")
-    draw(arguments.output, model, held_out, losses)
-    console.print(f"picture: {arguments.output}")
+    say(f"training scenes: {counts.min()} to {counts.max()} positives, none in {(counts == 0).sum()} of {len(counts)}")
+    say(f"largest relative difference from (loss * weight).sum() / avg_factor in {arguments.steps} steps:")
+    say(f"    {value:.1e} of values, {gradient:.1e} of gradients; at most {BAR:g} is demanded")
+    say(f"scenes without a digit: loss {loss:g}, gradient {largest:g}; F.smooth_l1_loss of no rows: {indexed:g}")
+    say("intersection over union with the boxes of held-out scenes, mean over positives:")
+    say(f"    {before:.3f} before training, {after:.3f} after; {constant:.3f} of the mean box at every cell")
+    save(draw(held_out, sides, losses), arguments.output)
 
     require(max(value, gradient) <= BAR, f"value and gradient are the idiom's to {BAR:g}")
     require(loss == 0 and largest == 0, "scenes without a digit give a loss of 0 and gradients of 0")

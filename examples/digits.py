@@ -16,32 +16,23 @@ Needs the package's demo requirements (scikit-learn, matplotlib, rich)::
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import matplotlib
 import torch
-from matplotlib.figure import SubFigure
-from rich.console import Console
+from matplotlib.figure import Figure
 from rich.progress import track
-from rich.table import Table
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import cudaloss
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from scaffold import console, digits, options, save, say, seeded, show_curves, show_digits, show_table
 
 CURVE_BAR = 1e-5  # largest relative difference of the loss curves on the CPU
 NOISE = 0.35  # standard deviation; pixels are 0..1
 BATCH = 100  # no power of two, by which both losses would divide without rounding, and so alike
-HELD_OUT = 297  # test images; 1,500 are left to train on
 WARM_UP = 10  # first steps, left out of the timing
 SHOWN = 12  # digits in the picture
 
@@ -71,15 +62,8 @@ def autoencoder() -> nn.Module:
 
 
 def make_run(name: str, loss_function: Callable[[Tensor, Tensor], Tensor], seed: int, device: torch.device) -> Run:
-    torch.manual_seed(seed)  # the same weights for every run
-    model = autoencoder().to(device)
+    model = seeded(autoencoder, seed).to(device)
     return Run(name, loss_function, model, torch.optim.Adam(model.parameters(), lr=2e-3))
-
-
-def load_images(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Training and held-out images, as rows of 64 pixels in 0..1."""
-    images = torch.from_numpy(load_digits(return_X_y=True)[0]).to(device, torch.float32) / 16
-    return images[:-HELD_OUT], images[-HELD_OUT:]
 
 
 def add_noise(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -111,7 +95,7 @@ def training_step(run: Run, noisy: Tensor, clean: Tensor) -> None:
     run.losses.append(loss.item())
 
 
-def train(runs: list[Run], images: Tensor, steps: int, seed: int, console: Console) -> None:
+def train(runs: list[Run], images: Tensor, steps: int, seed: int) -> None:
     batch_stream = track(batches(images, steps, seed), "training both networks", total=steps, console=console)
     for step, (noisy, clean) in enumerate(batch_stream):
         # In turns first and second, since the second of a step finds the batch in the cache.
@@ -123,90 +107,49 @@ def relative_differences(curve: list[float], reference: list[float]) -> list[flo
     return [abs(a - b) / abs(b) for a, b in zip(curve, reference, strict=True)]
 
 
-def summary(ours: Run, theirs: Run, difference: float, on_cpu: bool) -> Table:
+def summary(ours: Run, theirs: Run, difference: float, on_cpu: bool) -> None:
     verdict = "holds" if difference <= CURVE_BAR else "DOES NOT HOLD"
     # A GPU's matrix products may differ from run to run, so the bar is the CPU's.
     bar = f"at most {CURVE_BAR:g}: {verdict}" if on_cpu else f"{CURVE_BAR:g} is demanded on the CPU only"
-    table = Table("", ours.name, theirs.name, "compared", title=f"{len(ours.losses)} training steps of each")
-    table.add_row("loss curves", "", "", f"largest relative difference {difference:.1e}; {bar}")
-    table.add_row("last loss", f"{ours.losses[-1]:.7f}", f"{theirs.losses[-1]:.7f}", "")
-    ratio = ours.step_time / theirs.step_time
-    table.add_row(
-        "median step", f"{ours.step_time * 1e3:.3f} ms", f"{theirs.step_time * 1e3:.3f} ms", f"ratio {ratio:.3f}"
+    times = [f"{run.step_time * 1e3:.3f} ms" for run in (ours, theirs)]
+    rows = (
+        ("loss curves", "", "", f"largest relative difference {difference:.1e}; {bar}"),
+        ("last loss", f"{ours.losses[-1]:.7f}", f"{theirs.losses[-1]:.7f}", ""),
+        ("median step", *times, f"ratio {ours.step_time / theirs.step_time:.3f}"),
     )
-    return table
+    show_table(f"{len(ours.losses)} training steps of each", ("", ours.name, theirs.name, "compared"), rows)
 
 
-def draw_digits(figure: SubFigure, rows: dict[str, Tensor]) -> None:
-    grid = figure.subplots(len(rows), SHOWN)
-    for axes_row, (label, images) in zip(grid, rows.items(), strict=True):
-        for axes, image in zip(axes_row, images[:SHOWN], strict=True):
-            axes.imshow(image.reshape(8, 8).cpu(), cmap="gray_r", vmin=0, vmax=1)
-            axes.set(xticks=[], yticks=[])
-        axes_row[0].set_ylabel(label)
-
-
-def draw_curves(figure: SubFigure, ours: Run, theirs: Run) -> None:
-    loss_axes, difference_axes = figure.subplots(1, 2)
-    loss_axes.plot(theirs.losses, color="tab:orange", linewidth=4, alpha=0.5, label=theirs.name)
-    loss_axes.plot(ours.losses, color="tab:blue", linewidth=1, label=ours.name)
-    loss_axes.set(xlabel="step", ylabel="smooth-L1 loss", yscale="log")
-    loss_axes.legend()
-    difference_axes.plot(relative_differences(ours.losses, theirs.losses), ".", color="tab:blue", markersize=2)
-    difference_axes.axhline(CURVE_BAR, color="tab:red", linestyle="--", label=f"bar on the CPU: {CURVE_BAR:g}")
-    difference_axes.set_yscale("log", nonpositive="mask")  # equal losses show no dot
-    difference_axes.set(xlabel="step", ylabel="relative difference of the losses")
-    difference_axes.legend()
-
-
-def draw(path: Path, rows: dict[str, Tensor], ours: Run, theirs: Run) -> None:
-    figure = plt.figure(figsize=(11, 6.5), layout="constrained")
+def draw(rows: dict[str, Tensor], ours: Run, theirs: Run) -> Figure:
+    figure = Figure(figsize=(11, 6.5), layout="constrained")
     digits, curves = figure.subfigures(2, 1, height_ratios=[1, 1.1], squeeze=False).flat
-    draw_digits(digits, rows)
-    draw_curves(curves, ours, theirs)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def rms(images: Tensor, clean: Tensor) -> float:
-    return (images - clean).square().mean().sqrt().item()
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a denoising autoencoder with cudaloss's and PyTorch's loss.")
-    parser.add_argument("--steps", type=int, default=1000, help="training steps of each network (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("demo_output/digits.png"), help="default: %(default)s")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto: the GPU if there is one")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, batches and noise (default: %(default)s)")
-    arguments = parser.parse_args()
-    if arguments.steps < 1:
-        parser.error(f"--steps must be at least 1, got {arguments.steps}")
-    return arguments
+    show_digits(digits, rows, SHOWN)
+    losses, differences = curves.subplots(1, 2)
+    show_curves(losses, {theirs.name: theirs.losses, ours.name: ours.losses}, "smooth-L1 loss")
+    relative = relative_differences(ours.losses, theirs.losses)
+    differences.axhline(CURVE_BAR, color="tab:red", linestyle="--", label=f"bar on the CPU: {CURVE_BAR:g}")
+    show_curves(differences, {"relative difference": relative}, "difference of the losses", linestyle="", marker=".")
+    return figure
 
 
 def main() -> int:
-    arguments = parse_arguments()
-    automatic = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(automatic if arguments.device == "auto" else arguments.device)
-    torch.set_num_threads(1)  # networks this small gain nothing from a second, and waiting for it is noise
-    console = Console()
-    images, held_out = load_images(device)
-    ours = make_run("cudaloss", cudaloss.smooth_l1_loss, arguments.seed, device)
-    theirs = make_run("PyTorch", nn.functional.smooth_l1_loss, arguments.seed, device)
-    train([ours, theirs], images, arguments.steps, arguments.seed, console)
+    description = "Train a denoising autoencoder with cudaloss's and PyTorch's loss."
+    arguments = options(__file__, description, 1000, device=True)
+    device, seed = arguments.device, arguments.seed
+    real = digits(device)
+    ours = make_run("cudaloss", cudaloss.smooth_l1_loss, seed, device)
+    theirs = make_run("PyTorch", nn.functional.smooth_l1_loss, seed, device)
+    train([ours, theirs], real.images, arguments.steps, seed)
 
-    noisy = add_noise(held_out, torch.Generator(device).manual_seed(arguments.seed + 1))
+    noisy = add_noise(real.held_out, torch.Generator(device).manual_seed(seed + 1))
     with torch.inference_mode():
         restored = ours.model(noisy)
     difference = max(relative_differences(ours.losses, theirs.losses))
     on_cpu = device.type == "cpu"
-    console.print(summary(ours, theirs, difference, on_cpu))
-    console.print(
-        f"held-out digits: error (RMS) {rms(noisy, held_out):.3f} with noise, {rms(restored, held_out):.3f} restored"
-    )
-    draw(arguments.output, {"noisy": noisy, "restored": restored, "clean": held_out}, ours, theirs)
-    console.print(f"picture: {arguments.output}")
+    summary(ours, theirs, difference, on_cpu)
+    before, after = (nn.functional.mse_loss(images, real.held_out).sqrt().item() for images in (noisy, restored))
+    say(f"held-out digits: error (RMS) {before:.3f} with noise, {after:.3f} restored")
+    save(draw({"noisy": noisy, "restored": restored, "clean": real.held_out}, ours, theirs), arguments.output)
     return 1 if on_cpu and difference > CURVE_BAR else 0
 
 

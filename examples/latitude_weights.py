@@ -25,24 +25,16 @@ Needs matplotlib and rich::
 
 from __future__ import annotations
 
-import argparse
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-import matplotlib
 import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu
 
 import cudaloss
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from scaffold import fit, options, require, save, seeded, show_table
 
 ROWS, COLUMNS = 24, 48  # cells of 7.5 degrees
 BUMPS = 8  # heat kernels of a state
@@ -161,45 +153,31 @@ class Step(nn.Module):
         return now + self.last(pad_sphere(hidden))
 
 
-def batches(data: Observations, steps: int, seed: int) -> Iterator[Observations]:
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        yield data[torch.randint(len(data.now), (BATCH,), generator=generator)]
+def train(weight: Tensor | None, data: Observations, steps: int, seed: int, label: str) -> Step:
+    model, generator, mask = seeded(Step, seed), torch.Generator().manual_seed(seed), sea()
 
+    def batch_loss() -> Tensor:
+        batch = data[torch.randint(len(data.now), (BATCH,), generator=generator)]
+        return cudaloss.mse_loss(model(batch.now), batch.after, weight=weight, mask=mask)
 
-def train(weight: Tensor | None, data: Observations, steps: int, seed: int, label: str, console: Console) -> Step:
-    torch.manual_seed(seed)  # the same weights for both networks
-    model, mask = Step(), sea()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, steps)
-    for batch in track(batches(data, steps, seed), label, total=steps, console=console):
-        optimizer.zero_grad()
-        cudaloss.mse_loss(model(batch.now), batch.after, weight=weight, mask=mask).backward()
-        optimizer.step()
-        schedule.step()
+    fit(torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, steps), batch_loss, steps, label)
     return model
 
 
-def check(holds: bool, claim: str) -> None:
-    if not holds:
-        raise AssertionError(f"does not hold: {claim}")
-
-
-def check_integral(states: Tracer, fields: Tensor, console: Console) -> None:
+def check_integral(states: Tracer, fields: Tensor) -> None:
     exact, zeros = states.mean_square(), torch.zeros_like(fields)
     weighted = cudaloss.mse_loss(fields, zeros, weight=AREA, batch_dims=1)
     plain = cudaloss.mse_loss(fields, zeros, batch_dims=1)
     errors = {name: ((mean - exact) / exact).abs() for name, mean in {"weighted": weighted, "plain": plain}.items()}
-    table = Table("mean of squares", "median", "largest", title="error against the exact integral over the sphere")
-    for name, error in errors.items():
-        table.add_row(name, f"{error.median().item():.2%}", f"{error.max().item():.2%}")
-    console.print(table)
-    check(errors["weighted"].max().item() < 0.05, "weighted means are the integrals, within 5 %")
-    check(errors["weighted"].median().item() < 0.002, "half of the weighted means are the integrals, within 0.2 %")
-    check(errors["plain"].median().item() > 0.1, "half of the plain means are off by 10 % or more")
+    rows = [(name, f"{error.median().item():.2%}", f"{error.max().item():.2%}") for name, error in errors.items()]
+    show_table("error against the exact integral over the sphere", ("mean of squares", "median", "largest"), rows)
+    require(errors["weighted"].max().item() < 0.05, "weighted means are the integrals, within 5 %")
+    require(errors["weighted"].median().item() < 0.002, "half of the weighted means are the integrals, within 0.2 %")
+    require(errors["plain"].median().item() > 0.1, "half of the plain means are off by 10 % or more")
 
 
-def check_against_pytorch(data: Observations, console: Console) -> None:
+def check_against_pytorch(data: Observations) -> None:
     """The value and gradient of one batch, with the idioms that go wrong beside."""
     batch, mask = data[slice(BATCH)], sea()
     predicted = batch.now.clone().requires_grad_()
@@ -212,17 +190,20 @@ def check_against_pytorch(data: Observations, console: Console) -> None:
     wanted = (squares * weights).sum() / weights.sum()
     wanted_gradient = torch.autograd.grad(wanted, wide)[0]
 
-    table = Table("mean over one batch", "value")
-    table.add_row("cudaloss, weight= and mask=", f"{loss.item():.7f}")
-    table.add_row("PyTorch, float64, weights expanded", f"{wanted.item():.7f}")
-    table.add_row("(s * w * m).mean()", f"{(squares * weights).mean().item():.7f}")
-    table.add_row("(s * w * m).sum() / (w * m).sum()", f"{((squares * weights).sum() / weights[0].sum()).item():.7f}")
+    products = squares * weights
     leak = ((batch.now - batch.after).square() * AREA * mask).sum()
-    table.add_row("NaN over land, times the mask", f"{leak.item():.7f}")
-    console.print(table)
-    check(abs(loss.item() / wanted.item() - 1) < 1e-6, "the value is float64's, within 1e-6")
+    means = {
+        "cudaloss, weight= and mask=": loss,
+        "PyTorch, float64, weights expanded": wanted,
+        "(s * w * m).mean()": products.mean(),
+        "(s * w * m).sum() / (w * m).sum()": products.sum() / weights[0].sum(),
+        "NaN over land, times the mask": leak,
+    }
+    rows = [(name, f"{mean.item():.7f}") for name, mean in means.items()]
+    show_table("mean over one batch", ("computed by", "value"), rows)
+    require(abs(loss.item() / wanted.item() - 1) < 1e-6, "the value is float64's, within 1e-6")
     difference = ((gradient - wanted_gradient).norm() / wanted_gradient.norm()).item()
-    check(difference < 1e-6, f"the gradient is float64's, within 1e-6 of its norm; seen {difference:.1e}")
+    require(difference < 1e-6, f"the gradient is float64's, within 1e-6 of its norm; seen {difference:.1e}")
 
 
 @dataclass
@@ -244,8 +225,9 @@ def errors(model: Step, data: Observations) -> Errors:
         return Errors(model(data.now) - data.after)
 
 
-def draw(path: Path, data: Observations, by_name: dict[str, Errors]) -> None:
-    figure, axes = plt.subplots(2, 2, figsize=(11, 6), layout="constrained")
+def draw(data: Observations, by_name: dict[str, Errors]) -> Figure:
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    axes = figure.subplots(2, 2)
     maps = {"state": (data.now, 1.5), "observed a step later": (data.after, 1.5)}
     maps[f"error, trained {TRAININGS[0]}"] = (by_name[TRAININGS[0]].field, 0.3)
     for place, (title, (fields, limit)) in zip(axes.flat, maps.items(), strict=False):
@@ -256,42 +238,32 @@ def draw(path: Path, data: Observations, by_name: dict[str, Errors]) -> None:
         axes.flat[3].plot(LATITUDES.rad2deg(), found.by_latitude(), color=colour, label=name)
     axes.flat[3].set(xlabel="latitude", ylabel="RMS error over the sea", ylim=(0, None))
     axes.flat[3].legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Learn transport on the sphere with cudaloss's weights and masks.")
-    parser.add_argument("--steps", type=int, default=400, help="training steps of each network (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="200 steps, for tests")
-    parser.add_argument("--output", type=Path, default=Path("demo_output/latitude_weights.png"))
-    parser.add_argument("--seed", type=int, default=0, help="of the states, weights and batches (default: %(default)s)")
-    return parser.parse_args()
+    return figure
 
 
 def main() -> None:
-    arguments = parse_arguments()
-    steps, seed = 200 if arguments.quick else arguments.steps, arguments.seed
-    torch.set_num_threads(1)  # a network this small gains nothing from a second
-    console = Console()
+    description = "Learn transport on the sphere with cudaloss's weights and masks."
+    arguments = options(__file__, description, 400, quick=200)
+    steps, seed = arguments.steps, arguments.seed
     states = tracer(STATES, seed)
     data, held_out = observations(states), observations(tracer(HELD_OUT, seed + 1))
-    check_integral(states, data.now, console)
-    check_against_pytorch(data, console)
+    check_integral(states, data.now)
+    check_against_pytorch(data)
 
-    by_name = {}
-    for name, weight in zip(TRAININGS, (AREA, None), strict=True):
-        by_name[name] = errors(train(weight, data, steps, seed, name, console), held_out)
+    by_name = {
+        name: errors(train(weight, data, steps, seed, name), held_out)
+        for name, weight in zip(TRAININGS, (AREA, None), strict=True)
+    }
     by_name_and_none = {**by_name, "no change at all": Errors(held_out.now - held_out.after)}
-    table = Table("trained", "weighted by area", "plain", "tropics", title="RMS error over the sea, held-out states")
-    for name, found in by_name_and_none.items():
-        table.add_row(name, *(f"{value:.4f}" for value in (found.rms(AREA), found.rms(), found.rms(TROPICS))))
-    console.print(table)
-    draw(arguments.output, held_out, by_name)
-    console.print(f"picture: {arguments.output}")
+    rows = [
+        (name, *(f"{found.rms(weight):.4f}" for weight in (AREA, None, TROPICS)))
+        for name, found in by_name_and_none.items()
+    ]
+    columns = "trained", "weighted by area", "plain", "tropics"
+    show_table("RMS error over the sea, held-out states", columns, rows)
+    save(draw(held_out, by_name), arguments.output)
     weighted, unweighted = (by_name[name].rms(AREA) for name in TRAININGS)
-    check(weighted < 0.96 * unweighted, "training with the weight lowers the area-weighted error by 4 % or more")
+    require(weighted < 0.96 * unweighted, "training with the weight lowers the area-weighted error by 4 % or more")
 
 
 if __name__ == "__main__":

@@ -25,24 +25,17 @@ Needs matplotlib and rich::
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-import matplotlib
 import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
 import cudaloss
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from scaffold import fit, options, require, save, say, seeded, show_table
 
 ROOMS, SENSORS = 6, 7  # the seventh sensor is outdoors
 HOURS = 2 * 8760
@@ -143,11 +136,6 @@ class Forecaster(nn.Module):
         return self.to_sensors(self.memory(inputs)[0])
 
 
-def make_forecaster(seed: int) -> Forecaster:
-    torch.manual_seed(seed)
-    return Forecaster()
-
-
 def ignoring_nan(predicted: Tensor, target: Tensor) -> Tensor:
     return cudaloss.huber_loss(predicted, target, ignore_nan=True)
 
@@ -225,23 +213,24 @@ class Forecast:
         return ((self.predicted * self.truth).sum() / self.truth.square().sum()).item()
 
 
-def train(loss: Loss, record: Record, steps: int, seed: int, label: str, console: Console) -> Forecast:
-    model = make_forecaster(seed)
+def train(loss: Loss, record: Record, steps: int, seed: int, label: str) -> Forecast:
+    model, pairs = seeded(Forecaster, seed), batches(record, steps, seed)
+
+    def batch_loss() -> Tensor:
+        inputs, target = next(pairs)
+        return loss(model(inputs), target)
+
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, steps)
-    for inputs, target in track(batches(record, steps, seed), label, total=steps, console=console):
-        optimizer.zero_grad()
-        loss(model(inputs), target).backward()
-        optimizer.step()
-        schedule.step()
+    fit(torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, steps), batch_loss, steps, label)
     with torch.no_grad():
         predicted = model(record.inputs()[None, -TESTED:-AHEAD])[0]
     # The first hours are the network's own warm-up.
     return Forecast(predicted[WINDOW:] * record.degrees, record.truth[WINDOW + AHEAD - TESTED :] * record.degrees)
 
 
-def draw(path: Path, record: Record, fused: Forecast, filled: Forecast) -> None:
-    figure, (holes, curves) = plt.subplots(2, 1, figsize=(11, 6.5), layout="constrained", height_ratios=[1, 2])
+def draw(record: Record, fused: Forecast, filled: Forecast) -> Figure:
+    figure = Figure(figsize=(11, 6.5), layout="constrained")
+    holes, curves = figure.subplots(2, 1, height_ratios=[1, 2])
     days, room = 21, 5
     shown = slice(WINDOW + AHEAD - TESTED, WINDOW + AHEAD - TESTED + 24 * days)
     missing = record.readings[shown].isnan().T
@@ -255,69 +244,50 @@ def draw(path: Path, record: Record, fused: Forecast, filled: Forecast) -> None:
     curves.set(xlabel="day", ylabel="K from the mean", title=f"sensor {room}, forecast {AHEAD} hours ahead")
     curves.margins(x=0)
     curves.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    return figure
 
 
-def check(holds: bool, claim: str) -> None:
-    if not holds:
-        raise AssertionError(f"does not hold: {claim}")
-
-
-def check_gradients(record: Record, seed: int, console: Console) -> None:
+def check_gradients(record: Record, seed: int) -> None:
     """The claims about one call, on a fresh network's forecasts."""
-    model = make_forecaster(seed)
+    model = seeded(Forecaster, seed)
     with torch.no_grad():
         pairs = [(model(inputs), target) for inputs, target in batches(record, 3, seed)]
-    table = Table("loss", "value", "gradients that are NaN", title=f"first of {len(pairs)} batches")
+    rows = []
     losses: dict[str, Loss] = {name: lambda p, t, mean=mean: mean(*each(p, t)) for name, mean in LEAKING.items()}
     losses |= {"boolean indexing": boolean_indexing, "cudaloss, ignore_nan=True": ignoring_nan}
     for name, loss in losses.items():
         value, gradient = value_and_gradient(loss, *pairs[0])
-        table.add_row(name, f"{value:.6f}", f"{gradient.isnan().float().mean().item():.1%}")
+        rows.append((name, f"{value:.6f}", f"{gradient.isnan().float().mean().item():.1%}"))
         leaks, expected = bool(gradient.isnan().any()), name in LEAKING
-        check(leaks == expected, f"{name} gives {'some' if expected else 'no'} NaN gradients")
-    console.print(table)
+        require(leaks == expected, f"{name} gives {'some' if expected else 'no'} NaN gradients")
+    show_table(f"first of {len(pairs)} batches", ("loss", "value", "gradients that are NaN"), rows)
     eager, compiled = largest_difference(ignoring_nan, pairs), compiled_difference(pairs)
-    console.print(f"gradients differ from boolean indexing's by {eager:.1e} of their norm, {compiled:.1e} compiled")
-    check(max(eager, compiled) <= GRADIENT_BAR, f"gradients within {GRADIENT_BAR:g} of boolean indexing's")
-    check(not refused_by_vmap(ignoring_nan, pairs[0]), "torch.vmap takes ignore_nan=True")
-    check(refused_by_vmap(boolean_indexing, pairs[0]), "torch.vmap refuses boolean indexing")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Forecast from sensor records with holes by cudaloss's ignore_nan.")
-    parser.add_argument("--steps", type=int, default=600, help="training steps (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="200 steps, for tests")
-    parser.add_argument("--output", type=Path, default=Path("demo_output/missing_values.png"))
-    parser.add_argument("--seed", type=int, default=0, help="of the record, weights and batches (default: %(default)s)")
-    return parser.parse_args()
+    say(f"gradients differ from boolean indexing's by {eager:.1e} of their norm, {compiled:.1e} compiled")
+    require(max(eager, compiled) <= GRADIENT_BAR, f"gradients within {GRADIENT_BAR:g} of boolean indexing's")
+    require(not refused_by_vmap(ignoring_nan, pairs[0]), "torch.vmap takes ignore_nan=True")
+    require(refused_by_vmap(boolean_indexing, pairs[0]), "torch.vmap refuses boolean indexing")
 
 
 def main() -> None:
-    arguments = parse_arguments()
-    steps, seed = 200 if arguments.quick else arguments.steps, arguments.seed
-    torch.set_num_threads(1)  # a network this small gains nothing from a second
-    console = Console()
+    arguments = options(__file__, "Forecast from records with holes by cudaloss's ignore_nan.", 600, quick=200)
+    steps, seed = arguments.steps, arguments.seed
     building = record(seed)
-    console.print(
-        f"{building.readings.isnan().float().mean().item():.1%} of {HOURS:,} x {SENSORS} readings are missing"
-    )
-    check_gradients(building, seed, console)
+    missing = building.readings.isnan().float().mean().item()
+    say(f"{missing:.1%} of {HOURS:,} x {SENSORS} readings are missing")
+    check_gradients(building, seed)
 
-    fused = train(ignoring_nan, building, steps, seed, "ignore_nan=True", console)
-    filled = train(filled_by_zero, building, steps, seed, "holes as 0", console)
-    table = Table("trained with", "RMS error", "mean error", "departures", title=f"{TESTED:,} hours not trained on")
-    for name, forecast in {"ignore_nan=True": fused, "holes as 0": filled}.items():
-        errors = f"{forecast.rms_error:.2f} K", f"{forecast.bias:+.2f} K"
-        table.add_row(name, *errors, f"forecast at {forecast.departure:.2f} of their size")
-    console.print(table)
-    draw(arguments.output, building, fused, filled)
-    console.print(f"picture: {arguments.output}")
-    check(filled.rms_error > 1.25 * fused.rms_error, "holes filled by 0 make the error a quarter larger, or more")
-    check(abs(filled.bias) > 2 * abs(fused.bias), "holes filled by 0 double the mean error, or more")
-    check(1 - filled.departure > 2 * (1 - fused.departure), "holes filled by 0 double what departures lack, or more")
+    fused = train(ignoring_nan, building, steps, seed, "ignore_nan=True")
+    filled = train(filled_by_zero, building, steps, seed, "holes as 0")
+    rows = [
+        (name, f"{found.rms_error:.2f} K", f"{found.bias:+.2f} K", f"forecast at {found.departure:.2f} of their size")
+        for name, found in {"ignore_nan=True": fused, "holes as 0": filled}.items()
+    ]
+    columns = "trained with", "RMS error", "mean error", "departures"
+    show_table(f"{TESTED:,} hours not trained on", columns, rows)
+    save(draw(building, fused, filled), arguments.output)
+    require(filled.rms_error > 1.25 * fused.rms_error, "holes filled by 0 make the error a quarter larger, or more")
+    require(abs(filled.bias) > 2 * abs(fused.bias), "holes filled by 0 double the mean error, or more")
+    require(1 - filled.departure > 2 * (1 - fused.departure), "holes filled by 0 double what departures lack, or more")
 
 
 if __name__ == "__main__":

@@ -15,26 +15,29 @@ nearest training digit and the certainty of a classifier are measured. Needs the
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from sklearn.datasets import load_digits
+from matplotlib.figure import Figure
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 import cudaloss
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from scaffold import (
+    digits,
+    fit,
+    options,
+    relative_difference,
+    require,
+    save,
+    say,
+    seeded,
+    show_table,
+    value_and_gradient,
+)
 
 GAMMA = 5.0  # the paper's
 BAR = 1e-6  # of the loss, and of the gradient's largest element, against plain PyTorch
@@ -42,7 +45,6 @@ COMPARED = 5  # one training step in so many is compared
 TIMES = 200  # noise levels
 BINS = 10  # of time steps, in the log
 BATCH = 100
-HELD_OUT = 297  # digits to compare the generated ones with; 1,500 are left to train on
 SAMPLES = 200
 FARTHER = 1.5  # generated digits may be so much farther from the training digits than held-out ones are
 SHOWN = 24  # samples in the picture
@@ -141,15 +143,6 @@ class Log:
         return total / torch.bincount(bins, minlength=BINS)
 
 
-def value_and_gradient(loss: Tensor, prediction: Tensor) -> tuple[Tensor, Tensor]:
-    return loss.detach(), torch.autograd.grad(loss, prediction, retain_graph=True)[0]
-
-
-def relative_difference(found: Tensor, reference: Tensor) -> Tensor:
-    """Of the largest element."""
-    return (found - reference).abs().max() / reference.abs().max()
-
-
 def compare(log: Log, prediction: Tensor, noise: Tensor, weights: Tensor) -> None:
     """All forms of the recipe with the plain one, on the same predictions."""
     reference = value_and_gradient(plain_loss(prediction, noise, weights), prediction)
@@ -163,26 +156,25 @@ def compare(log: Log, prediction: Tensor, noise: Tensor, weights: Tensor) -> Non
         log.gradient.append(relative_difference(found[1], reference[1]))
 
 
-def train(model: Denoiser, images: Tensor, schedule: Schedule, steps: int, seed: int, console: Console) -> Log:
+def train(model: Denoiser, images: Tensor, schedule: Schedule, steps: int, seed: int) -> Log:
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, fused=True)
-    decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     log = Log()
-    for step in track(range(steps), "training", console=console):
+
+    def batch_loss() -> Tensor:
         chosen = torch.randint(len(images), (BATCH,), generator=generator)
         batch = schedule.noised(images[chosen], generator)
         weights = schedule.weights(batch.time)
         prediction = model(batch.images, batch.time)
-        if step % COMPARED == 0:
+        if len(log.time) % COMPARED == 0:
             compare(log, prediction, batch.noise, weights)
         losses = weighted_losses(prediction, batch.noise, weights)
-        optimizer.zero_grad()
-        losses.sum().backward()
-        optimizer.step()
-        decay.step()
         log.mean_weight.append(weights.mean())
         log.time.append(batch.time)
         log.per_sample.append(losses.detach() * BATCH / weights)  # no pass of its own over the elements
+        return losses.sum()
+
+    fit(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps), batch_loss, steps, "training")
     return log
 
 
@@ -205,95 +197,63 @@ def generate(model: Denoiser, schedule: Schedule, seed: int, device: torch.devic
 class Judge:
     """How near images are to digits: by their nearest training digit, and by a classifier's certainty."""
 
-    def __init__(self, digits: Tensor, labels: Tensor) -> None:
-        self.digits = digits.flatten(1).cpu()
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.digits = images.flatten(1).cpu()
         self.classifier = LogisticRegression(max_iter=2000).fit(self.digits.numpy(), labels.numpy())
 
-    def distance(self, images: Tensor) -> float:
-        """Median over the images, as the root mean square of a pixel's difference; pixels are -1..1."""
-        nearest = torch.cdist(images.flatten(1).cpu(), self.digits).min(dim=1).values
-        return nearest.median().item() / math.sqrt(64)
-
-    def certainty(self, images: Tensor) -> float:
-        """The mean probability of the likeliest class."""
-        return float(self.classifier.predict_proba(images.flatten(1).cpu().numpy()).max(axis=1).mean())
+    def __call__(self, images: Tensor) -> tuple[float, float]:
+        """The median distance, as the RMS of a pixel's difference, and the likeliest class's mean probability."""
+        rows = images.flatten(1).cpu()
+        distance = torch.cdist(rows, self.digits).amin(1).median().item() / math.sqrt(64)
+        return distance, float(self.classifier.predict_proba(rows.numpy()).max(axis=1).mean())
 
 
-def load_images(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Training and held-out images, of pixels in -1..1, and the labels of the former."""
-    data, target = load_digits(return_X_y=True)
-    images = torch.from_numpy(data).view(-1, 1, 8, 8).to(device, torch.float32) / 8 - 1
-    return images[:-HELD_OUT], images[-HELD_OUT:], torch.from_numpy(target[:-HELD_OUT])
-
-
-def draw(path: Path, log: Log, samples: Tensor) -> None:
-    figure = plt.figure(figsize=(12, 4.5), layout="constrained")
+def draw(log: Log, samples: Tensor) -> Figure:
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=[1, 1.2], squeeze=False).flat
     axes = left.subplots()
     tenth = max(len(log.time) // 10, 1)
     centres = (torch.arange(BINS) + 0.5) * TIMES / BINS
     axes.plot(centres, log.by_time(slice(tenth)).cpu(), "o-", color="tab:orange", label=f"first {tenth} steps")
     axes.plot(centres, log.by_time(slice(-tenth, None)).cpu(), "o-", color="tab:blue", label=f"last {tenth} steps")
-    axes.set(
-        xlabel="time step (more noise to the right)", ylabel="squared error of the noise, per sample", yscale="log"
-    )
+    axes.set(xlabel="time step (more noise to the right)", ylabel="squared error of the noise", yscale="log")
     axes.legend()
     for axes, image in zip(right.subplots(4, SHOWN // 4).flat, samples, strict=False):
         axes.imshow(image[0].cpu(), cmap="gray_r", vmin=-1, vmax=1)
         axes.set(xticks=[], yticks=[])
     right.suptitle("generated digits")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def require(holds: bool, claim: str) -> None:
-    if not holds:
-        raise RuntimeError(f"does not hold: {claim}")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a diffusion model of digits with a weight for each sample.")
-    parser.add_argument("--steps", type=int, default=1600, help="training steps (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("demo_output/per_sample_weights.png"), help="%(default)s")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto: the GPU if there is one")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, batches and noise (default: %(default)s)")
-    return parser.parse_args()
+    return figure
 
 
 def main() -> None:
-    arguments = parse_arguments()
-    automatic = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(automatic if arguments.device == "auto" else arguments.device)
-    torch.set_num_threads(1)  # layers this small gain nothing from a second
-    console = Console(soft_wrap=True)
-    images, held_out, labels = load_images(device)
-    schedule, judge = Schedule(device), Judge(images, labels)
-    torch.manual_seed(arguments.seed)
-    model = Denoiser().to(device)
-    untrained = generate(model, schedule, arguments.seed + 1, device)
-    log = train(model, images, schedule, arguments.steps, arguments.seed, console)
-    samples = generate(model, schedule, arguments.seed + 1, device)
+    arguments = options(__file__, "Train a diffusion model with a weight for each sample.", 1600, device=True)
+    device, seed = arguments.device, arguments.seed
+    real = digits(device)
+    images, held_out = (2 * rows.view(-1, 1, 8, 8) - 1 for rows in (real.images, real.held_out))
+    schedule, model = Schedule(device), seeded(Denoiser, seed).to(device)
+    untrained = generate(model, schedule, seed + 1, device)
+    log = train(model, images, schedule, arguments.steps, seed)
+    samples = generate(model, schedule, seed + 1, device)
 
     value, gradient = torch.stack(log.value).max().item(), torch.stack(log.gradient).max().item()
     weights = torch.stack(log.mean_weight)
-    console.print(f"largest relative difference from plain PyTorch, of three forms at {len(log.value) // 3} steps:")
-    console.print(f"    {value:.1e} of values, {gradient:.1e} of gradients; at most {BAR:g} is demanded")
+    say(f"largest relative difference from plain PyTorch, of three forms at {len(log.value) // 3} steps:")
+    say(f"    {value:.1e} of values, {gradient:.1e} of gradients; at most {BAR:g} is demanded")
     off = f"{1 / weights.max():.3f} to {1 / weights.min():.3f} times"
-    console.print(f"divided by the sum of the weights, a batch's loss would be {off} as large")
-    table = Table("", "nearest training digit, RMS", "classifier's certainty")
-    for name, of_rows in {"held-out digits": held_out, "generated": samples, "generated untrained": untrained}.items():
-        table.add_row(name, f"{judge.distance(of_rows):.3f}", f"{judge.certainty(of_rows):.3f}")
-    console.print(table)
-    draw(arguments.output, log, samples)
-    console.print(f"picture: {arguments.output}")
+    say(f"divided by the sum of the weights, a batch's loss would be {off} as large")
+    judge = Judge(images, real.labels)
+    judged = {"held-out digits": judge(held_out), "generated": judge(samples)}
+    judged["generated untrained"] = judge(untrained)
+    rows = [(name, f"{distance:.3f}", f"{certainty:.3f}") for name, (distance, certainty) in judged.items()]
+    show_table("generated digits", ("", "nearest training digit, RMS", "classifier's certainty"), rows)
+    save(draw(log, samples), arguments.output)
 
     require(max(value, gradient) <= BAR, f"value and gradient are plain PyTorch's to {BAR:g}")
-    farthest = FARTHER * judge.distance(held_out)
-    require(judge.distance(samples) <= farthest, f"generated digits are as near as {FARTHER} times held-out ones")
-    require(judge.distance(untrained) > farthest, "those of the untrained network are farther")
-    certain = judge.certainty(samples) > judge.certainty(untrained)
-    require(certain, "a classifier is more certain of generated digits than of the untrained network's")
+    (real_distance, _), (distance, certainty), (untrained_distance, untrained_certainty) = judged.values()
+    farthest = FARTHER * real_distance
+    require(distance <= farthest, f"generated digits are as near as {FARTHER} times held-out ones")
+    require(untrained_distance > farthest, "those of the untrained network are farther")
+    require(certainty > untrained_certainty, "a classifier is more certain of them than of the untrained network's")
 
 
 if __name__ == "__main__":
