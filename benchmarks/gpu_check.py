@@ -53,8 +53,8 @@ SANITIZED_TESTS = (
     "ops/test_errors.py",
 )
 SANITIZERS = ("memcheck", "racecheck")
-# Test processes at once, each of two cores, in turn one a GPU. Sixteen on 16 cores and an H200 took each other's turns:
-# more than 10 minutes for what eight do in 9.
+# Test processes at once, each of two cores, in turn one a GPU. Of 16 cores and an H200 eight take 9 minutes, sixteen
+# more than 10; of 32 cores and two H200s sixteen take 8.
 PROCESSES = max(1, (os.cpu_count() or 1) // 2)
 SHARED = {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 PIP = [sys.executable, "-m", "pip", "install"]
@@ -130,7 +130,8 @@ def gpus() -> list[str]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return chosen.split(",")
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines()
+    tool = shutil.which("nvidia-smi")
+    listed = subprocess.run([tool, "-L"], capture_output=True, text=True).stdout.splitlines() if tool else []
     return [str(index) for index in range(len(listed))] or [""]
 
 
@@ -139,11 +140,12 @@ def in_turn(index: int) -> str:
 
 
 def tests(name: str, marker: str) -> dict[str, Any]:
-    # In parallel where pytest-xdist is, which refuses pytest-benchmark.
+    command = [*PYTEST, "-m", marker, "--durations=40"]
     if not importlib.util.find_spec("xdist"):
-        return run(name, [*PYTEST, "-m", marker])
+        return run(name, command)
+    # In parallel where pytest-xdist is, which refuses pytest-benchmark.
     workers = [f"--tx=popen//env:CUDA_VISIBLE_DEVICES={in_turn(i)}" for i in range(PROCESSES)]
-    return run(name, [*PYTEST, "-m", marker, "--durations=40", "-p", "no:benchmark", "--dist=load", *workers], **SHARED)
+    return run(name, [*command, "-p", "no:benchmark", "--dist=load", *workers], **SHARED)
 
 
 def sanitize(tool: str) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def sanitize(tool: str) -> dict[str, Any]:
 
     def watched(file: str) -> dict[str, Any]:
         command = [*SANITIZER, "--tool", tool, *PYTEST, "-x", "--kinds", *chosen, f"tests/{file}"]
-        gpu = in_turn(SANITIZED_TESTS.index(file) * len(SANITIZERS) + SANITIZERS.index(tool))
+        gpu = in_turn(SANITIZED_TESTS.index(file))
         return run(f"{tool}-{Path(file).stem}", command, **environment, CUDA_VISIBLE_DEVICES=gpu)
 
     start = time.monotonic()
