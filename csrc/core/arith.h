@@ -70,7 +70,9 @@ CUDALOSS_INLINE Constant<F> complement_of(F x, F) {
 CUDALOSS_INLINE Constant<float> complement_of(double x, float) { return constant_of(1.0 - x, 0.0f); }
 // Host only: numerator / denominator, clamped to the finite range so that 0 * (1 / tiny) stays 0.
 inline Constant<double> ratio(double numerator, double denominator, double) {
-  return {std::fmin(numerator / denominator, DBL_MAX), 0.0};
+  const double hi = std::fmin(numerator / denominator, DBL_MAX);
+  const double lo = hi < DBL_MAX && hi > DBL_MIN ? std::fma(-hi, denominator, numerator) / denominator : 0.0;
+  return {hi, lo};
 }
 inline Constant<float> ratio(double numerator, double denominator, float) {
   return constant_of(std::fmin(numerator / denominator, static_cast<double>(FLT_MAX)), 0.0f);
@@ -143,10 +145,10 @@ CUDALOSS_INLINE bool operator<(FastFloat x, Constant<float> c) { return x.value 
 CUDALOSS_INLINE bool operator>=(FastFloat x, Constant<float> c) { return x.value >= c.hi; }
 
 // ---- products with constants -------------------------------------------------------------------------------
-CUDALOSS_INLINE Constant<double> times(Constant<double> a, Constant<double> b) { return {a.hi * b.hi, 0.0}; }
-CUDALOSS_INLINE Constant<float> times(Constant<float> a, Constant<float> b) {
-  const FloatFloat result = product(a.hi, a.lo, b.hi, b.lo);
-  return {result.hi, select(absolute(result.hi) <= FLT_MAX, result.lo, 0.0f)};  // beside an infinite hi, lo is NaN
+template <class F>
+CUDALOSS_INLINE Constant<F> times(Constant<F> a, Constant<F> b) {
+  const F hi = a.hi * b.hi, lo = fused(a.hi, b.lo, fused(a.lo, b.hi, fused(a.hi, b.hi, -hi)));
+  return {hi, select(absolute(hi) <= largest(F()), lo, F(0))};  // beside an infinite hi, lo is NaN
 }
 
 // x * c for an x that is finite, or whose product is not taken.

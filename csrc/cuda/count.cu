@@ -144,7 +144,6 @@ __global__ void __launch_bounds__(plan::kPassThreads, 2)
 bool is_mask_alone(const Count& r) {
   return r.selection.mask.data && !r.selection.weight.data && !r.selection.ignore_nan;
 }
-constexpr int kMaskVector = 16, kVector = 4;
 
 template <bool kMaskAlone, int N>
 void launch_count(const Count& r, const Memory& memory, Stream stream) {
@@ -177,8 +176,8 @@ void launch_count(const Count& r, const Memory& memory, Stream stream) {
 }  // namespace
 
 void count(const Count& request, const Memory& memory, Stream stream) {
-  if (is_mask_alone(request)) return launch_count<true, kMaskVector>(request, memory, stream);
-  launch_count<false, kVector>(request, memory, stream);
+  if (is_mask_alone(request)) return launch_count<true, 16>(request, memory, stream);  // of 16 bytes; 4 weights
+  launch_count<false, 4>(request, memory, stream);
 }
 
 }  // namespace cudaloss::cuda

@@ -50,10 +50,7 @@ inline int64_t threads_for(int64_t segments, int64_t vectors, VectorsPerThread e
   return plan::ceil_div(vectors, plan::pass_vectors_per_thread(segments * vectors, each.least, each.most));
 }
 
-// Whether a segment has a block of its own, or several: not where it is short. Of whole vectors, or of any.
-inline bool has_blocks_of_whole(int64_t segments, int64_t vectors) {
-  return segments <= 1 || vectors >= plan::kBlockVectors;
-}
+// Whether a segment has a block of its own, or several: not where it is short.
 inline bool has_blocks(int64_t segments, int64_t threads) { return segments <= 1 || threads > plan::kWarpVectors * 32; }
 
 // `threads` are those of a block; `whole`: of a kernel that reads whole vectors.

@@ -98,7 +98,8 @@ inline bool reads_vectors(const Pass& r, int n) {
          serves(kFirst, r.grad_input.data, r.grad_input.dtype) &&
          serves(kSecond, r.grad_target.data, r.grad_target.dtype) &&
          (r.inner.size[0] % n == 0 || (r.inner.rank == 1 && r.segments.rank == 0)) &&
-         !lies_across(r.segments, r.inner) && has_blocks_of_whole(r.segments.count(), vectors_of(r.inner, n));
+         !lies_across(r.segments, r.inner) &&
+         (r.segments.count() <= 1 || vectors_of(r.inner, n) >= plan::kBlockVectors);
 }
 
 // Elements that a kernel reads at once where all that it reads lies in whole vectors.
