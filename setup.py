@@ -146,7 +146,7 @@ def write_losses():
     """The list of losses that the C++ of all of them is made from, with their ids and their kernels."""
     unknown = [loss for loss in LOSSES if loss not in rows()]
     if unknown:
-        sys.exit(f"cudaloss: csrc/losses has {unknown[0]}.h, but src/cudaloss/_specs.py has no row of that name.")
+        sys.exit(f"cudaloss: csrc/losses has {unknown[0]}.h, but src/cudaloss/_rows has no row of that name.")
     lines = (f"CUDALOSS_LOSS({loss}, {rows()[loss].id}, {has_dense_kernels(loss)})\n" for loss in LOSSES)
     write_if_changed(GENERATED / "losses.inc", "".join(lines))
 

@@ -53,7 +53,7 @@ class Exact(NamedTuple):
 
 def exact(spec: LossSpec, input: Tensor, target: Tensor) -> Exact:
     x, t = input.detach().double(), target.double()
-    if spec.ulps == 1 or input.dtype != torch.float64:
+    if spec.is_rational or input.dtype != torch.float64:
         value, slope = (symbolic.term(spec, which, torch, x, t, spec.default) for which in (LOSS, INPUT_SLOPE))
         return Exact(value.number, slope.number, slope.size)
     x, t = wide.pair(x), wide.pair(t)
@@ -147,7 +147,7 @@ def bound(spec: LossSpec, row: dict[str, Any], kind: str) -> float:
 
 
 def kinds_of(spec: LossSpec) -> tuple[str, ...]:
-    return ("value", "gradient", "single") if spec.ulps > 1 else ("value", "gradient")
+    return ("value", "gradient") if spec.is_rational else ("value", "gradient", "single")
 
 
 def keeps_much(spec: LossSpec) -> bool:

@@ -50,11 +50,13 @@ class Call:
     options: Options = NONE
     dtype: torch.dtype | None = None
     incoming: str = "random"  # or a number
-    second: float = 0.0
+    second: float | None = None
 
     def __post_init__(self) -> None:
         if self.parameter is None:
             self.parameter = self.spec.default
+        if self.second is None:
+            self.second = self.spec.second_default
 
     @cached_property
     def exact(self) -> Exact:

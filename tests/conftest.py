@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 # Compiled graphs of an earlier state of the package must not be found. Read when PyTorch's compiler is imported.
@@ -15,14 +16,19 @@ import torch
 
 import oracle
 from cudaloss._build import INFO
-from cudaloss._specs import SPECS
+from cudaloss._specs import SPECS, LossSpec
 
 # One loss of each kind, for what the op layer does alike for all of a kind and what takes seconds.
 KINDS = list({(type(spec.terms), spec.parameter is None): spec for spec in reversed(SPECS)}.values())
+# A loss of each kind of kernels, which takes every variant of every test. Of the others, which share its templates, a
+# test takes one variant in so many, each loss others.
+OF_KERNELS = {(type(spec.terms), spec.kernels): spec for spec in reversed(SPECS) if spec.parameter}.values()
+SHARE = 5
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kinds", action="store_true", help="of all tests, those of one loss of each kind")
+    parser.addoption("--whole", action="store_true", help="every variant of every test for every loss")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -34,7 +40,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _group(item: pytest.Item) -> tuple[str, LossSpec, str | None] | None:
+    """A test's function, loss and device, where fewer of its variants are enough."""
+    call = getattr(item, "callspec", None)
+    spec = call.params.get("spec") if call else None
+    if spec is None or spec in OF_KERNELS or item.get_closest_marker("each_variant"):
+        return None
+    return item.nodeid.partition("[")[0], spec, call.params.get("device")
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    groups, seen = [_group(item) for item in items], Counter()
+    sizes, left_out = Counter(groups), []
+    for group in groups:
+        turn = group[1].id % min(SHARE, sizes[group]) if group else 0
+        left_out.append(bool(group) and seen[group] % SHARE != turn)
+        seen[group] += 1
+    config.hook.pytest_deselected(items=[item for item, out in zip(items, left_out, strict=True) if out])
+    items[:] = [item for item, out in zip(items, left_out, strict=True) if not out]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("whole"):
+        _leave_out(config, items)
     if torch.cuda.is_available() and INFO["cuda"]:
         return
     reason = "no GPU" if INFO["cuda"] else "built without CUDA"

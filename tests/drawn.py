@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calls import Call
 from cudaloss._options import Options
-from oracle import DTYPES, of_probabilities
+from oracle import DTYPES, SECONDS, of_probabilities
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 # Around the sizes at which the kernels change their ways: a block's elements, tiles, a chunk of the CPU engine.
@@ -279,5 +279,6 @@ def calls(draw, spec, device, *, keywords, dense):
     )
     parameter = held.get("third", draw(st.sampled_from(numbers)))
     incoming = draw(st.sampled_from(INCOMING))
-    second = draw(st.sampled_from([0.0, 0.0, 0.125])) if spec.second and keywords else 0.0
+    seconds = SECONDS[spec.second.interval] if spec.second and keywords else (None,)
+    second = draw(st.sampled_from(seconds))
     return Call(spec, held["input"], held["target"], reduction, parameter, options, result, incoming, second)

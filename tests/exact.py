@@ -51,7 +51,7 @@ class Exact:
         reduction: str,
         parameter: float | Tensor,
         options: Options = NONE,
-        second: float = 0.0,
+        second: float | None = None,
     ) -> None:
         self.shape = torch.broadcast_shapes(input.shape, target.shape)
         self.operand_shapes = input.shape, target.shape
@@ -69,6 +69,7 @@ class Exact:
         x, t = (_extended(whole(operand)[chosen].double()) for operand in (input, target))
         is_tensor = isinstance(parameter, Tensor)
         third = _extended(whole(parameter)[chosen].double()) if is_tensor else np.longdouble(parameter)
+        second = spec.second_default if second is None else second
         with np.errstate(all="ignore"):
             found = [symbolic.term(spec, which, np, x, t, third, np.longdouble(second)) for which in symbolic.WHICH]
 

@@ -19,6 +19,7 @@ from exact import Exact
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 # The third operand's numbers, by where they must lie; 0.3 and 2.3 are not exact in float32.
+SECONDS = {"in [0, 1]": (0.0, 0.0, 0.125), "that is 1 or 2": (1.0, 2.0)}  # and the second number's
 PARAMETERS = {">= 0": (1.0, 0.5, 2.3, 0.0), "> 0": (1.0, 0.5, 0.3), "in (0, 1)": (0.5, 0.3, 0.9)}
 
 
@@ -114,7 +115,7 @@ def reduced(value, reduction, weight, mask, normalizer, scale, batch_dims, count
 
 def exact_loss(spec: LossSpec, input: Tensor, target: Tensor, reduction: str, parameter: float) -> Tensor:
     """The loss in float64; a reduction from the exact sum of its float64 terms."""
-    if isinstance(spec.terms, OfTwo):
+    if not spec.is_rational:
         return Exact(spec, input, target, reduction, parameter).value
     terms = reference.loss(spec, input.double(), target.double(), "none", parameter, torch.float64)
     if reduction == "none":
@@ -127,7 +128,7 @@ def exact_loss(spec: LossSpec, input: Tensor, target: Tensor, reduction: str, pa
 def exact_gradients(
     spec: LossSpec, grad_output: Tensor, input: Tensor, target: Tensor, reduction: str, parameter: float
 ) -> tuple[Tensor, Tensor]:
-    if isinstance(spec.terms, OfTwo):
+    if not spec.is_rational:
         of_input, of_target = Exact(spec, input, target, reduction, parameter).gradients(grad_output)
         return of_input[0].to(input.device), of_target[0].to(target.device)
     operands = (grad_output.double(), input.detach().double(), target.detach().double())
@@ -175,6 +176,8 @@ def operands(
         flat_input[:4] = flat_target[:4] + torch.tensor([parameter, -parameter, 0.0, parameter], dtype=torch.float64)
     if of_probabilities(suited[0]):  # hard ones, of which one term remains, and nothing cancels
         target = (target > 0).double()
+    if suited[0] is not None and suited[0].targets == "1 or -1":
+        target = torch.where(target > 0, 1.0, -1.0).double()
     if torch.float64 in dtypes:
         input, target = (x.mul(64).round().div(64) for x in (input, target))
     return input.to(device, dtypes[0]), target.to(device, dtypes[1])

@@ -81,6 +81,8 @@ inline Constant<float> ratio(double numerator, double denominator, float) {
 // ---- float and double --------------------------------------------------------------------------------------
 CUDALOSS_INLINE float absolute(float x) { return fabsf(x); }
 CUDALOSS_INLINE double absolute(double x) { return fabs(x); }
+CUDALOSS_INLINE float least(float) { return FLT_MIN; }  // of the normal numbers
+CUDALOSS_INLINE double least(double) { return DBL_MIN; }
 CUDALOSS_INLINE float largest(float) { return FLT_MAX; }
 CUDALOSS_INLINE double largest(double) { return DBL_MAX; }
 CUDALOSS_INLINE float fused(float a, float b, float c) { return fmaf(a, b, c); }

@@ -5,7 +5,7 @@
 // in its result is beside it.
 #pragma once
 
-#include "core/arith.h"
+#include "core/pairs.h"
 
 namespace cudaloss {
 
@@ -68,12 +68,6 @@ CUDALOSS_INLINE float clamped_to(float limit, float x) {
 }
 CUDALOSS_INLINE double clamped_to(double limit, double x) { return select(x > limit, limit, x); }
 
-// A number and what F lost of it.
-template <class F>
-struct WithRest {
-  F value, rest;
-};
-
 // exp(-z) / small for z >= 0.
 template <class F>
 CUDALOSS_INLINE WithRest<F> exp_of_minus(F z) {
@@ -88,26 +82,6 @@ CUDALOSS_INLINE WithRest<F> exp_of_minus(F z) {
   return {e, fused(power, growth, power - e)};
 }
 
-// 1 / h for h in [1, 2] or NaN, about.
-CUDALOSS_INLINE float reciprocal_of(float h) {
-#if defined(__CUDA_ARCH__)
-  float inverse;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(h));
-  return inverse;
-#else
-  return 1.0f / h;
-#endif
-}
-CUDALOSS_INLINE double reciprocal_of(double h) {
-#if defined(__CUDA_ARCH__)
-  double inverse;  // 20 bits, then 40; who takes it makes it 53
-  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(inverse) : "d"(h));
-  return fused(inverse, fused(-h, inverse, 1.0), inverse);
-#else
-  return 1.0 / h;
-#endif
-}
-
 // With L = log1p(e), q = e / (1 + e): sinh(L) = (e + q) / 2 and sinh(L / 2)^2 = e q / 4, so that L / sinh(L) is
 // G(e q) = asinh(v) / (v sqrt(1 + v^2)) of v^2 = e q / 4. As e q is at most 1/2 and the next singularity is at -4, its
 // polynomial gains 5 bits a term, where one in e gains half of that. This is G(m) - 1 for 0 <= m <= 1/2: 2^-30 and
@@ -119,6 +93,26 @@ CUDALOSS_INLINE double log_tail(double m) {
   return m * polynomial(m, -0x1.55555555554fdp-3, 0x1.11111111089bap-5, -0x1.d41d41cb27832p-8, 0x1.a019ff4553e8fp-10,
                         -0x1.7a45d4bc9d349p-12, 0x1.5d2481dafbb3dp-14, -0x1.45609d6af5539p-16, 0x1.2d7ddecfc0f13p-18,
                         -0x1.0116e6c328e68p-20, 0x1.281b5525b6772p-23);
+}
+
+// slope * other * scale, of a slope that is divided by `small`: the other takes that where the product could overflow.
+template <class F>
+CUDALOSS_INLINE F chained_back(WithRest<F> slope, F other, Constant<F> scale) {
+  constexpr F small = ExpParts<F>::small;
+  const bool is_large = absolute(other) > F(1);
+  return chained(slope, select(is_large, other * small, other), scale) * select(is_large, F(1), small);
+}
+
+// (log(cosh(z)) / z^2 - 1/2) / z^2 of m = z^2 <= 1, interpolated at Chebyshev's nodes: 2^-27 and 2^-56 of log(cosh(z)).
+CUDALOSS_INLINE float log_cosh_tail(float m) {
+  return polynomial(m, -0x1.555556p-4f, 0x1.6c16b4p-6f, -0x1.ba170ep-8f, 0x1.1e5a80p-9f, -0x1.7e646cp-11f,
+                    0x1.ed4d84p-13f, -0x1.03ccf2p-14f, 0x1.30b528p-17f);
+}
+CUDALOSS_INLINE double log_cosh_tail(double m) {
+  return polynomial(m, -0x1.5555555555555p-4, 0x1.6c16c16c16b21p-6, -0x1.ba1ba1ba09a16p-8, 0x1.1ea5d397a0770p-9,
+                    -0x1.833d9b79192fcp-11, 0x1.0d0b3f8ca0cdcp-12, -0x1.7da187717a8cfp-14, 0x1.12e912c66a9d6p-15,
+                    -0x1.906e7ed5ed8e2p-17, 0x1.2440217d803f8p-18, -0x1.a1307ba3b2516p-20, 0x1.1319bfc4f54a1p-21,
+                    -0x1.2e63935c5c381p-23, 0x1.d553b8d753753p-26, -0x1.7199d3332b32fp-29);
 }
 
 // sigmoid(-z), and softplus(-z) = log1p(exp(-z)) in two parts, of z >= 0; all are divided by `small`.

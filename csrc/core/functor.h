@@ -3,8 +3,9 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
-#include "core/arith.h"
+#include "core/pairs.h"
 
 namespace cudaloss {
 
@@ -13,7 +14,8 @@ struct Numbers {
   double third, second;
 };
 
-// A loss of two operands has Terms of its own; of the difference, a third operand where it says kHasThird.
+// A loss of two operands, or of a difference in two parts, has Terms of its own; a third operand where it says
+// kHasThird, and of the target the input's gradient with the other sign where it says kMirrors.
 template <class Loss, class = void>
 constexpr bool kHasTerms = false;
 template <class Loss>
@@ -22,6 +24,16 @@ template <class Loss, class = void>
 constexpr bool kDeclaresThird = false;
 template <class Loss>
 constexpr bool kDeclaresThird<Loss, std::void_t<decltype(Loss::kHasThird)>> = Loss::kHasThird;
+template <class Loss, class = void>
+constexpr bool kDeclaresMirrors = false;
+template <class Loss>
+constexpr bool kDeclaresMirrors<Loss, std::void_t<decltype(Loss::kMirrors)>> = Loss::kMirrors;
+
+template <class Loss, class = void>
+constexpr bool kValuesHaveRests = false;
+template <class Loss>
+constexpr bool kValuesHaveRests<
+    Loss, std::void_t<decltype(std::declval<Loss>().value(std::declval<typename Loss::Terms>()).rest)>> = true;
 
 // A loss of d = input - target: value(d), and grad(d, scale) of the input, which the target's mirrors.
 template <class T, class Loss>
@@ -52,7 +64,7 @@ struct OfOperands : Loss {
   using F = Scalar<T>;
   using Terms = typename Loss::Terms;
   static constexpr bool kHasThird = kDeclaresThird<Loss>;
-  static constexpr bool kMirrors = false;
+  static constexpr bool kMirrors = kDeclaresMirrors<Loss>;
 
   explicit OfOperands(const Numbers& numbers) : Loss(numbers) {}
   CUDALOSS_INLINE explicit OfOperands(const Loss& loss) : Loss(loss) {}
@@ -62,23 +74,43 @@ struct OfOperands : Loss {
   CUDALOSS_INLINE Terms terms(A input, B target) const {
     return Loss::terms(widen<F>(input), widen<F>(target));
   }
-  CUDALOSS_INLINE T value(const Terms& terms) const { return T{Loss::value(terms)}; }
+  CUDALOSS_INLINE T value(const Terms& terms) const { return as(Loss::value(terms)); }
+
+ private:
+  CUDALOSS_INLINE static T as(F value) { return T{value}; }
+  CUDALOSS_INLINE static T as(WithRest<F> value) {
+    if constexpr (std::is_same_v<T, FloatFloat>) {
+      return {value.value, value.rest};
+    } else {
+      return T{rounded(value)};
+    }
+  }
 };
 
 template <template <class> class Loss>
 constexpr bool kIsOfOperands = kHasTerms<Loss<float>>;
 
+// Of these, whether its value comes as a WithRest: few of them can be summed as exactly as differences.
+template <template <class> class Loss>
+constexpr bool kHasRests = kIsOfOperands<Loss> && kValuesHaveRests<Loss<float>>;
+
+// Over Loss<T>; a loss of two operands computes its terms in float where a sum is in FloatFloat.
 template <template <class> class Loss, class T>
-using Functor = std::conditional_t<kIsOfOperands<Loss>, OfOperands<T, Loss<T>>, OfDifference<T, Loss<T>>>;
+using Functor = std::conditional_t<kIsOfOperands<Loss>,
+                                   OfOperands<T, Loss<std::conditional_t<std::is_same_v<T, FloatFloat>, float, T>>>,
+                                   OfDifference<T, Loss<T>>>;
 
 // The arithmetic in which a loss computes where an engine would take FloatFloat. A loss of two operands does so in
 // float: its terms keep what float would lose, and value and gradients then share them.
 template <template <class> class Loss, class T>
-using ArithmeticOf = std::conditional_t<kIsOfOperands<Loss> && std::is_same_v<T, FloatFloat>, float, T>;
+using ArithmeticOf =
+    std::conditional_t<kIsOfOperands<Loss> && !kHasRests<Loss> && std::is_same_v<T, FloatFloat>, float, T>;
 
 // Whether value and gradients are made from one evaluation of the terms: where these are worth more than the registers
 // that they take meanwhile.
 template <class OfValue, class OfGradient>
-constexpr bool kSharesTerms = std::is_same_v<OfValue, OfGradient> && !OfValue::kMirrors;
+constexpr bool kSharesTerms = false;
+template <class TV, class TG, class Loss>
+constexpr bool kSharesTerms<OfOperands<TV, Loss>, OfOperands<TG, Loss>> = true;
 
 }  // namespace cudaloss

@@ -332,7 +332,8 @@ void pass(const Pass& r, ParallelFor parallel_for) {
     return pass_as<Exact, float, float, Loss>(r, parallel_for);
   }
   if (many) return pass_as<float, Exact, float, Loss>(r, parallel_for);
-  pass_as<Exact, Exact, float, Loss>(r, parallel_for);
+  using Few = std::conditional_t<kHasRests<Loss>, double, Exact>;
+  pass_as<Few, Few, float, Loss>(r, parallel_for);
 }
 
 }  // namespace cudaloss::cpu

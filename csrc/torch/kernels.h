@@ -1,4 +1,4 @@
-// An engine's pass of one loss, by the id of its row in src/cudaloss/_specs.py.
+// An engine's pass of one loss, by the id of its row in src/cudaloss/_rows.
 #pragma once
 
 #include "core/pass.h"

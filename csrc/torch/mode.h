@@ -19,7 +19,7 @@ struct Mode {
   bool is_below_autograd;  // the caller is the op's autograd, or knows that nothing asks for it
   bool mean_over_count;    // a mean divides by the number of elements in play, not by the sum of their weights
   int64_t batch_dims;
-  int64_t loss;  // the id of its row in _specs.py
+  int64_t loss;  // the id of its row in _rows/
 
   explicit Mode(int64_t packed)
       : reduction(static_cast<Reduction>(packed & 3)),

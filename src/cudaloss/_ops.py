@@ -94,7 +94,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
     """The commonest calls: plain tensors of one shape, of which the private ops find out the rest. They decline with
     None. Every line is on the hot path of every call: no more than a few flags, 0.05 us each."""
     own, loss, forward = spec.mode << LOSS | BELOW_AUTOGRAD, _private.loss, _private.forward
-    default, largest = spec.default, spec.parameter.largest if spec.parameter else inf
+    default, neutral, largest = spec.default, spec.second_default, spec.parameter.largest if spec.parameter else inf
     takes_second = spec.second.takes if spec.second else bool
     # PyTorch's own, bound here once.
     is_grad_enabled, is_captured = torch.is_grad_enabled, _dispatch.is_captured
@@ -134,7 +134,8 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
         rest = ()
         if (
             third is not None
-            or second != 0
+            or type(second) is not float
+            or second != neutral
             or weight is not None
             or mask is not None
             or normalizer is not None
@@ -149,8 +150,10 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
                 return None
             flags, *rest = options
             how |= flags
-            if third is not None or second != 0:
-                if type(second) is not float or not takes_second(second):
+            if type(second) is not float:
+                return None
+            if third is not None or second != neutral:
+                if not takes_second(second):
                     return None
                 rest += third, second
             if batch_dims and batch_dims == input.dim():  # single losses: _dispatch knows a shorter way
@@ -213,10 +216,10 @@ def _define(spec: LossSpec) -> Kernel:
     """Defines the public op of `spec`."""
     _private.LIBRARY.define(_schema(spec), tags=_private.TAGS)
     fused, thorough = _fused(spec) if DEVICES else _none, _thorough(spec)
-    name, default = spec.parameter.name if spec.parameter else "", spec.default
+    name, default, other = spec.parameter.name if spec.parameter else "", spec.default, spec.second_default
     as_tensor = f"{name}_tensor"
 
-    def op(input, target, reduction="mean", parameter=None, second=0.0, *, dtype=None, **options):
+    def op(input, target, reduction="mean", parameter=None, second=other, *, dtype=None, **options):
         # The dispatcher passes on only what differs from its default.
         parameter = options.pop(as_tensor, parameter)
         parameter = default if parameter is None else parameter

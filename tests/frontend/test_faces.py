@@ -35,6 +35,11 @@ def test_ids_are_for_ever():
         "l1": 3,
         "binary_cross_entropy_with_logits": 4,
         "quantile": 5,
+        "pseudo_huber": 6,
+        "charbonnier": 7,
+        "log_cosh": 8,
+        "soft_margin": 9,
+        "hinge": 10,
     }
     assert [spec.id for spec in SPECS] == list(range(len(SPECS)))
 

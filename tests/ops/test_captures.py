@@ -110,6 +110,8 @@ def test_captured_graphs_keep_values_and_gradients(spec, tensors, capture, given
 def test_captured_backwards(spec, tensors, mode, given):
     """A whole step's graph, and that of ``torch.func.grad``, which is differentiated once more when it is replayed."""
     input, target, beside = tensors
+    if not spec.is_rational:  # whose formulas may cancel when autograd differentiates them once more
+        input, target = input.double(), target.double()
     for reduction in ("mean", "none"):
         if reduction == "none" and {"normalizer", "number"} & set(CALLS[given]):
             continue
@@ -131,7 +133,7 @@ def test_captured_backwards(spec, tensors, mode, given):
         for gradient in (graph, expected):
             x = input.clone().requires_grad_()
             once = gradient(x, *arguments[1:])
-            twice = torch.autograd.grad(once.square().sum(), x)[0]
+            twice = torch.autograd.grad(once.square().sum() + 0 * x.sum(), x)[0]  # once may be a constant
             found.append((once.detach(), twice))
         for ours, theirs in zip(*found, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=1e-6)

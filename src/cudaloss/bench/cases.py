@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,13 +30,22 @@ KERNELBENCH: dict[str, tuple[int, Loss]] = {
 LARGEST_LOGIT = 8  # spread over both tails; all other operands lie in [0, 1)
 
 
-def _quantile(x: Tensor, y: Tensor, reduction: str = "mean", quantile: float | Tensor = 0.5) -> Tensor:
-    """As it is composed of PyTorch's ops, which have no such loss."""
-    value = torch.maximum(quantile * (y - x), (quantile - 1) * (y - x))
-    return value if reduction == "none" else getattr(value, reduction)()
+def _composed(value: Callable[..., Tensor]) -> Loss:
+    def loss(x: Tensor, y: Tensor, reduction: str = "mean", **parameters: float | Tensor) -> Tensor:
+        found = value(x, y, **parameters)
+        return found if reduction == "none" else getattr(found, reduction)()
+
+    return loss
 
 
-COMPOSED: dict[str, Loss] = {"quantile": _quantile}
+# As users compose what PyTorch's functions lack.
+COMPOSED: dict[str, Loss] = {
+    "quantile": _composed(lambda x, y, quantile=0.5: torch.maximum(quantile * (y - x), (quantile - 1) * (y - x))),
+    "pseudo_huber": _composed(lambda x, y, delta=1.0: delta**2 * ((1 + ((x - y) / delta) ** 2).sqrt() - 1)),
+    "charbonnier": _composed(lambda x, y, eps=1e-3: ((x - y) ** 2 + eps**2).sqrt()),
+    "log_cosh": _composed(lambda x, y: (x - y) + F.softplus(-2 * (x - y)) - math.log(2)),
+    "hinge": _composed(lambda x, y, margin=1.0, power=1: (margin - y * x).clamp(min=0) ** power),
+}
 
 
 def rival(spec: LossSpec) -> Loss:

@@ -15,10 +15,12 @@ __all__ = [
     "Pair",
     "abs",
     "exp",
+    "expm1",
     "log1p",
     "logaddexp",
     "pair",
     "sign",
+    "sqrt",
     "where",
     "zeros_like",
 ]  # the functions as torch names them
@@ -118,6 +120,14 @@ def abs(x: Pair) -> Pair:
     return where(x.hi < 0, -x, x)
 
 
+def sqrt(x: Pair) -> Pair:
+    """float64's, and one step of Newton's method."""
+    start = x.hi.sqrt()
+    beyond = x - pair(start) * pair(start)
+    rest = torch.where(start > 0, (beyond.hi + beyond.lo) / (2 * start), 0)
+    return Pair(*_two_sum(start, rest))
+
+
 _LN2 = math.log(2), 2.3190468138462996e-17  # and what its float64 lacks
 _HALVINGS = 5
 _TAIL = [1.0 / math.factorial(n) for n in range(4, 14)]
@@ -143,6 +153,11 @@ def exp(x: Pair) -> Pair:
     ln2 = Pair(torch.full_like(k, _LN2[0]), torch.full_like(k, _LN2[1]))
     power = (k.long() + 1023 << 52).view(torch.float64)  # exactly, as exp2 need not be
     return (_expm1(x - pair(k) * ln2) + 1.0).scaled(power)
+
+
+def expm1(x: Pair) -> Pair:
+    near = where(abs(x) < 0.5, x, 0.0)
+    return where(abs(x) < 0.5, _expm1(near), exp(x) + -1.0)
 
 
 def log1p(e: Pair) -> Pair:

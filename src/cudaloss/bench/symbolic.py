@@ -40,9 +40,30 @@ class softplus(sympy.Function):
         return sigmoid(self.args[0])
 
 
+class log_cosh(sympy.Function):
+    def fdiff(self, argindex: int = 1) -> Expression:
+        return sympy.tanh(self.args[0])
+
+
 def _sigmoid(m: Any, x: Number) -> Number:
     e = m.exp(-m.abs(x))
     return m.where(x > 0, 1.0, e) / (e + 1.0)
+
+
+def _log_cosh(m: Any, x: Number) -> Number:
+    """log1p(cosh(z) - 1) of a small z = |x|, where cosh(z) - 1 = (1 - e)^2 / (2 e) with e = exp(-z)."""
+    z = m.abs(x)
+    few = m.where(z > 100.0, 100.0, z)  # beyond, nothing changes but z
+    less = -m.expm1(-few)
+    near = m.where(z < 1.0, less * less / (less * -2.0 + 2.0), 1.0)
+    far = z + m.log1p(m.exp(few * -2.0)) + -m.log1p(m.exp(m.zeros_like(z)))
+    return m.where(z < 1.0, m.log1p(near), far)
+
+
+def _tanh(m: Any, x: Number) -> Number:
+    z = m.abs(x)
+    less = -m.expm1(m.where(z > 100.0, 100.0, z) * -2.0)
+    return m.sign(x) * less / (less * -1.0 + 2.0)
 
 
 FUNCTIONS: dict[type, Callable[[Any, Number], Number]] = {
@@ -50,7 +71,10 @@ FUNCTIONS: dict[type, Callable[[Any, Number], Number]] = {
     sympy.sign: lambda m, x: m.where(x != x, x, m.sign(x)),  # that of PyTorch is 0 of NaN
     softplus: lambda m, x: m.logaddexp(x, m.zeros_like(x)),
     sigmoid: _sigmoid,
+    log_cosh: _log_cosh,
+    sympy.tanh: _tanh,
 }
+_FAR = 1e150  # whose square float64 holds
 # How a loss that takes label_smoothing moves its targets.
 _SMOOTHED = "target * (1 - label_smoothing) + label_smoothing / 2"
 
@@ -65,6 +89,10 @@ def _parsed(text: str, names: dict[str, Any]) -> Expression:
     return sympify(re.sub(r"\|(\w+)\|", r"Abs(\1)", value), names)
 
 
+def _as_log_cosh(e: Expression) -> Expression:
+    return log_cosh(e.args[0].args[0])
+
+
 @functools.cache
 def _expressions(spec: LossSpec) -> tuple[Expression, ...]:
     """The loss, and its derivatives for input and target."""
@@ -72,6 +100,7 @@ def _expressions(spec: LossSpec) -> tuple[Expression, ...]:
     symbols = {name: sympy.Symbol(name, real=True) for name in names}
     known = {**symbols, "softplus": softplus}
     loss = _parsed(spec.formula, known)
+    loss = loss.replace(lambda e: e.func == sympy.log and e.args[0].func == sympy.cosh, _as_log_cosh)
     if isinstance(spec.terms, OfDifference):
         slope = loss.diff(symbols["d"])
         return loss, slope, -slope
@@ -97,7 +126,11 @@ def _evaluated(m: Any, e: Expression, of: dict[str, Number]) -> Number:
         return float(e)
     if e.is_Piecewise:
         (value, condition), (other, _) = e.args
-        return m.where(*(_evaluated(m, part, of) for part in (condition, value, other)))
+        found = m.where(*(_evaluated(m, part, of) for part in (condition, value, other)))
+        compared = (_evaluated(m, part, of) for part in condition.args)
+        for side in (side for side in compared if not isinstance(side, float)):
+            found = m.where(side == side, found, side)
+        return found
     arguments = [_evaluated(m, argument, of) for argument in e.args]
     if e.is_Add:
         return sum(arguments[1:], start=arguments[0])
@@ -107,22 +140,30 @@ def _evaluated(m: Any, e: Expression, of: dict[str, Number]) -> Number:
     if isinstance(e, sympy.StrictGreaterThan | sympy.StrictLessThan):
         return arguments[0] > arguments[1] if isinstance(e, sympy.StrictGreaterThan) else arguments[0] < arguments[1]
     if e.is_Pow:
-        base, exponent = arguments[0], int(e.exp)
+        # Of whole exponents, and of halves of odd ones.
+        base, exponent = arguments[0], float(arguments[1])
+        base, exponent = (base, int(exponent)) if exponent % 1 == 0 else (m.sqrt(base), int(2 * exponent))
         power = math.prod([base] * (abs(exponent) - 1), start=base)
         return power if exponent > 0 else 1.0 / power
     return FUNCTIONS[type(e)](m, *arguments)
 
 
-def term(spec: LossSpec, which: int, m: Any, x: Number, t: Number, third: Number, second: Number = 0.0) -> Term:
+def term(spec: LossSpec, which: int, m: Any, x: Number, t: Number, third: Number, second: Number = None) -> Term:
     """The single losses (``LOSS``), or their derivatives (``INPUT_SLOPE``, ``TARGET_SLOPE``). A loss of the difference
     is judged by its own size."""
+    second = spec.second_default if second is None else second
     own = zip(spec.parameters, (third, second), strict=False)
     of = {"input": x, "target": t, **{parameter.name: number for parameter, number in own}}
     if isinstance(spec.terms, OfDifference):
         of["d"] = x - t
+        if not spec.is_rational:  # whose formulas are Inf / Inf at infinity: the limits
+            far = m.abs(of["d"]) == math.inf
+            of["d"] = m.where(far, m.sign(of["d"]) * _FAR, of["d"])
     e = _expressions(spec)[which]
     parts = [_evaluated(m, part, of) for part in (e.args if e.is_Add else (e,))]
     number = sum(parts[1:], start=parts[0])
+    if "d" in of and not spec.is_rational and which == LOSS:
+        number = m.where(m.abs(x - t) == math.inf, math.inf, number)
     number = m.where(x == x, m.where(t == t, number, t), x)  # NaN of a NaN, also where a derivative does not have it
     size = m.abs(number)
     if not isinstance(spec.terms, OfDifference):

@@ -1,0 +1,134 @@
+// Numbers of twice the digits of F, float or double, for losses whose steps would each round: an F and what it lost.
+// The products are spelled as fused ones: a compiler may contract a plain product into what follows it.
+#pragma once
+
+#include "core/arith.h"
+
+namespace cudaloss {
+
+template <class F>
+struct WithRest {
+  F value, rest;
+};
+
+template <class F>
+CUDALOSS_INLINE WithRest<F> select(bool condition, WithRest<F> yes, WithRest<F> no) {
+  return {select(condition, yes.value, no.value), select(condition, yes.rest, no.rest)};
+}
+
+template <class F>
+CUDALOSS_INLINE WithRest<F> absolute(WithRest<F> x) {
+  return select(x.value < F(0), WithRest<F>{-x.value, -x.rest}, x);
+}
+
+// a - b, exactly; of an infinite one the rest is 0.
+template <class F>
+CUDALOSS_INLINE WithRest<F> difference_of(F a, F b) {
+  const F value = a - b, subtracted = a - value, rest = (subtracted - b) + (a - (value + subtracted));
+  return {value, select(absolute(value) <= largest(F()), rest, F(0))};
+}
+// Beside an infinite value stands a rest of Inf - Inf: it is left out.
+template <class F>
+CUDALOSS_INLINE F rounded(WithRest<F> x) {
+  const F sum = x.value + x.rest;
+  return select(sum == sum, sum, x.value);
+}
+// a + b where |a| >= |b|.
+template <class F>
+CUDALOSS_INLINE WithRest<F> sum_of(WithRest<F> a, WithRest<F> b) {
+  const F value = a.value + b.value;
+  return {value, ((a.value - value) + b.value) + (a.rest + b.rest)};
+}
+template <class F>
+CUDALOSS_INLINE WithRest<F> operator*(WithRest<F> a, WithRest<F> b) {
+  const F value = fused(a.value, b.value, F(0));
+  return {value, fused(a.value, b.value, -value) + fused(a.value, b.rest, a.rest * b.value)};
+}
+// a b of two numbers; of an infinite product the rest is 0.
+template <class F>
+CUDALOSS_INLINE WithRest<F> product_of(F a, F b) {
+  const F value = fused(a, b, F(0));
+  return {value, select(absolute(value) <= largest(F()), fused(a, b, -value), F(0))};
+}
+// a / b, of about 1 / b.
+template <class F>
+CUDALOSS_INLINE WithRest<F> quotient_of(WithRest<F> a, WithRest<F> b, F inverse) {
+  const F value = fused(a.value, inverse, F(0));
+  return {value, (fused(-value, b.value, a.value) + fused(-value, b.rest, a.rest)) * inverse};
+}
+// a * c, rounded once; of an infinite product or factor without the rests, which are NaN there.
+template <class F>
+CUDALOSS_INLINE F rounded_product(WithRest<F> a, Constant<F> c) {
+  const F plain = a.value * c.hi, exact = fused(a.value, c.hi, fused(a.value, c.lo, a.rest * c.hi));
+  return select(absolute(plain) <= largest(F()), exact, plain);
+}
+
+// slope * other * scale, rounded once; 0 times an infinite other is 0.
+template <class F>
+CUDALOSS_INLINE F chained(WithRest<F> slope, F other, Constant<F> scale) {
+  return rounded_product(slope * WithRest<F>{select(slope.value == F(0), F(0), other), F(0)}, scale);
+}
+
+// 1 / h, about; of a normal h.
+CUDALOSS_INLINE float reciprocal_of(float h) {
+#if defined(__CUDA_ARCH__)
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(h));
+  return inverse;
+#else
+  return 1.0f / h;
+#endif
+}
+CUDALOSS_INLINE double reciprocal_of(double h) {
+#if defined(__CUDA_ARCH__)
+  double inverse;  // 20 bits, then 40; who takes it makes it 53
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(inverse) : "d"(h));
+  return fused(inverse, fused(-h, inverse, 1.0), inverse);
+#else
+  return 1.0 / h;
+#endif
+}
+
+// 1 / sqrt(h), about; of a normal h.
+CUDALOSS_INLINE float inverse_root_of(float h) {
+#if defined(__CUDA_ARCH__)
+  float inverse;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(h));
+  return inverse;
+#else
+  return 1.0f / sqrtf(h);
+#endif
+}
+CUDALOSS_INLINE double inverse_root_of(double h) { return 1.0 / sqrt(h); }
+
+// Two numbers >= 0 by size, times a power of two that makes the larger one about 1, and the root of the sum of their
+// squares, with about its inverse. So nothing overflows, and what is lost of the smaller one is lost of the root too.
+template <class F>
+struct Hypotenuse {
+  bool swapped;  // the second number is the larger one
+  F back;        // 1 / the power of two
+  WithRest<F> larger, smaller, root;
+  F inverse;
+};
+
+template <class F>
+CUDALOSS_INLINE Hypotenuse<F> hypotenuse_of(WithRest<F> a, WithRest<F> b) {
+  Hypotenuse<F> h;
+  h.swapped = a.value < b.value;
+  const F most = inverse_power(least(F())), power = inverse_power(select(h.swapped, b.value, a.value));
+  const F taken = select(power > most, most, power), infinite = F(8);  // every finite one is below 4
+  const auto scaled = [&](WithRest<F> x) {
+    const F value = x.value * taken;
+    return WithRest<F>{select(value > infinite, infinite, value), x.rest * taken};
+  };
+  h.back = inverse_power(taken);
+  h.larger = scaled(select(h.swapped, b, a));
+  h.smaller = scaled(select(h.swapped, a, b));
+  const WithRest<F> square = sum_of(h.larger * h.larger, h.smaller * h.smaller);
+  h.inverse = inverse_root_of(select(square.value < least(F()), least(F()), square.value));
+  h.root.value = fused(square.value, h.inverse, F(0));
+  h.root.rest = (fused(-h.root.value, h.root.value, square.value) + square.rest) * (F(0.5) * h.inverse);
+  return h;
+}
+
+}  // namespace cudaloss

@@ -1,0 +1,1 @@
+"""The losses' rows, each with the formulas that it names."""

@@ -1,0 +1,203 @@
+"""Losses of the difference ``d = input - target``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._spec import LossSpec, OfDifference, Parameter, Third
+
+
+def _sign(d: Tensor, _: Third = 0.0) -> Tensor:
+    """The sign of d, NaN of NaN, where ``Tensor.sign`` is 0."""
+    return torch.where(d.isnan(), d, d.sign())
+
+
+def _distance(d: Tensor, _: Third = 0.0) -> Tensor:
+    """|d|, whose gradient is NaN at NaN, where that of ``Tensor.abs`` is 0, also in a graph that was captured."""
+    return d * _sign(d)
+
+
+def _of_zero(loss: Callable[..., Tensor], d: Tensor, **parameter: float) -> Tensor:
+    """PyTorch's own loss of single elements: one kernel, which compilers know too."""
+    return loss(d, d.new_zeros(()).expand_as(d), reduction="none", **parameter)
+
+
+class _Bent(NamedTuple):
+    """Where d is quadratic, by a tensor that says where it turns; what autograd differentiates is finite on both
+    sides, because 0 times the other side's infinity would be NaN."""
+
+    inside: Tensor
+    d: Tensor  # 0 outside
+    turn: Tensor  # 1 outside
+    distance: Tensor  # |d|, NaN where the turn is, with its slope
+
+    @staticmethod
+    def of(d: Tensor, turn: Tensor) -> _Bent:
+        inside = d.abs() < turn
+        slope = torch.where(turn.isnan(), turn, _sign(d))
+        return _Bent(inside, torch.where(inside, d, 0), torch.where(inside, turn, 1), d * slope)
+
+
+def _smooth_l1(d: Tensor, beta: Third) -> Tensor:
+    if isinstance(beta, Tensor):
+        bent = _Bent.of(d, beta)
+        return torch.where(bent.inside, 0.5 * bent.d * bent.d / bent.turn, bent.distance - 0.5 * beta)
+    return _distance(d) if beta == 0 else _of_zero(F.smooth_l1_loss, d, beta=beta)
+
+
+def _smooth_l1_slope(d: Tensor, beta: Third) -> Tensor:
+    if isinstance(beta, Tensor):
+        bent = _Bent.of(d, beta)
+        return torch.where(bent.inside, bent.d / bent.turn, torch.where(beta.isnan(), beta, _sign(d)))
+    return _sign(d) if beta == 0 else d.clamp(-beta, beta) / beta
+
+
+def _smooth_l1_curvature(d: Tensor, beta: Third) -> Tensor:
+    return torch.zeros_like(d) if beta == 0 else (d.abs() < beta).to(d.dtype) / beta
+
+
+def _huber(d: Tensor, delta: Third) -> Tensor:
+    if isinstance(delta, Tensor):
+        bent = _Bent.of(d, delta)
+        return torch.where(bent.inside, 0.5 * bent.d * bent.d, delta * (bent.distance - 0.5 * delta))
+    return _of_zero(F.huber_loss, d, delta=delta)
+
+
+def _huber_slope(d: Tensor, delta: Third) -> Tensor:
+    if isinstance(delta, Tensor):
+        bent = _Bent.of(d, delta)
+        return torch.where(bent.inside, bent.d, delta * _sign(d))
+    return d.clamp(-delta, delta)
+
+
+def _quantile_slope(d: Tensor, quantile: Third) -> Tensor:
+    """0 at 0, NaN at NaN."""
+    at_zero = torch.where(d.isnan(), d, 0 * quantile)
+    return torch.where(d > 0, 1 - quantile, torch.where(d < 0, -quantile, at_zero))
+
+
+# ---- of the root of a sum of squares, which neither overflows nor cancels ----
+
+
+def _root(d: Tensor, bend: Third) -> Tensor:
+    """sqrt(d^2 + bend^2)."""
+    return torch.hypot(d, bend if isinstance(bend, Tensor) else d.new_full((), bend))
+
+
+def _share(d: Tensor, of: Tensor) -> Tensor:
+    """d / of, where of is infinite with d their limit."""
+    return torch.where(d.isinf(), _sign(d), d / of)
+
+
+def _pseudo_huber(d: Tensor, delta: Third) -> Tensor:
+    return delta * (_share(d, _root(d, delta) + delta) * d)
+
+
+def _charbonnier_curvature(d: Tensor, eps: Third) -> Tensor:
+    root = _root(d, eps)
+    return (eps / root) ** 2 / root
+
+
+def _log_cosh(d: Tensor, _: Third = 0.0) -> Tensor:
+    """Where log(cosh(d)) would cancel, by log1p, of a d that is finite on the other side too."""
+    near, far = torch.where(d.abs() < 1, d, 0), _distance(d)
+    small = 0.5 * torch.log1p(torch.sinh(near).square())
+    return torch.where(near == d, small, far + torch.log1p(torch.exp(-2 * far)) - math.log(2))
+
+
+ROWS = (
+    LossSpec(
+        id=0,
+        name="smooth_l1",
+        module="SmoothL1Loss",
+        parameters=(Parameter("beta", 1.0, "where the loss turns from quadratic to linear; 0 is L1", ">= 0"),),
+        terms=OfDifference((_smooth_l1, _smooth_l1_slope, _smooth_l1_curvature)),
+        formula="0.5 * d**2 / beta where |d| < beta, else |d| - 0.5 * beta",
+        source="Girshick, Fast R-CNN, 2015, equation 3",
+        legacy_arguments=True,
+    ),
+    LossSpec(
+        id=1,
+        name="mse",
+        module="MSELoss",
+        parameters=(),
+        terms=OfDifference((lambda d, _: d * d, lambda d, _: 2 * d, lambda d, _: torch.full_like(d, 2))),
+        formula="d**2",
+        source="Legendre, Nouvelles méthodes pour la détermination des orbites des comètes, 1805",
+        legacy_arguments=True,
+    ),
+    LossSpec(
+        id=2,
+        name="huber",
+        module="HuberLoss",
+        parameters=(Parameter("delta", 1.0, "where the loss turns from quadratic to linear", "> 0"),),
+        terms=OfDifference((_huber, _huber_slope, lambda d, delta: (d.abs() < delta).to(d.dtype))),
+        formula="0.5 * d**2 where |d| < delta, else delta * (|d| - 0.5 * delta)",
+        source="Huber, Robust Estimation of a Location Parameter, 1964",
+    ),
+    LossSpec(
+        id=3,
+        name="l1",
+        module="L1Loss",
+        parameters=(),
+        terms=OfDifference((_distance, _sign, lambda d, _: torch.zeros_like(d))),
+        formula="|d|",
+        source="Laplace, Sur quelques points du système du monde, 1793",
+        legacy_arguments=True,
+    ),
+    LossSpec(
+        id=5,
+        name="quantile",
+        module="QuantileLoss",
+        parameters=(Parameter("quantile", 0.5, "which quantile of the target the best input is", "in (0, 1)"),),
+        terms=OfDifference(
+            (lambda d, q: d * _quantile_slope(d, q), _quantile_slope, lambda d, _: torch.zeros_like(d)),
+        ),
+        formula="(1 - quantile) * |d| where d > 0, else quantile * |d|",
+        source="Koenker and Bassett, Regression Quantiles, 1978",
+        kernels="general",
+    ),
+    LossSpec(
+        id=6,
+        name="pseudo_huber",
+        module="PseudoHuberLoss",
+        parameters=(Parameter("delta", 1.0, "where the loss turns from quadratic to linear, smoothly", "> 0"),),
+        terms=OfDifference(
+            (
+                _pseudo_huber,
+                lambda d, delta: delta * _share(d, _root(d, delta)),
+                lambda d, delta: (delta / _root(d, delta)) ** 3,
+            )
+        ),
+        formula="d**2 / (sqrt(1 + (d / delta)**2) + 1)",
+        source="Charbonnier et al., Deterministic Edge-Preserving Regularization in Computed Imaging, 1997",
+        kernels="general",
+    ),
+    LossSpec(
+        id=7,
+        name="charbonnier",
+        module="CharbonnierLoss",
+        parameters=(Parameter("eps", 1e-3, "the loss at 0, below which it is quadratic; not its square", "> 0"),),
+        terms=OfDifference((_root, lambda d, eps: _share(d, _root(d, eps)), _charbonnier_curvature)),
+        formula="sqrt(d**2 + eps**2)",
+        source="Charbonnier et al., Two Deterministic Half-Quadratic Regularization Algorithms, 1994",
+        kernels="general",
+    ),
+    LossSpec(
+        id=8,
+        name="log_cosh",
+        module="LogCoshLoss",
+        parameters=(),
+        terms=OfDifference((_log_cosh, lambda d, _: torch.tanh(d), lambda d, _: 1 / torch.cosh(d).square())),
+        formula="log(cosh(d))",
+        source="Green, Bayesian Reconstructions from Emission Tomography Data Using a Modified EM Algorithm, 1990",
+        kernels="general",
+        ulps=2.0,
+    ),
+)

@@ -1,0 +1,157 @@
+"""Losses of input and target."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._spec import LossSpec, OfTwo, Parameter, Third
+
+# ---- binary cross entropy: with z = -|x|, softplus(x) = max(x, 0) + log1p(exp(z)), sigmoid(x) by exp(z) ----
+
+
+def _folded(x: Tensor) -> Tensor:
+    """-|x|, whose slope is 1 at 0: what is made of it is analytic on both sides, to any order."""
+    return torch.where(x > 0, -x, x)
+
+
+def _above(x: Tensor) -> Tensor:
+    """max(x, 0), with the slope that goes with :func:`_folded`."""
+    return torch.where(x > 0, x, 0)
+
+
+def _below(x: Tensor) -> Tensor:
+    """max(-x, 0)."""
+    return torch.where(x > 0, 0, -x)
+
+
+def _times(factor: Third, x: Tensor) -> Tensor:
+    """The product with an x >= 0. Where the factor is 0 and x infinite it is 0, with an infinite slope: two finite
+    numbers stand for x."""
+    largest, at_limit = torch.finfo(x.dtype).max, (factor == 0) & x.isinf()
+    return factor * torch.where(at_limit, largest, x) * torch.where(at_limit, largest, x.new_ones(()))
+
+
+def _parts(t: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """1 - t and t, smoothed: 1 less a smoothed target, which has been rounded, would be 12 ulp off."""
+    off, on = (y if smoothing == 0 else y * (1 - smoothing) + smoothing / 2 for y in (1 - t, t))
+    return off, on
+
+
+def _bce(x: Tensor, t: Tensor, pos_weight: Third, smoothing: float) -> Tensor:
+    off, on = _parts(torch.where(t.isnan(), t * t, t), smoothing)  # whose slope is NaN at NaN
+    tail = torch.log1p(_folded(x).exp())
+    below = torch.where((pos_weight == 0) & x.isinf(), 0, _below(x))
+    return _times(off, _above(x)) + _times(on, below) * pos_weight + (off + on * pos_weight) * tail
+
+
+def _sigmoids(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of x and of -x, both right in their tails."""
+    e = _folded(x).exp()
+    large = 1 / (1 + e)
+    small = e * large
+    return torch.where(x > 0, large, small), torch.where(x > 0, small, large)
+
+
+def _bce_for_input(x: Tensor, t: Tensor, pos_weight: Third, smoothing: float) -> Tensor:
+    (off, on), (ahead, behind) = _parts(t, smoothing), _sigmoids(x)
+    return off * ahead - on * pos_weight * behind
+
+
+def _bce_for_target(x: Tensor, t: Tensor, pos_weight: Third, smoothing: float) -> Tensor:
+    tail = torch.log1p(_folded(x).exp())
+    slope = _times(pos_weight, _below(x)) - _above(x) + (pos_weight - 1) * tail
+    return torch.where(t.isnan(), t, slope * (1 - smoothing))
+
+
+def _bce_for_third(x: Tensor, t: Tensor, _: Third, smoothing: float) -> Tensor:
+    t = _parts(t, smoothing)[1]
+    return _times(t, _below(x)) + t * torch.log1p(_folded(x).exp())
+
+
+# ---- margins: of w = target * input ----
+
+
+def _zero_times(slope: Tensor, x: Tensor) -> Tensor:
+    """slope * x, 0 where the slope is and x infinite."""
+    return slope * torch.where((slope == 0) & x.isinf(), 0, x)
+
+
+def _soft_margin(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
+    w = t * x
+    return _below(w) + torch.log1p(_folded(w).exp())
+
+
+def _soft_margin_for_input(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
+    return _zero_times(-_sigmoids(t * x)[1], t)
+
+
+def _behind(x: Tensor, t: Tensor, margin: Third) -> Tensor:
+    """How far w is behind the margin: 0 where it is not, also of an infinite w, with a slope of 0."""
+    gap = margin - t * x
+    return torch.where(gap <= 0, 0, gap)
+
+
+def _hinge(x: Tensor, t: Tensor, margin: Third, power: float) -> Tensor:
+    behind = _behind(x, t, margin)
+    return behind * behind if power == 2 else behind
+
+
+def _hinge_for_third(x: Tensor, t: Tensor, margin: Third, power: float) -> Tensor:
+    behind = _behind(x, t, margin)
+    return 2 * behind if power == 2 else torch.where(behind.isnan(), behind, (behind > 0).to(behind.dtype))
+
+
+def _hinge_for_input(x: Tensor, t: Tensor, margin: Third, power: float) -> Tensor:
+    return _zero_times(-_hinge_for_third(x, t, margin, power), t)
+
+
+ROWS = (
+    LossSpec(
+        id=4,
+        name="binary_cross_entropy_with_logits",
+        module="BCEWithLogitsLoss",
+        parameters=(
+            Parameter("pos_weight", None, "the weight of positive targets; None is 1", ">= 0"),
+            Parameter("label_smoothing", 0.0, "how far targets are moved towards 1/2; 1 is all the way", "in [0, 1]"),
+        ),
+        terms=OfTwo(_bce, _bce_for_input, _bce_for_target, _bce_for_third),
+        formula="(1 - target) * softplus(input) + pos_weight * target * softplus(-input)",
+        source="Good, Rational Decisions, 1952",
+        function="binary_cross_entropy_with_logits",
+        ulps=2.0,
+        inputs="logits",
+        targets="in [0, 1]",
+        legacy_arguments=True,
+        weight_first=True,
+        same_shape=True,
+        mean_over_count=True,
+    ),
+    LossSpec(
+        id=9,
+        name="soft_margin",
+        module="SoftMarginLoss",
+        parameters=(),
+        terms=OfTwo(_soft_margin, _soft_margin_for_input, lambda x, t, p, s: _soft_margin_for_input(t, x, p, s)),
+        formula="softplus(-(target * input))",
+        targets="1 or -1",
+        source="Cox, The Regression Analysis of Binary Sequences, 1958",
+        kernels="general",
+        ulps=2.0,
+        legacy_arguments=True,
+    ),
+    LossSpec(
+        id=10,
+        name="hinge",
+        module="HingeLoss",
+        parameters=(
+            Parameter("margin", 1.0, "up to where target * input has a loss", ">= 0"),
+            Parameter("power", 1.0, "1, or 2 for the squared hinge loss", "that is 1 or 2"),
+        ),
+        terms=OfTwo(_hinge, _hinge_for_input, lambda x, t, p, s: _hinge_for_input(t, x, p, s), _hinge_for_third),
+        formula="(margin - target * input)**power where target * input < margin, else 0",
+        targets="1 or -1",
+        source="Rosasco et al., Are Loss Functions All the Same?, 2004",
+        kernels="general",
+    ),
+)
