@@ -52,7 +52,7 @@ def _sigmoid(m: Any, x: Number) -> Number:
 
 def _log_cosh(m: Any, x: Number) -> Number:
     """log1p(cosh(z) - 1) of a small z = |x|, where cosh(z) - 1 = (1 - e)^2 / (2 e) with e = exp(-z)."""
-    z = m.abs(x)
+    z = m.where(x < 0.0, -x, x)  # whose slope is not 0 at 0
     few = m.where(z > 100.0, 100.0, z)  # beyond, nothing changes but z
     less = -m.expm1(-few)
     near = m.where(z < 1.0, less * less / (less * -2.0 + 2.0), 1.0)
