@@ -73,7 +73,7 @@ __device__ __forceinline__ double tree_sum(const T (&term)[N]) {
 }
 template <int N>
 __device__ __forceinline__ double tree_sum(const FastFloat (&term)[N]) {
-  constexpr int kSums = N == 8 ? 4 : N;  // eight are paired in float: BCE's bf16 sums take 5 % less
+  constexpr int kSums = N == 8 ? 4 : N;  // eight are paired in float: a conversion to fp64 less
   float value[kSums];
 #pragma unroll
   for (int i = 0; i < kSums; ++i) value[i] = N == 8 ? term[i].value + term[i + N - kSums].value : term[i].value;

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from calls import Call
 from cudaloss._build import DEVICES
 from cudaloss._modes import REDUCTIONS
-from oracle import DTYPES, bar, error, exact_loss, op, operands, parameters, torch_op
+from cudaloss._specs import OfDifference
+from exact import Exact
+from oracle import DTYPES, SECONDS, bar, error, exact_loss, leaf, op, operands, parameters, torch_op
 
 # 0 and 1 elements, below and above a vector, a tile, a block's tile, a chunk of the CPU engine
 SIZES = (0, 1, 2, 3, 5, 8, 17, 63, 64, 65, 1000, 4096, 4097, 8192, 8193, 32768, 32769, 100_003)
@@ -156,6 +159,33 @@ def test_broadcast(spec, device, shapes, reduction):
     input, target = (torch.randn(shape, device=device) for shape in shapes)
     target = target.sigmoid() if spec.targets == "in [0, 1]" else target  # cross entropy's terms cancel elsewhere
     assert_accurate(spec, input, target, reduction, spec.default)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_second_numbers(spec, device, reduction):
+    if spec.second is None:
+        pytest.skip("this loss has one number at most")
+    input, target = (leaf(x) for x in operands((1000,), (torch.float32,) * 2, device))
+    for second in SECONDS[spec.second.interval]:
+        Call(spec, input, target, reduction, second=second).assert_right()
+
+
+@pytest.mark.each_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_magnitudes(spec, device, dtype):
+    """Of losses with roots and exponentials, from where they underflow to where their squares overflow."""
+    if spec.is_rational or spec.targets == "in [0, 1]":
+        pytest.skip("a loss without them, or with tests of its own (test_binary_cross_entropy_with_logits.py)")
+    size = torch.logspace(-30, 30, 601, dtype=torch.float64)
+    input = torch.cat([size, -size]).to(device, dtype).requires_grad_()
+    # Not 1: what a product with it loses would show from the exponential 70 times over.
+    target = torch.full_like(input, 0.0 if isinstance(spec.terms, OfDifference) else 0.7)
+    for parameter in (spec.default, 1e-10, 1e10) if spec.parameter else (spec.default,):
+        value = op(spec)(input, target.detach(), "none", parameter)
+        (gradient,) = torch.autograd.grad(value, input, torch.ones_like(value))
+        exact = Exact(spec, input, target, "none", parameter)
+        assert error(value, exact.value, dtype, exact.size) <= bar(spec, dtype)
+        assert error(gradient, exact.gradients(torch.ones_like(value))[0][0], dtype) <= bar(spec, dtype)
 
 
 @pytest.mark.each_variant

@@ -154,16 +154,17 @@ def term(spec: LossSpec, which: int, m: Any, x: Number, t: Number, third: Number
     second = spec.second_default if second is None else second
     own = zip(spec.parameters, (third, second), strict=False)
     of = {"input": x, "target": t, **{parameter.name: number for parameter, number in own}}
+    far = None
     if isinstance(spec.terms, OfDifference):
-        of["d"] = x - t
+        d = of["d"] = x - t
         if not spec.is_rational:  # whose formulas are Inf / Inf at infinity: the limits
-            far = m.abs(of["d"]) == math.inf
-            of["d"] = m.where(far, m.sign(of["d"]) * _FAR, of["d"])
+            far = m.abs(d) == math.inf
+            of["d"] = m.where(far, m.sign(d) * _FAR, d)
     e = _expressions(spec)[which]
     parts = [_evaluated(m, part, of) for part in (e.args if e.is_Add else (e,))]
     number = sum(parts[1:], start=parts[0])
-    if "d" in of and not spec.is_rational and which == LOSS:
-        number = m.where(m.abs(x - t) == math.inf, math.inf, number)
+    if far is not None and which == LOSS:
+        number = m.where(far, math.inf, number)
     number = m.where(x == x, m.where(t == t, number, t), x)  # NaN of a NaN, also where a derivative does not have it
     size = m.abs(number)
     if not isinstance(spec.terms, OfDifference):
