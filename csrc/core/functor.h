@@ -12,6 +12,7 @@ namespace cudaloss {
 // A loss's own numbers. Its third operand (beta, delta, quantile, pos_weight) may be a tensor instead: see `with`.
 struct Numbers {
   double third, second;
+  int flags;  // bit i: its row's flag i
 };
 
 // A loss of two operands, or of a difference in two parts, has Terms of its own; a third operand where it says

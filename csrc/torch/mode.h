@@ -18,6 +18,7 @@ struct Mode {
   bool may_decline;  // the caller has not looked at the operands: the answer may be undefined tensors, None in Python
   bool is_below_autograd;  // the caller is the op's autograd, or knows that nothing asks for it
   bool mean_over_count;    // a mean divides by the number of elements in play, not by the sum of their weights
+  int flags;               // of the loss itself
   int64_t batch_dims;
   int64_t loss;  // the id of its row in _rows/
 
@@ -30,6 +31,7 @@ struct Mode {
         may_decline(packed >> 7 & 1),
         is_below_autograd(packed >> 15 & 1),
         mean_over_count(packed >> 24 & 1),
+        flags(packed >> 25 & 0xf),
         batch_dims(packed >> 8 & 0x7f),
         loss(packed >> 16 & 0xff) {
     require(packed >= 0 && (packed & 3) < 3, "mode must be one of _modes.py's");

@@ -15,8 +15,10 @@ namespace cudaloss::tensors {
 #define CUDALOSS_PARAMETERS                                                                            \
   Tensor input, Tensor target, int64_t mode, double parameter, double scale, Maybe weight, Maybe mask, \
       Maybe normalizer, std::optional<double> divisor, Maybe third, double second
-#define CUDALOSS_CALL \
-  Call { input, target, Mode(mode), {parameter, second}, scale, weight, mask, normalizer, divisor, third }
+#define CUDALOSS_CALL                                                                                                 \
+  Call {                                                                                                              \
+    input, target, Mode(mode), {parameter, second, Mode(mode).flags}, scale, weight, mask, normalizer, divisor, third \
+  }
 
 constexpr char kReducedOnly[] = "only a reduced loss has its gradients in the same pass";
 
@@ -91,7 +93,8 @@ template <class Engine>
 Found plain_call(const Tensor& input, const Tensor& target, int64_t mode, double parameter, bool with_grad) {
   const Maybe none;
   const std::optional<double> divisor;
-  const Call call = {input, target, Mode(mode), {parameter, 0.0}, 1.0, none, none, none, divisor, none};
+  const Call call = {input, target,  Mode(mode), {parameter, 0.0, Mode(mode).flags}, 1.0, none, none,
+                     none,  divisor, none};
   require_below_autograd(call);
   require(!(with_grad && call.elementwise()), kReducedOnly);
   return forward_of<Engine>(call, with_grad && call.mode.for_input, with_grad && call.mode.for_target);
