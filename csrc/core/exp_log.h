@@ -68,16 +68,16 @@ CUDALOSS_INLINE float clamped_to(float limit, float x) {
 }
 CUDALOSS_INLINE double clamped_to(double limit, double x) { return select(x > limit, limit, x); }
 
-// exp(-z) / small for z >= 0.
+// exp(-z - rest) / small for z >= 0 and a rest below its last place, which is left out where the result is 0.
 template <class F>
-CUDALOSS_INLINE WithRest<F> exp_of_minus(F z) {
+CUDALOSS_INLINE WithRest<F> exp_of_minus(F z, F rest = F(0)) {
   using Parts = ExpParts<F>;
   const F clamped = clamped_to(F(Parts::limit), z);
   const F shifted = fused(clamped, -Parts::log2_e, F(Parts::magic));
   const F power = bit_cast<F>(bit_cast<typename Parts::Bits>(shifted) << Parts::kMantissa);
   const F k = shifted - Parts::magic;
   const F r = fused(k, -Parts::ln2, -clamped);  // exact: both are multiples of ln2's last place or of half of it
-  const F growth = exp_minus_1(fused(k, -Parts::ln2_rest, r));
+  const F growth = exp_minus_1(fused(k, -Parts::ln2_rest, r - select(z <= F(Parts::limit), rest, F(0))));
   const F e = fused(power, growth, power);
   return {e, fused(power, growth, power - e)};
 }
@@ -97,22 +97,34 @@ CUDALOSS_INLINE double log_tail(double m) {
 
 // slope * other * scale, of a slope that is divided by `small`: the other takes that where the product could overflow.
 template <class F>
-CUDALOSS_INLINE F chained_back(WithRest<F> slope, F other, Constant<F> scale) {
+CUDALOSS_INLINE F chained_back(F slope, F other, Constant<F> scale) {
   constexpr F small = ExpParts<F>::small;
   const bool is_large = absolute(other) > F(1);
-  return chained(slope, select(is_large, other * small, other), scale) * select(is_large, F(1), small);
+  const F factor = select(slope == F(0), F(0), select(is_large, other * small, other));
+  return rounded_product(product_of<WithRest<F>>(slope, factor), scale) * select(is_large, F(1), small);
 }
 
-// (log(cosh(z)) / z^2 - 1/2) / z^2 of m = z^2 <= 1, interpolated at Chebyshev's nodes: 2^-27 and 2^-56 of log(cosh(z)).
+// (log(cosh(z)) / z^2 - 1/2) / z^2 of m = z^2 <= 1/2 (fp64: 1), interpolated at Chebyshev's nodes: 2^-28 and 2^-56 of
+// log(cosh(z)).
 CUDALOSS_INLINE float log_cosh_tail(float m) {
-  return polynomial(m, -0x1.555556p-4f, 0x1.6c16b4p-6f, -0x1.ba170ep-8f, 0x1.1e5a80p-9f, -0x1.7e646cp-11f,
-                    0x1.ed4d84p-13f, -0x1.03ccf2p-14f, 0x1.30b528p-17f);
+  return polynomial(m, -0x1.555556p-4f, 0x1.6c1680p-6f, -0x1.ba03a8p-8f, 0x1.1d01b8p-9f, -0x1.689af4p-11f,
+                    0x1.47364ep-13f);
 }
 CUDALOSS_INLINE double log_cosh_tail(double m) {
   return polynomial(m, -0x1.5555555555555p-4, 0x1.6c16c16c16b21p-6, -0x1.ba1ba1ba09a16p-8, 0x1.1ea5d397a0770p-9,
                     -0x1.833d9b79192fcp-11, 0x1.0d0b3f8ca0cdcp-12, -0x1.7da187717a8cfp-14, 0x1.12e912c66a9d6p-15,
                     -0x1.906e7ed5ed8e2p-17, 0x1.2440217d803f8p-18, -0x1.a1307ba3b2516p-20, 0x1.1319bfc4f54a1p-21,
                     -0x1.2e63935c5c381p-23, 0x1.d553b8d753753p-26, -0x1.7199d3332b32fp-29);
+}
+
+// log1p(e) for e = exp(-2 z) and z^2 >= 1/2: in float likewise, 2^-30 of log(cosh(z)); in fp64 as below.
+CUDALOSS_INLINE float log1p_far(float e) {
+  return e * polynomial(e, 0x1.000000p+0f, -0x1.fffff6p-2f, 0x1.5552a6p-2f, -0x1.ff7874p-3f, 0x1.9320c8p-3f,
+                        -0x1.2b6592p-3f, 0x1.2656d8p-4f);
+}
+CUDALOSS_INLINE double log1p_far(double e) {
+  const double q = e / (1.0 + e), log = 0.5 * (e + q);
+  return fused(log, log_tail(q * e), log);
 }
 
 // sigmoid(-z), and softplus(-z) = log1p(exp(-z)) in two parts, of z >= 0; all are divided by `small`.
@@ -122,9 +134,9 @@ struct Logistic {
 };
 
 template <class F>
-CUDALOSS_INLINE Logistic<F> logistic(F z) {
+CUDALOSS_INLINE Logistic<F> logistic(F z, F rest = F(0)) {
   constexpr F small = ExpParts<F>::small;
-  const WithRest<F> exp = exp_of_minus(z);
+  const WithRest<F> exp = exp_of_minus(z, rest);
   const F e = exp.value * small, r = reciprocal_of(F(1) + e);
   const F about = fused(exp.value, r, F(0));  // a product could be contracted into what follows, in one kernel and not
                                               // in another
@@ -134,18 +146,31 @@ CUDALOSS_INLINE Logistic<F> logistic(F z) {
   return {sigmoid, exp.value, fused(exp.value, fused(q, fused(tail, F(-0.5), F(-0.5)), tail), exp.rest)};
 }
 
-// sigmoid(-z) and softplus(-z) for results of 11 bits; what is below 2^-126 may become 0.
+// For results of 11 bits: exp(-z); what is below 2^-126 may become 0.
+CUDALOSS_INLINE float fast_exp_of_minus(float z) {
+#if defined(__CUDA_ARCH__)
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(z * -0x1.715476p+0f));
+  return e;
+#else
+  return exp_of_minus(z).value * ExpParts<float>::small;
+#endif
+}
+
+// exp(-z), of a number of a loss.
+CUDALOSS_INLINE float exp_of_negative(float z) { return fast_exp_of_minus(z); }
+template <class F>
+CUDALOSS_INLINE WithRest<F> exp_of_negative(WithRest<F> z) {
+  return scaled(exp_of_minus(z.value, z.rest), F(ExpParts<F>::small));
+}
+
+// Likewise sigmoid(-z) and softplus(-z).
 struct FastLogistic {
   float sigmoid, log;
 };
 
 CUDALOSS_INLINE FastLogistic fast_logistic(float z) {
-#if defined(__CUDA_ARCH__)
-  float e;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(z * -0x1.715476p+0f));
-#else
-  const float e = exp_of_minus(z).value * ExpParts<float>::small;
-#endif
+  const float e = fast_exp_of_minus(z);
   const float q = e * reciprocal_of(1.0f + e);
   // G / 2: 2^-20 of L.
   const float half = polynomial(e * q, 0x1.ffffecp-2f, -0x1.55407ap-4f, 0x1.0dbc0ap-6f, -0x1.7a7d5ep-9f);

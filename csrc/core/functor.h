@@ -95,11 +95,29 @@ constexpr bool kIsOfOperands = kHasTerms<Loss<float>>;
 template <template <class> class Loss>
 constexpr bool kHasRests = kIsOfOperands<Loss> && kValuesHaveRests<Loss<float>>;
 
-// Over Loss<T>; a loss of two operands computes its terms in float where a sum is in FloatFloat.
+// What a loss of two operands computes its terms in, where an engine takes T: where T is FloatFloat in float, whose
+// rests it keeps, and where T is float without them.
 template <template <class> class Loss, class T>
-using Functor = std::conditional_t<kIsOfOperands<Loss>,
-                                   OfOperands<T, Loss<std::conditional_t<std::is_same_v<T, FloatFloat>, float, T>>>,
+struct TermsIn {
+  using type = T;
+};
+template <template <class> class Loss>
+struct TermsIn<Loss, FloatFloat> {
+  using type = float;
+};
+template <template <class> class Loss>
+struct TermsIn<Loss, float> {
+  using type = std::conditional_t<kHasRests<Loss>, Plain<float>, float>;
+};
+
+template <template <class> class Loss, class T>
+using Functor = std::conditional_t<kIsOfOperands<Loss>, OfOperands<T, Loss<typename TermsIn<Loss, T>::type>>,
                                    OfDifference<T, Loss<T>>>;
+
+// The one that makes single results of numbers that are read as F, in T: a wider T needs no rests.
+template <template <class> class Loss, class T, class F>
+using SingleFunctor =
+    std::conditional_t<kHasRests<Loss> && (sizeof(T) > sizeof(F)), OfOperands<T, Loss<Plain<T>>>, Functor<Loss, T>>;
 
 // The arithmetic in which a loss computes where an engine would take FloatFloat. A loss of two operands does so in
 // float: its terms keep what float would lose, and value and gradients then share them.

@@ -1,6 +1,9 @@
 // Numbers of twice the digits of F, float or double, for losses whose steps would each round: an F and what it lost.
-// The products are spelled as fused ones: a compiler may contract a plain product into what follows it.
+// The same steps over plain numbers stand beside them, so that a loss is written once for both. Products are spelled as
+// fused ones: a compiler may contract a plain product into what follows it, in one kernel and not in another.
 #pragma once
+
+#include <type_traits>
 
 #include "core/arith.h"
 
@@ -10,6 +13,68 @@ template <class F>
 struct WithRest {
   F value, rest;
 };
+
+// Asks a loss for the plain arithmetic of F, for sums of many terms, whose roundings average out.
+template <class F>
+struct Plain {};
+template <class F>
+struct ArithTraits<Plain<F>> {
+  using Scalar = F;
+};
+
+// What a loss that rounds once computes in: F itself where it is asked for plain arithmetic or for halves.
+template <class T>
+struct NumberIn {
+  using type = WithRest<Scalar<T>>;
+};
+template <class F>
+struct NumberIn<Plain<F>> {
+  using type = F;
+};
+template <>
+struct NumberIn<FastFloat> {
+  using type = float;
+};
+template <class T>
+using Number = typename NumberIn<T>::type;
+
+template <class N>
+struct ScalarIn {
+  using type = N;
+};
+template <class F>
+struct ScalarIn<WithRest<F>> {
+  using type = F;
+};
+template <class N>
+using ScalarOf = typename ScalarIn<N>::type;
+template <class N>
+constexpr bool kHasRest = !std::is_same_v<N, ScalarOf<N>>;
+
+template <class N>
+CUDALOSS_INLINE ScalarOf<N> value_of(N x) {
+  if constexpr (kHasRest<N>) {
+    return x.value;
+  } else {
+    return x;
+  }
+}
+template <class N>
+CUDALOSS_INLINE ScalarOf<N> rest_of(N x) {
+  if constexpr (kHasRest<N>) {
+    return x.rest;
+  } else {
+    return 0;
+  }
+}
+template <class N>
+CUDALOSS_INLINE N number_of(Constant<ScalarOf<N>> c) {
+  if constexpr (kHasRest<N>) {
+    return {c.hi, c.lo};
+  } else {
+    return c.hi;
+  }
+}
 
 template <class F>
 CUDALOSS_INLINE WithRest<F> select(bool condition, WithRest<F> yes, WithRest<F> no) {
@@ -21,11 +86,53 @@ CUDALOSS_INLINE WithRest<F> absolute(WithRest<F> x) {
   return select(x.value < F(0), WithRest<F>{-x.value, -x.rest}, x);
 }
 
-// a - b, exactly; of an infinite one the rest is 0.
 template <class F>
-CUDALOSS_INLINE WithRest<F> difference_of(F a, F b) {
-  const F value = a - b, subtracted = a - value, rest = (subtracted - b) + (a - (value + subtracted));
-  return {value, select(absolute(value) <= largest(F()), rest, F(0))};
+CUDALOSS_INLINE WithRest<F> scaled(WithRest<F> x, F power_of_two) {
+  return {x.value * power_of_two, x.rest * power_of_two};
+}
+CUDALOSS_INLINE float scaled(float x, float power_of_two) { return x * power_of_two; }
+CUDALOSS_INLINE double scaled(double x, double power_of_two) { return x * power_of_two; }
+
+// The sign of `sign` times x.
+template <class F>
+CUDALOSS_INLINE WithRest<F> signed_by(F sign, WithRest<F> x) {
+  return {signed_by(sign, x.value), signed_by(sign, x.rest)};
+}
+
+// a - b, exactly; of an infinite one the rest is NaN.
+template <class N, class F>
+CUDALOSS_INLINE N difference_of(F a, F b) {
+  const F value = a - b;
+  if constexpr (kHasRest<N>) {
+    const F subtracted = a - value;
+    return {value, (subtracted - b) + (a - (value + subtracted))};
+  } else {
+    return value;
+  }
+}
+// a b of two numbers; of an infinite product the rest is NaN.
+template <class N, class F>
+CUDALOSS_INLINE N product_of(F a, F b) {
+  const F value = fused(a, b, F(0));
+  if constexpr (kHasRest<N>) {
+    return {value, fused(a, b, -value)};
+  } else {
+    return value;
+  }
+}
+// The same of any two, in the form in which the value is rounded; of an infinite one the rest is 0.
+template <class F>
+CUDALOSS_INLINE WithRest<F> difference_of(WithRest<F> a, WithRest<F> b) {
+  const WithRest<F> d = difference_of<WithRest<F>>(a.value, b.value);
+  const F rest = d.rest + (a.rest - b.rest), value = d.value + rest;
+  const bool is_finite = absolute(d.value) <= largest(F());
+  return {select(is_finite, value, d.value), select(is_finite, (d.value - value) + rest, F(0))};
+}
+CUDALOSS_INLINE float difference_of(float a, float b) { return a - b; }
+CUDALOSS_INLINE double difference_of(double a, double b) { return a - b; }
+template <class F>
+CUDALOSS_INLINE WithRest<F> twice(WithRest<F> x) {
+  return {x.value + x.value, x.rest + x.rest};
 }
 // Beside an infinite value stands a rest of Inf - Inf: it is left out.
 template <class F>
@@ -33,28 +140,53 @@ CUDALOSS_INLINE F rounded(WithRest<F> x) {
   const F sum = x.value + x.rest;
   return select(sum == sum, sum, x.value);
 }
+// Without the rest, which is NaN there, where the value is infinite.
+template <class F>
+CUDALOSS_INLINE WithRest<F> sound(WithRest<F> x) {
+  return {x.value, select(absolute(x.value) <= largest(F()), x.rest, F(0))};
+}
+CUDALOSS_INLINE float sound(float x) { return x; }
+// 1 + x of |x| <= 1.
+template <class F>
+CUDALOSS_INLINE WithRest<F> one_plus(WithRest<F> x) {
+  const F value = F(1) + x.value;
+  return {value, ((F(1) - value) + x.value) + x.rest};
+}
+CUDALOSS_INLINE float one_plus(float x) { return 1.0f + x; }
+template <class F>
+CUDALOSS_INLINE WithRest<F> operator-(WithRest<F> x) {
+  return {-x.value, -x.rest};
+}
 // a + b where |a| >= |b|.
 template <class F>
 CUDALOSS_INLINE WithRest<F> sum_of(WithRest<F> a, WithRest<F> b) {
   const F value = a.value + b.value;
   return {value, ((a.value - value) + b.value) + (a.rest + b.rest)};
 }
+CUDALOSS_INLINE float sum_of(float a, float b) { return a + b; }
+CUDALOSS_INLINE double sum_of(double a, double b) { return a + b; }
 template <class F>
 CUDALOSS_INLINE WithRest<F> operator*(WithRest<F> a, WithRest<F> b) {
   const F value = fused(a.value, b.value, F(0));
   return {value, fused(a.value, b.value, -value) + fused(a.value, b.rest, a.rest * b.value)};
 }
-// a b of two numbers; of an infinite product the rest is 0.
+// x^2 + y, rounded in its value's last place.
 template <class F>
-CUDALOSS_INLINE WithRest<F> product_of(F a, F b) {
-  const F value = fused(a, b, F(0));
-  return {value, select(absolute(value) <= largest(F()), fused(a, b, -value), F(0))};
+CUDALOSS_INLINE WithRest<F> square_plus(WithRest<F> x, WithRest<F> y) {
+  return {fused(x.value, x.value, y.value), fused(twice(x.value), x.rest, y.rest)};
 }
+CUDALOSS_INLINE float square_plus(float x, float y) { return fused(x, x, y); }
+CUDALOSS_INLINE double square_plus(double x, double y) { return fused(x, x, y); }
 // a / b, of about 1 / b.
 template <class F>
 CUDALOSS_INLINE WithRest<F> quotient_of(WithRest<F> a, WithRest<F> b, F inverse) {
   const F value = fused(a.value, inverse, F(0));
   return {value, (fused(-value, b.value, a.value) + fused(-value, b.rest, a.rest)) * inverse};
+}
+template <class F>
+CUDALOSS_INLINE F quotient_of(F a, F b, F inverse) {
+  const F value = fused(a, inverse, F(0));
+  return fused(fused(-value, b, a), inverse, value);
 }
 // a * c, rounded once; of an infinite product or factor without the rests, which are NaN there.
 template <class F>
@@ -62,11 +194,22 @@ CUDALOSS_INLINE F rounded_product(WithRest<F> a, Constant<F> c) {
   const F plain = a.value * c.hi, exact = fused(a.value, c.hi, fused(a.value, c.lo, a.rest * c.hi));
   return select(absolute(plain) <= largest(F()), exact, plain);
 }
+// The same for an a that is finite.
+template <class F>
+CUDALOSS_INLINE F rounded_finite_product(WithRest<F> a, Constant<F> c) {
+  const F finite =
+      select(absolute(c.hi) <= largest(F()), c.hi, F(0));  // which a constant of all elements costs nothing
+  return fused(a.value, c.hi, fused(a.value, c.lo, a.rest * finite));
+}
 
 // slope * other * scale, rounded once; 0 times an infinite other is 0.
 template <class F>
 CUDALOSS_INLINE F chained(WithRest<F> slope, F other, Constant<F> scale) {
   return rounded_product(slope * WithRest<F>{select(slope.value == F(0), F(0), other), F(0)}, scale);
+}
+template <class F>
+CUDALOSS_INLINE F chained(F slope, F other, Constant<F> scale) {
+  return slope * select(slope == F(0), F(0), other) * scale.hi;
 }
 
 // 1 / h, about; of a normal h.
@@ -101,34 +244,50 @@ CUDALOSS_INLINE float inverse_root_of(float h) {
 }
 CUDALOSS_INLINE double inverse_root_of(double h) { return 1.0 / sqrt(h); }
 
-// Two numbers >= 0 by size, times a power of two that makes the larger one about 1, and the root of the sum of their
-// squares, with about its inverse. So nothing overflows, and what is lost of the smaller one is lost of the root too.
+// The root of a square, of about its inverse.
 template <class F>
-struct Hypotenuse {
-  bool swapped;  // the second number is the larger one
-  F back;        // 1 / the power of two
-  WithRest<F> larger, smaller, root;
-  F inverse;
+CUDALOSS_INLINE F root_of(F square, F inverse) {
+  const F root = square * inverse;
+  return fused(fused(-root, root, square), F(0.5) * inverse, root);
+}
+template <class F>
+CUDALOSS_INLINE WithRest<F> root_of(WithRest<F> square, F inverse) {
+  const F root = fused(square.value, inverse, F(0));
+  return {root, (fused(-root, root, square.value) + square.rest) * (F(0.5) * inverse)};
+}
+
+// A constant c > 0 beside which many d are squared: all times the power of two that makes c about 1, so that d^2 + c^2
+// neither underflows nor, of a d that c still counts beside, overflows.
+template <class N>
+struct Leg {
+  using F = ScalarOf<N>;
+  F power, back;  // 1 / power
+  N c, square;    // of c times the power
+
+  CUDALOSS_INLINE explicit Leg(Constant<F> constant) {
+    const F most = inverse_power(least(F())), found = inverse_power(constant.hi);
+    power = select(found > most, most, found);
+    back = inverse_power(power);
+    c = scaled(number_of<N>(constant), power);
+    square = c * c;
+  }
 };
 
-template <class F>
-CUDALOSS_INLINE Hypotenuse<F> hypotenuse_of(WithRest<F> a, WithRest<F> b) {
-  Hypotenuse<F> h;
-  h.swapped = a.value < b.value;
-  const F most = inverse_power(least(F())), power = inverse_power(select(h.swapped, b.value, a.value));
-  const F taken = select(power > most, most, power), infinite = F(8);  // every finite one is below 4
-  const auto scaled = [&](WithRest<F> x) {
-    const F value = x.value * taken;
-    return WithRest<F>{select(value > infinite, infinite, value), x.rest * taken};
-  };
-  h.back = inverse_power(taken);
-  h.larger = scaled(select(h.swapped, b, a));
-  h.smaller = scaled(select(h.swapped, a, b));
-  const WithRest<F> square = sum_of(h.larger * h.larger, h.smaller * h.smaller);
-  h.inverse = inverse_root_of(select(square.value < least(F()), least(F()), square.value));
-  h.root.value = fused(square.value, h.inverse, F(0));
-  h.root.rest = (fused(-h.root.value, h.root.value, square.value) + square.rest) * (F(0.5) * h.inverse);
-  return h;
-}
+// The root of d^2 + c^2, times the leg's power, with about its inverse. Where d is far, more than 2^60 c, it is |d|,
+// and what stands here means nothing.
+template <class N>
+struct Hypotenuse {
+  using F = ScalarOf<N>;
+  bool is_far;
+  N d, root;
+  F inverse;
+
+  CUDALOSS_INLINE Hypotenuse(N distance, const Leg<N>& leg) : d(scaled(distance, leg.power)) {
+    is_far = absolute(value_of(d)) > F(0x1p60);
+    const N square = square_plus(d, leg.square);
+    inverse = inverse_root_of(value_of(square));
+    root = root_of(square, inverse);
+  }
+};
 
 }  // namespace cudaloss

@@ -284,8 +284,8 @@ class PassRun {
   const Pass& pass_;
   const Strips& strips_;
   const Walk outgoing_;
-  const Functor<Loss, TV> summed_loss_;
-  const Functor<Loss, T> loss_;
+  const SingleFunctor<Loss, TV, F> summed_loss_;
+  const SingleFunctor<Loss, T, F> loss_;
   const Divisor divisor_;  // of all segments, unless each has its own; a gradient that sums nothing is 0, not 0 / 0
   const bool wants_gradients_, elementwise_grad_output_;
   const bool one_factor_;  // of the gradients of all segments
@@ -309,10 +309,10 @@ void pass_as(const Pass& request, ParallelFor parallel_for) {
   }
 }
 
-// The arithmetic of single results over fp32 data: fp64 costs no time at memory speed. A loss of two operands keeps in
-// its terms what float would lose, and its exponentials would take fp64 four times as long.
+// The arithmetic of single results over fp32 data: fp64 costs no time at memory speed. A loss with exponentials keeps
+// in its terms what float would lose: fp64 would take four times as long.
 template <template <class> class Loss, class F>
-using Single = std::conditional_t<kIsOfOperands<Loss>, F, double>;
+using Single = std::conditional_t<kIsOfOperands<Loss> && !kHasRests<Loss>, F, double>;
 
 template <template <class> class Loss>
 void pass(const Pass& r, ParallelFor parallel_for) {
@@ -332,8 +332,7 @@ void pass(const Pass& r, ParallelFor parallel_for) {
     return pass_as<Exact, float, float, Loss>(r, parallel_for);
   }
   if (many) return pass_as<float, Exact, float, Loss>(r, parallel_for);
-  using Few = std::conditional_t<kHasRests<Loss>, double, Exact>;
-  pass_as<Few, Few, float, Loss>(r, parallel_for);
+  pass_as<Exact, Exact, float, Loss>(r, parallel_for);
 }
 
 }  // namespace cudaloss::cpu

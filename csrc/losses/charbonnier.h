@@ -10,29 +10,30 @@ namespace cudaloss::losses {
 template <class T>
 struct charbonnier {
   using F = Scalar<T>;
+  using N = Number<T>;
   static constexpr bool kHasThird = true, kMirrors = true;
 
   struct Terms {
-    F d;
-    Hypotenuse<F> of;
+    N d;
+    Hypotenuse<N> of;
   };
 
-  WithRest<F> eps;
+  Leg<N> eps;
 
   explicit charbonnier(const Numbers& n) : charbonnier(constant_of(n.third, F())) {}
-  CUDALOSS_INLINE explicit charbonnier(Constant<F> e) : eps{e.hi, e.lo} {}
+  CUDALOSS_INLINE explicit charbonnier(Constant<F> e) : eps(e) {}
   CUDALOSS_INLINE charbonnier with(F own) const { return charbonnier(Constant<F>{own, F(0)}); }
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const WithRest<F> d = difference_of(x, t);
-    return {d.value, hypotenuse_of(absolute(d), eps)};
+    const N d = difference_of<N>(x, t);
+    return {d, Hypotenuse<N>(d, eps)};
   }
-  CUDALOSS_INLINE WithRest<F> value(const Terms& e) const {
-    return {e.of.root.value * e.of.back, e.of.root.rest * e.of.back};
+  CUDALOSS_INLINE N value(const Terms& e) const {
+    return select(e.of.is_far, absolute(e.d), scaled(e.of.root, eps.back));
   }
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
-    const WithRest<F> distance = select(e.of.swapped, e.of.smaller, e.of.larger);
-    return signed_by(e.d, F(1)) * rounded_product(quotient_of(distance, e.of.root, e.of.inverse), scale);
+    const N far = signed_by(value_of(e.d), number_of<N>(Constant<F>{F(1), F(0)}));
+    return rounded_finite_product(select(e.of.is_far, far, quotient_of(e.of.d, e.of.root, e.of.inverse)), scale);
   }
 };
 

@@ -10,35 +10,35 @@ namespace cudaloss::losses {
 template <class T>
 struct log_cosh {
   using F = Scalar<T>;
+  using N = Number<T>;
   static constexpr bool kMirrors = true;
 
   struct Terms {
     F d;
-    WithRest<F> distance, one_minus, one_plus;  // |d|, and 1 -+ exp(-2 |d|)
-    F exp, inverse;                             // that exp, and about 1 / one_plus
+    N distance, exp;  // |d|, exp(-2 |d|)
   };
 
   explicit log_cosh(const Numbers&) {}
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const WithRest<F> d = difference_of(x, t), distance = absolute(d), one = {F(1), F(0)};
-    const WithRest<F> scaled = exp_of_minus(twice(distance.value));
-    constexpr F small = ExpParts<F>::small;
-    const WithRest<F> e = {scaled.value * small,
-                           fused(scaled.value * small, -twice(distance.rest), scaled.rest * small)};
-    const WithRest<F> one_plus = sum_of(one, e);
-    return {d.value,  distance, sum_of(one, WithRest<F>{-e.value, -e.rest}),
-            one_plus, e.value,  reciprocal_of(one_plus.value)};
+    const N d = sound(difference_of<N>(x, t)), distance = absolute(d);
+    return {value_of(d), distance, exp_of_negative(twice(distance))};
   }
   CUDALOSS_INLINE F value(const Terms& e) const {
     using Parts = ExpParts<F>;
-    const F z = e.distance.value, rest = e.distance.rest, square = fused(z, z, twice(z) * rest);
-    const F q = e.exp * e.inverse, log = F(0.5) * (e.exp + q), half = F(0.5);
-    const F far = (z - Parts::ln2) + (fused(log, log_tail(q * e.exp), log) + (rest - Parts::ln2_rest));
-    return select(z < F(1), square * fused(square, log_cosh_tail(square), half), far);
+    const F z = value_of(e.distance), rest = rest_of(e.distance), square = fused(z, z, twice(z) * rest);
+    const F far = (z - Parts::ln2) + (log1p_far(value_of(e.exp)) + (rest - Parts::ln2_rest));
+    return select(square < F(0.5), square * fused(square, log_cosh_tail(square), F(0.5)), far);
   }
+  // tanh(d).
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
-    return signed_by(e.d, F(1)) * rounded_product(quotient_of(e.one_minus, e.one_plus, e.inverse), scale);
+    const N more = one_plus(e.exp), ratio = quotient_of(one_plus(-e.exp), more, reciprocal_of(value_of(more)));
+    if constexpr (kHasRest<N>) {
+      return rounded_finite_product(signed_by(e.d, ratio), scale);
+    } else {  // where 1 - exp would cancel, three terms of the series
+      const F square = e.d * e.d, near = e.d * fused(square, fused(square, F(2) / 15, F(-1) / 3), F(1));
+      return select(square < F(0.0625), near, signed_by(e.d, ratio)) * scale.hi;
+    }
   }
 };
 

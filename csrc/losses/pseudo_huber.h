@@ -10,34 +10,34 @@ namespace cudaloss::losses {
 template <class T>
 struct pseudo_huber {
   using F = Scalar<T>;
+  using N = Number<T>;
   static constexpr bool kHasThird = true, kMirrors = true;
 
   struct Terms {
-    F d;
-    WithRest<F> distance, least;  // |d|, and the smaller one of it and delta
-    Hypotenuse<F> of;
+    N d;
+    Hypotenuse<N> of;
   };
 
-  WithRest<F> delta;
+  N delta;
+  Leg<N> leg;
 
   explicit pseudo_huber(const Numbers& n) : pseudo_huber(constant_of(n.third, F())) {}
-  CUDALOSS_INLINE explicit pseudo_huber(Constant<F> d) : delta{d.hi, d.lo} {}
+  CUDALOSS_INLINE explicit pseudo_huber(Constant<F> d) : delta(number_of<N>(d)), leg(d) {}
   CUDALOSS_INLINE pseudo_huber with(F own) const { return pseudo_huber(Constant<F>{own, F(0)}); }
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const WithRest<F> d = difference_of(x, t), distance = absolute(d);
-    const Hypotenuse<F> of = hypotenuse_of(distance, delta);
-    return {d.value, distance, select(of.swapped, distance, delta), of};
+    const N d = difference_of<N>(x, t);
+    return {d, Hypotenuse<N>(d, leg)};
   }
-  // With h the root of d^2 + delta^2: d^2 delta / (h + delta), of whose factors the larger one is taken by h.
-  CUDALOSS_INLINE WithRest<F> value(const Terms& e) const {
-    const WithRest<F> sum = sum_of(e.of.root, select(e.of.swapped, e.of.larger, e.of.smaller));
-    return e.least * quotient_of(e.of.larger, sum, reciprocal_of(sum.value)) * e.distance;
+  // With h the root of d^2 + delta^2: d^2 delta / (h + delta), where d is far |d| delta.
+  CUDALOSS_INLINE N value(const Terms& e) const {
+    const N sum = sum_of(e.of.root, leg.c), near = quotient_of(leg.c, sum, reciprocal_of(value_of(sum)));
+    return absolute(e.d) * select(e.of.is_far, delta, absolute(e.d) * near);
   }
   // d delta / h.
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
-    const WithRest<F> size = e.least * quotient_of(e.of.larger, e.of.root, e.of.inverse);
-    return signed_by(e.d, F(1)) * rounded_product(size, scale);
+    const N far = signed_by(value_of(e.d), delta), near = e.d * quotient_of(leg.c, e.of.root, e.of.inverse);
+    return rounded_finite_product(select(e.of.is_far, far, near), scale);
   }
 };
 

@@ -10,33 +10,41 @@ namespace cudaloss::losses {
 template <class T>
 struct soft_margin {
   using F = Scalar<T>;
+  using N = Number<T>;
 
+  // softplus(-w), and like it sigmoid(-w) divided by `small`.
   struct Terms {
-    F x, t, log, log_rest;  // log1p(exp(-|w|)); like the slope, sigmoid(-w), divided by `small`
-    WithRest<F> w, slope;
+    F x, t, value, slope;
   };
 
   explicit soft_margin(const Numbers&) {}
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const WithRest<F> w = product_of(t, x);
-    const Logistic<F> of = logistic(absolute(w.value));
-    const WithRest<F> behind = {select(absolute(w.value) > F(ExpParts<F>::limit), F(0), of.sigmoid), F(0)},
-                      ahead = difference_of(ExpParts<F>::big, of.sigmoid);
-    const bool is_behind = w.value < F(0);
-    WithRest<F> slope = select(is_behind, ahead, behind);
-    // What w lost changes sigmoid(-w) by -rest sigmoid(-w) sigmoid(w).
-    const F sigmoid = select(is_behind, behind.value, ahead.value) * ExpParts<F>::small;
-    slope.rest = fused(slope.value, -w.rest * sigmoid, slope.rest);
-    return {x, t, of.log, of.log_rest, w, slope};
+    const N w = product_of<N>(t, x), distance = absolute(w);
+    const F behind = select(value_of(w) < F(0), value_of(distance), F(0));
+    if constexpr (kHasRest<N>) {
+      using Parts = ExpParts<F>;
+      const Logistic<F> of = logistic(distance.value, distance.rest);
+      const F sigmoid = select(distance.value > F(Parts::limit), F(0), of.sigmoid);
+      const F value = behind + fused(F(Parts::small), of.log, F(Parts::small) * of.log_rest);
+      return {x, t, value, select(w.value < F(0), Parts::big - sigmoid, sigmoid)};
+    } else {
+      const FastLogistic of = fast_logistic(distance);
+      return {x, t, behind + of.log, select(w < F(0), F(1) - of.sigmoid, of.sigmoid)};
+    }
   }
-  CUDALOSS_INLINE F value(const Terms& e) const {
-    constexpr F small = ExpParts<F>::small;
-    const F tail = fused(small, e.log_rest, -e.w.rest * (e.slope.value * small));
-    return select(e.w.value < F(0), -e.w.value, F(0)) + fused(small, e.log, tail);
+  CUDALOSS_INLINE F value(const Terms& e) const { return e.value; }
+  CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const { return gradient(e.slope, -e.t, scale); }
+  CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const { return gradient(e.slope, -e.x, scale); }
+
+ private:
+  CUDALOSS_INLINE static F gradient(F slope, F other, Constant<F> scale) {
+    if constexpr (kHasRest<N>) {
+      return chained_back(slope, other, scale);
+    } else {
+      return chained(slope, other, scale);
+    }
   }
-  CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const { return chained_back(e.slope, -e.t, scale); }
-  CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const { return chained_back(e.slope, -e.x, scale); }
 };
 
 }  // namespace cudaloss::losses
