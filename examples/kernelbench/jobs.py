@@ -1,4 +1,4 @@
-"""The jobs of five ancestor kernels, each written once for problem 94 or 96 of KernelBench, and that of 100.
+"""The jobs of five ancestor kernels, each written once for problem 94 or 96 of KernelBench, and those of 100 and 98.
 
 There is one op and one ``ModelNew`` a problem (``solution_94.py`` and so on). What tells the jobs apart is what must be
 shown of it, which is the table here.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from checks import Check, any_size, counts_each_once, never_waits, one_op_each_way
-from problems import HINGE, MSE, SMOOTH_L1, Problem
+from problems import HINGE, KL_DIV, MSE, SMOOTH_L1, Problem
 
 
 @dataclass(frozen=True)
@@ -60,5 +60,12 @@ JOBS = (
         HINGE,
         "hinge loss with one target a column, which all rows read where it lies",
         shows=(one_op_each_way, never_waits),
+    ),
+    Job(
+        "g",
+        KL_DIV,
+        "KL divergence of probabilities, their logarithm in the same pass",
+        shows=(one_op_each_way, never_waits),
+        reductions=("batchmean",),
     ),
 )

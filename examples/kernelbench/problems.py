@@ -1,4 +1,4 @@
-"""The three KernelBench problems, each with its reference and its solution."""
+"""The four KernelBench problems, each with its reference and its solution."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import problem_94
 import problem_96
+import problem_98
 import problem_100
 import solution_94
 import solution_96
+import solution_98
 import solution_100
 import torch
 from torch import Tensor, nn
@@ -55,5 +57,15 @@ SMOOTH_L1 = Problem(
     solution_96,
     lambda p, t: torch.nn.functional.smooth_l1_loss(p, t, reduction="none"),
 )
+KL_DIV = Problem(
+    "98 KL divergence",
+    problem_98,
+    solution_98,
+    lambda p, t: torch.nn.functional.kl_div(p.log(), t, reduction="none"),
+    reduction="batchmean",
+    ulps=2.0,  # of losses with logarithms
+    size_for_targets=lambda p, t: t.log().abs() + 1 + p.log().abs(),
+    suited=torch.sigmoid,
+)
 HINGE = Problem("100 hinge", problem_100, solution_100, lambda p, t: (1 - p * t).clamp(min=0))
-PROBLEMS = (MSE, SMOOTH_L1, HINGE)
+PROBLEMS = (MSE, SMOOTH_L1, KL_DIV, HINGE)

@@ -7,7 +7,8 @@ process, and beside them what memory gives simpler kernels. The exit status is 1
     python examples/kernelbench/run.py
     python examples/kernelbench/run.py --shape 1000 1001 --device cpu --no-compile --json kernelbench.json
 
-The default shape is the benchmark's, 32768 x 32768, on a GPU (4 GiB a tensor) and 2048 x 2048 on the CPU.
+The default shapes are the benchmark's on a GPU, 32768 x 32768 (4 GiB a tensor) and 16384 x 16384 of 98, and 2048 x 2048
+on the CPU.
 """
 
 from __future__ import annotations
@@ -146,7 +147,9 @@ def job_records(findings: dict[str, list[Finding]]) -> list[dict[str, Any]]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Check and time cudaloss on KernelBench's problems 94, 96 and 100.")
+    parser = argparse.ArgumentParser(
+        description="Check and time cudaloss on KernelBench's problems 94, 96, 98 and 100."
+    )
     parser.add_argument(
         "--shape", type=int, nargs="+", help="of the inputs (default: the benchmark's on a GPU, 2048 2048 on the CPU)"
     )

@@ -172,3 +172,9 @@ def test_one_row_of_targets_is_neither_expanded_nor_counted() -> None:
     input, target = step.operands()
     assert input.shape == (64, 128) and target.shape == (128,) and set(target.tolist()) == {-1, 1}
     assert (forward.bytes_an_element, step.bytes_an_element) == (4, 8)
+
+
+def test_every_problem_of_kernelbench_has_its_size() -> None:
+    found = {one.row()["problem"]: one.shape for one in kernelbench(device="cuda")}
+    square = {power: (2 ** (power // 2), 2 ** (power // 2)) for power in (28, 30)}
+    assert found == {94: square[30], 96: square[30], 98: square[28], 100: square[30]}

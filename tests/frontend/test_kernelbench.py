@@ -12,6 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from cudaloss.bench.cases import COMPARABLE, KERNELBENCH
+from cudaloss.bench.rivals import rival
+
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "kernelbench"
 NAMES = ("checks", "jobs", "problems", "run")
 CPU = torch.device("cpu")
@@ -78,6 +81,16 @@ def test_what_is_wrong_is_found(example: dict[str, ModuleType], wrong: str, monk
     assert example["checks"].compare(problem, inputs, "mean").passed
     monkeypatch.setattr(torch.ops.cudaloss, "hinge", loss)
     assert not example["checks"].compare(problem, inputs, "mean").passed
+
+
+def test_the_benchmark_has_the_same_problems(example: dict[str, ModuleType]) -> None:
+    for loss, timed in KERNELBENCH.items():
+        problem = problem_of(example, str(timed.number))
+        predictions, targets = problem.draw(CPU, 0)
+        theirs = rival(COMPARABLE[loss])
+        value = timed.call.eager(theirs, predictions, targets) if timed.call.eager else theirs(predictions, targets)
+        torch.testing.assert_close(value, problem.eager()(predictions, targets))
+    assert {str(timed.number) for timed in KERNELBENCH.values()} == PROBLEMS
 
 
 def test_jobs_are_of_the_problems(example: dict[str, ModuleType]) -> None:

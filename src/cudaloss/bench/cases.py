@@ -27,12 +27,22 @@ class Problem:
 
     number: int
     call: Call = PLAIN
+    power: int = 30  # of 2: its elements
 
 
 # By loss.
 KERNELBENCH = {
     "mse": Problem(94, Call(eager=lambda _, predictions, targets: torch.mean((predictions - targets) ** 2))),
     "smooth_l1": Problem(96),
+    "kl_div": Problem(
+        98,
+        Call(
+            ours=lambda loss, predictions, targets: loss(predictions, targets, reduction="batchmean", log_input=False),
+            eager=lambda loss, predictions, targets: loss(predictions.log(), targets, reduction="batchmean"),
+            inputs="in [0, 1]",
+        ),
+        power=28,
+    ),
     "hinge": Problem(
         100,
         Call(
@@ -100,7 +110,7 @@ class Case:
     def operands(self) -> tuple[Tensor, ...]:
         """Input, target, and what the call takes beside them."""
         of_input, of_target = self.mode.layouts
-        input = suited(of_input(self.shape, self.dtypes.input, self.device), self.spec.inputs)
+        input = suited(of_input(self.shape, self.dtypes.input, self.device), self.call.inputs or self.spec.inputs)
         shape = self.shape[-1:] if self.call.one_row else self.shape
         target = suited(of_target(shape, self.dtypes.target, self.device), self.spec.targets)
         arguments = self.call.arguments(self.shape, self.dtypes.input, self.device)

@@ -32,7 +32,7 @@ suites:
   latency      the host's time of a call: function, op, training step
   graph        the GPU's time of a forward under CUDA graph replay
   memory       peak memory of forward and backward above the operands (CUDA)
-  kernelbench  KernelBench's problems 94, 96 and 100, at its sizes on a GPU
+  kernelbench  KernelBench's problems 94, 96, 98 and 100, at its sizes on a GPU
   features     forward and backward of what is used beside the plain loss, on images; of what single
                losses take of their own, on matrices; --modes chooses
 

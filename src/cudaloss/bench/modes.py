@@ -99,6 +99,7 @@ class Call:
     arguments: Callable[[Shape, torch.dtype, str], tuple[Tensor, ...]] = lambda shape, dtype, device: ()
     bytes_an_element: int = 0  # the least that must be read of the arguments
     full_sized: int = 0  # how many of them are as large as the input, and of its dtype
+    inputs: str = ""  # which numbers, where not those that the row says
     one_row: bool = False  # the target is one row, which the input's rows share
 
 

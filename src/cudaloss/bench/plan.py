@@ -68,7 +68,7 @@ SUITES = {
     "kernelbench": tuple(
         Part(
             tuple(replace(mode, call=problem.call) for mode in (FORWARD, STEP)),
-            {"cuda": (30,), "cpu": (22,)},
+            {"cuda": (problem.power,), "cpu": (22,)},
             losses=(loss,),
         )
         for loss, problem in KERNELBENCH.items()
