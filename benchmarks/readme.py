@@ -17,6 +17,7 @@ from cudaloss.bench.tables import size_text
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 HOST_SIZE = 4096
+COLUMNS = ("eager", "compile")  # the rivals that the tables' headers name
 
 Row = dict[str, Any]
 Cell = Callable[[list[Row]], str]  # of the rows of one loss; empty where there is nothing to say
@@ -31,7 +32,7 @@ def largest(rows: list[Row], **fields: Any) -> Row | None:
 
 
 def ratios(row: Row) -> str:
-    return ", ".join(f"{ratio:.2f}x" for ratio in row["speedup"].values())
+    return ", ".join(f"{row['speedup'][rival]:.2f}x" for rival in COLUMNS if rival in row["speedup"])
 
 
 def training(mode: str, dtype: str, size: int | None) -> Cell:
@@ -98,18 +99,17 @@ def kernelbench_table(rows: list[Row]) -> str | None:
     found = select(rows, suite="kernelbench")
     if not found:
         return None
-    size = max(row["size"] for row in found)
-    found = select(found, size=size)
-    shape = " x ".join(map(str, found[0]["shape"]))
     body = []
     for problem, loss in dict.fromkeys((row["problem"], row["loss"]) for row in found):
-        cells = []
+        cells, of_problem = [], select(found, problem=problem)
+        size = max(row["size"] for row in of_problem)
+        shape = " x ".join(map(str, select(of_problem, size=size)[0]["shape"]))
         for mode in ("forward", "step"):
-            row = largest(found, problem=problem, mode=mode)
+            row = largest(of_problem, size=size, mode=mode)
             text = ", ".join(f"{ratio:.2f}x {name}" for name, ratio in row["speedup"].items()) if row else ""
             cells.append(f"{row['seconds']['cudaloss']['median'] * 1e3:.2f} ms: {text}" if row else "")
-        body.append([f"problem {problem}, {loss}", *cells])
-    return markdown([f"KernelBench, {shape} fp32", "forward", "forward + backward"], body)
+        body.append([f"problem {problem}, {loss}, {shape}", *cells])
+    return markdown(["KernelBench, fp32", "forward", "forward + backward"], body)
 
 
 def losses_table(rows: list[Row]) -> str | None:
@@ -122,7 +122,7 @@ def losses_table(rows: list[Row]) -> str | None:
 
 
 def _times(row: Row) -> list[str]:
-    ratios = (f"{row['speedup'][rival]:.2f}x" if rival in row["speedup"] else "" for rival in ("eager", "compile"))
+    ratios = (f"{row['speedup'][rival]:.2f}x" if rival in row["speedup"] else "" for rival in COLUMNS)
     return [f"{row['seconds']['cudaloss']['median'] * 1e3:.2f}", *ratios]
 
 

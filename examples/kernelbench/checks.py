@@ -1,6 +1,7 @@
 """What is checked of a job: its values and gradients against float64, and what it promises beyond them.
 
-The tolerance is one ulp of float32 at the exact result, or the reference's own error where that is larger.
+The tolerance is the problem's, in ulps of float32 at the exact result, or the reference's own error where that is
+larger. Of a sum that cancels, the ulp is that of the magnitudes' sum.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudaloss.bench.errors import largest_error
 
-ULPS = 1.0
 NAMED = 3  # failures told one by one
 CHUNK = 2**26  # elements at once in float64: 0.5 GiB a tensor
 # Around the widths of a vector, a warp, a block and a tile; the last passes over a persistent grid more than once, and
@@ -58,8 +58,8 @@ def draw_grad_output(reduction: str, like: Tensor) -> Tensor:
     return 0.5 + (torch.rand_like(like) if reduction == "none" else torch.rand((), device=like.device))
 
 
-def ulps(found: Tensor, exact: Tensor) -> float:
-    return largest_error(found, exact, torch.float32)
+def ulps(found: Tensor, exact: Tensor, size: Tensor | None = None) -> float:
+    return largest_error(found, exact, torch.float32, size)
 
 
 def worst(first: Results, second: Results) -> Results:
@@ -67,8 +67,14 @@ def worst(first: Results, second: Results) -> Results:
 
 
 def chunks(*tensors: Tensor) -> zip[tuple[Tensor, ...]]:
-    """The tensors side by side, flat and in pieces; views of contiguous and of expanded 0-d ones."""
-    return zip(*(tensor.reshape(-1).split(CHUNK) for tensor in tensors), strict=True)
+    """Tensors of one shape side by side, in pieces of whole rows; views, of expanded ones too."""
+    first = torch.atleast_1d(tensors[0])
+    rows = max(1, CHUNK * len(first) // first.numel())
+    return zip(*(torch.atleast_1d(tensor).split(rows) for tensor in tensors), strict=True)
+
+
+def divisor_of(reduction: str, like: Tensor) -> int:
+    return {"mean": like.numel(), "batchmean": len(torch.atleast_1d(like))}.get(reduction, 1)
 
 
 def errors(
@@ -76,19 +82,32 @@ def errors(
 ) -> Results:
     """The errors of `results`, in ulps, against float64 in chunks."""
     found = Results(0.0, 0.0, 0.0)
-    total = torch.zeros((), dtype=torch.float64, device=grad_output.device)
-    divisor = inputs[0].numel() if reduction == "mean" else 1
+    total, size, for_targets = (
+        torch.zeros(shape, dtype=torch.float64, device=grad_output.device) for shape in ((), (), inputs[1].shape)
+    )
+    shared = inputs[1].shape != inputs[0].shape  # by rows: the targets' gradient is a sum over them
+    divisor = divisor_of(reduction, inputs[0])
     of_one_shape = [x.expand_as(inputs[0]) for x in (*inputs, grad_output, *results)]
     for predictions, targets, weight, value, to_predictions, to_targets in chunks(*of_one_shape):
         operands = [x.double().requires_grad_() for x in (predictions, targets)]
-        terms = problem.terms(*operands)
-        exact = torch.autograd.grad(terms, operands, weight.double() / divisor)
+        terms, scale = problem.terms(*operands), weight.double() / divisor
+        exact = torch.autograd.grad(terms, operands, scale)
         terms = terms.detach()
         total += terms.sum()
+        size += terms.abs().sum()
         value_error = ulps(value, terms) if reduction == "none" else 0.0
-        chunk = Results(value_error, ulps(to_predictions, exact[0]), ulps(to_targets, exact[1]))
-        found = worst(found, chunk)
-    return found if reduction == "none" else found._replace(value=ulps(results.value, total / divisor))
+        if shared:
+            for_targets += exact[1].sum_to_size(for_targets.shape)
+            targets_error = 0.0
+        else:
+            made_of = problem.size_for_targets(*operands).detach() * scale if problem.size_for_targets else None
+            targets_error = ulps(to_targets, exact[1], made_of)
+        found = worst(found, Results(value_error, ulps(to_predictions, exact[0]), targets_error))
+    if shared:
+        found = found._replace(grad_targets=ulps(results.grad_targets, for_targets))
+    if reduction != "none":
+        found = found._replace(value=ulps(results.value, total / divisor, size / divisor))
+    return found
 
 
 @dataclass(frozen=True)
@@ -97,10 +116,11 @@ class Comparison:
 
     ours: Results
     eager: Results
+    ulps: float = 1.0  # the tolerance
 
     @property
     def passed(self) -> bool:
-        return all(ours <= max(ULPS, eager) for ours, eager in zip(self.ours, self.eager, strict=True))
+        return all(ours <= max(self.ulps, eager) for ours, eager in zip(self.ours, self.eager, strict=True))
 
     def __str__(self) -> str:
         ours, eager = (
@@ -116,7 +136,7 @@ def compare(problem: Problem, inputs: Sequence[Tensor], reduction: str) -> Compa
     def errors_of(loss: Loss) -> Results:  # one result at a time in memory
         return errors(problem, evaluate(loss, inputs, grad_output), inputs, reduction, grad_output)
 
-    return Comparison(errors_of(problem.ours(reduction)), errors_of(problem.eager(reduction)))
+    return Comparison(errors_of(problem.ours(reduction)), errors_of(problem.eager(reduction)), problem.ulps)
 
 
 def summarise(check: str, comparisons: dict[str, Comparison]) -> Finding:
@@ -129,10 +149,12 @@ def summarise(check: str, comparisons: dict[str, Comparison]) -> Finding:
     return Finding(check, not failed, "; ".join([detail, *failed[:NAMED], *more]))
 
 
-def draw_of_shape(shape: tuple[int, ...], device: torch.device, aligned: bool) -> list[Tensor]:
-    """Normal numbers wide enough for both branches of smooth L1; a slice from element 1 on if not `aligned`."""
+def draw_of_shape(problem: Problem, shape: tuple[int, ...], device: torch.device, aligned: bool = True) -> list[Tensor]:
+    """Normal numbers wide enough for both branches of smooth L1, or what suits the problem made of them; a slice from
+    element 1 on if not `aligned`."""
     count, skipped = math.prod(shape), 0 if aligned else 1
-    return [2 * torch.randn(count + skipped, device=device)[skipped:].reshape(shape) for _ in range(2)]
+    drawn = (problem.suited(2 * torch.randn(count + skipped, device=device)) for _ in range(2))
+    return [numbers[skipped:].reshape(shape) for numbers in drawn]
 
 
 def any_size(problem: Problem, reductions: Sequence[str], device: torch.device) -> Finding:
@@ -141,7 +163,7 @@ def any_size(problem: Problem, reductions: Sequence[str], device: torch.device) 
         for aligned in (True, False):
             name = f"{shape}{'' if aligned else ' misaligned'}"
             for reduction in reductions:
-                inputs = draw_of_shape(shape, device, aligned)
+                inputs = draw_of_shape(problem, shape, device, aligned)
                 comparisons[f"{name}, {reduction}"] = compare(problem, inputs, reduction)
     return summarise(f"{len(SHAPES)} odd shapes, aligned and not", comparisons)
 
@@ -172,7 +194,7 @@ class OpNames(TorchDispatchMode):
 
 def one_op_each_way(problem: Problem, reductions: Sequence[str], device: torch.device) -> Finding:
     """Forward and backward are one compiled op each, with no op before or after, ``.item()`` included."""
-    operands = [x.requires_grad_() for x in draw_of_shape((1023,), device, aligned=True)]
+    operands = [x.requires_grad_() for x in draw_of_shape(problem, (1023,), device)]
     wrong = []
     for reduction in reductions:
         loss = problem.ours(reduction)
@@ -188,10 +210,10 @@ def one_op_each_way(problem: Problem, reductions: Sequence[str], device: torch.d
     return Finding("one op each way", not wrong, detail)
 
 
-def _captures(loss: Loss, reduction: str, device: torch.device) -> bool:
+def _captures(problem: Problem, reduction: str, device: torch.device) -> bool:
     """Whether forward and backward give the same bits from a CUDA graph, replayed on inputs it was not made with."""
-    shape = (1_000_003,)
-    inputs = draw_of_shape(shape, device, aligned=True)
+    loss, shape = problem.ours(reduction), (1_000_003,)
+    inputs = draw_of_shape(problem, shape, device)
     grad_output = draw_grad_output(reduction, inputs[0])
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
@@ -201,7 +223,7 @@ def _captures(loss: Loss, reduction: str, device: torch.device) -> bool:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = evaluate(loss, inputs, grad_output)
-    for held, fresh in zip(inputs, draw_of_shape(shape, device, aligned=True), strict=True):
+    for held, fresh in zip(inputs, draw_of_shape(problem, shape, device), strict=True):
         held.copy_(fresh)
     grad_output.copy_(draw_grad_output(reduction, inputs[0]))
     graph.replay()
@@ -215,7 +237,7 @@ def never_waits(problem: Problem, reductions: Sequence[str], device: torch.devic
     if device.type != "cuda":
         return Finding(check, None, "needs a GPU")
     try:
-        wrong = [r for r in reductions if not _captures(problem.ours(r), r, device)]
+        wrong = [r for r in reductions if not _captures(problem, r, device)]
     except RuntimeError as error:
         return Finding(check, False, str(error).splitlines()[0])
     return Finding(check, not wrong, f"replay differs for {', '.join(wrong)}" if wrong else ", ".join(reductions))

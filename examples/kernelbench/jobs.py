@@ -1,7 +1,7 @@
-"""The jobs of five ancestor kernels, each written once for one of two KernelBench problems.
+"""The jobs of five ancestor kernels, each written once for problem 94 or 96 of KernelBench, and those of 100 and 98.
 
-Two ops do all five, so that there is one ``ModelNew`` a problem (``solution_94.py``, ``solution_96.py``). What tells
-the jobs apart is what must be shown of it, which is the table here.
+There is one op and one ``ModelNew`` a problem (``solution_94.py`` and so on). What tells the jobs apart is what must be
+shown of it, which is the table here.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from checks import Check, any_size, counts_each_once, never_waits, one_op_each_way
-from problems import MSE, SMOOTH_L1, Problem
+from problems import HINGE, KL_DIV, MSE, SMOOTH_L1, Problem
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one ancestor kernel was for."""
+    """What one kernel is for."""
 
     letter: str
     problem: Problem
@@ -54,5 +54,18 @@ JOBS = (
         MSE,
         "MSE by a partial a block and a second stage that never exceeds a block's limit",
         shows=(any_size, counts_each_once),
+    ),
+    Job(
+        "f",
+        HINGE,
+        "hinge loss with one target a column, which all rows read where it lies",
+        shows=(one_op_each_way, never_waits),
+    ),
+    Job(
+        "g",
+        KL_DIV,
+        "KL divergence of probabilities, their logarithm in the same pass",
+        shows=(one_op_each_way, never_waits),
+        reductions=("batchmean",),
     ),
 )

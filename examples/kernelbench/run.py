@@ -1,4 +1,4 @@
-"""Checks the five jobs of ``jobs.py`` and times their two ops on KernelBench's inputs.
+"""Checks the jobs of ``jobs.py`` and times their ops on KernelBench's inputs.
 
 Every job must give the reference's results on random draws of the benchmark's inputs, and show what it promises beyond
 them (``checks.py``). Then ModelNew, the reference and torch.compile of the reference are timed in turns in this
@@ -7,7 +7,8 @@ process, and beside them what memory gives simpler kernels. The exit status is 1
     python examples/kernelbench/run.py
     python examples/kernelbench/run.py --shape 1000 1001 --device cpu --no-compile --json kernelbench.json
 
-The default shape is the benchmark's, 32768 x 32768, on a GPU (4 GiB a tensor) and 2048 x 2048 on the CPU.
+The default shapes are the benchmark's on a GPU, 32768 x 32768 (4 GiB a tensor) and 16384 x 16384 of 98, and 2048 x 2048
+on the CPU.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import platform
 import sys
 import time
@@ -29,16 +29,15 @@ from problems import PROBLEMS, Problem
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from timing import Pass, ceilings, time_losses
+from timing import Pass, Timed, ceilings, time_losses
 
 import cudaloss
-from cudaloss.bench.measure import Timing
 
 CPU_SHAPE = (2048, 2048)
 PASSED = {True: "ok", False: "FAILED", None: "not checked"}
 
 Draws = dict[str, Comparison]  # by the draw's name
-Timings = dict[Problem, dict[Pass, dict[str, Timing]]]
+Timings = dict[Problem, dict[Pass, Timed]]
 
 
 def compare_draws(problem: Problem, draws: int, seed: int, device: torch.device) -> dict[str, Draws]:
@@ -78,7 +77,7 @@ def time_all(
             inputs = []  # the last problem's go before the next's come
             inputs = problem.draw(device, seed)
             timings[problem] = time_losses(problem, inputs, device, rounds, with_compile)
-    return timings, ceilings(inputs, device, rounds)
+    return timings, ceilings(inputs[0], device, rounds)
 
 
 def job_table(findings: dict[str, list[Finding]]) -> Table:
@@ -91,18 +90,18 @@ def job_table(findings: dict[str, list[Finding]]) -> Table:
     return table
 
 
-def timing_table(timings: Timings, count: int) -> Table:
+def timing_table(timings: Timings) -> Table:
     table = Table("problem", "pass", "of", title="Time of one call; a ratio above 1 is faster")
     for name in ("ms", "p20 to p80", "vs eager", "vs compile", "GB/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for problem, passes in timings.items():
-        for one, by_loss in passes.items():
+        for one, (by_loss, moved) in passes.items():
             table.add_section()
             for name, timing in by_loss.items():
                 rivals = (by_loss.get("eager"), by_loss.get("torch.compile"))
                 ratios = [f"{rival.median / timing.median:.2f}" if rival else "" for rival in rivals]
                 spread = f"{timing.p20 * 1e3:.3f} to {timing.p80 * 1e3:.3f}"
-                speed = f"{timing.gigabytes_per_second(one.bytes_an_element * count):.1f}"
+                speed = f"{timing.gigabytes_per_second(moved):.1f}"
                 table.add_row(problem.name, one.name, name, f"{timing.median * 1e3:.3f}", spread, *ratios, speed)
     return table
 
@@ -120,17 +119,17 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def timing_records(timings: Timings, count: int) -> list[dict[str, Any]]:
+def timing_records(timings: Timings) -> list[dict[str, Any]]:
     return [
         {
             "problem": problem.name,
             "pass": one.name,
             "of": name,
             "seconds": dataclasses.asdict(timing),
-            "gb_per_s": timing.gigabytes_per_second(one.bytes_an_element * count),
+            "gb_per_s": timing.gigabytes_per_second(moved),
         }
         for problem, passes in timings.items()
-        for one, by_loss in passes.items()
+        for one, (by_loss, moved) in passes.items()
         for name, timing in by_loss.items()
     ]
 
@@ -148,7 +147,9 @@ def job_records(findings: dict[str, list[Finding]]) -> list[dict[str, Any]]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Check and time cudaloss on KernelBench's problems 94 and 96.")
+    parser = argparse.ArgumentParser(
+        description="Check and time cudaloss on KernelBench's problems 94, 96, 98 and 100."
+    )
     parser.add_argument(
         "--shape", type=int, nargs="+", help="of the inputs (default: the benchmark's on a GPU, 2048 2048 on the CPU)"
     )
@@ -172,41 +173,41 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def set_shape(shape: list[int] | None, device: torch.device) -> tuple[int, ...]:
-    """Gives both problems the shape asked for; returns the one in force."""
+def set_shape(shape: list[int] | None, device: torch.device) -> dict[str, tuple[int, ...]]:
+    """Gives all problems the shape asked for; returns those in force."""
     if shape or device.type == "cpu":
         for problem in PROBLEMS:
             problem.reference.SHAPE = tuple(shape or CPU_SHAPE)
-    return PROBLEMS[0].reference.SHAPE
+    return {problem.name: problem.reference.SHAPE for problem in PROBLEMS}
 
 
 def main() -> int:
     arguments = parse_arguments()
     started = time.perf_counter()
     device = choose_device(arguments.device)
-    shape = set_shape(arguments.shape, device)
-    count = math.prod(shape)
+    shapes = set_shape(arguments.shape, device)
     console = Console()
 
     findings = check_all(arguments.draws, arguments.seed, device, console)
     console.print(job_table(findings))
     timings, memory = time_all(arguments.seed, arguments.rounds, not arguments.no_compile, device, console)
-    console.print(timing_table(timings, count))
+    console.print(timing_table(timings))
     console.print("ceilings, TB/s: " + ", ".join(f"{name} {speed:.3g}" for name, speed in memory.items()))
     failed = [job for job, found in findings.items() if any(finding.passed is False for finding in found)]
     record = {
         "machine": machine(device),
-        "shape": shape,
+        "shapes": shapes,
         "draws": arguments.draws,
         "seed": arguments.seed,
         "rounds": arguments.rounds,
         "jobs": job_records(findings),
         "failed": failed,
-        "timings": timing_records(timings, count),
+        "timings": timing_records(timings),
         "ceilings_tb_per_s": memory,
         "seconds": time.perf_counter() - started,
     }
-    console.print(f"{shape} on {record['machine']['device']}, {record['seconds']:.0f} s")
+    console.print(", ".join(f"{name}: {shape}" for name, shape in shapes.items()))
+    console.print(f"on {record['machine']['device']}, {record['seconds']:.0f} s")
     console.print(f"jobs failed: {', '.join(failed) or 'none'}")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)

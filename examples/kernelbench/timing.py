@@ -6,6 +6,7 @@ All that is compared is called in turns, so that clocks and neighbours are the s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from problems import Loss, Problem
@@ -18,14 +19,24 @@ from cudaloss.bench.measure import Timing, Work, throughput
 class Pass:
     name: str
     wanted: tuple[int, ...]  # which operands get gradients
-    bytes_an_element: int  # least traffic in float32: both operands read once, and the gradients written
+
+    def bytes(self, inputs: list[Tensor]) -> int:
+        """The least traffic: both operands read once, and the gradients written."""
+        return sum(x.nbytes for x in (*inputs, *(inputs[i] for i in self.wanted)))
 
 
 PASSES = (
-    Pass("forward", (), 8),
-    Pass("forward + backward", (0,), 12),
-    Pass("forward + both gradients", (0, 1), 16),
+    Pass("forward", ()),
+    Pass("forward + backward", (0,)),
+    Pass("forward + both gradients", (0, 1)),
 )
+
+
+class Timed(NamedTuple):
+    """The times of one pass, by loss."""
+
+    by_loss: dict[str, Timing]
+    bytes: int  # that must move at least
 
 
 def _call(loss: Loss, operands: list[Tensor], wanted: list[Tensor]) -> Work:
@@ -36,7 +47,7 @@ def _call(loss: Loss, operands: list[Tensor], wanted: list[Tensor]) -> Work:
 
 def time_losses(
     problem: Problem, inputs: list[Tensor], device: torch.device, rounds: int, with_compile: bool
-) -> dict[Pass, dict[str, Timing]]:
+) -> dict[Pass, Timed]:
     losses: dict[str, Loss] = {"cudaloss": problem.ours(), "eager": problem.eager()}
     if with_compile:
         losses["torch.compile"] = torch.compile(problem.eager(), dynamic=False)
@@ -45,14 +56,13 @@ def time_losses(
         operands = [x.detach().requires_grad_(i in one.wanted) for i, x in enumerate(inputs)]
         wanted = [operands[i] for i in one.wanted]
         calls = {name: _call(loss, operands, wanted) for name, loss in losses.items()}
-        timings[one] = throughput(calls, device.type, rounds)
+        timings[one] = Timed(throughput(calls, device.type, rounds), one.bytes(inputs))
     return timings
 
 
-def ceilings(inputs: list[Tensor], device: torch.device, rounds: int) -> dict[str, float]:
+def ceilings(a: Tensor, device: torch.device, rounds: int) -> dict[str, float]:
     """What memory gives PyTorch's simplest kernels on operands of this size, in TB/s."""
-    a, b = inputs
-    out = torch.empty_like(a)
+    b, out = torch.rand_like(a), torch.empty_like(a)
     calls: dict[str, Work] = {
         "copy": lambda: out.copy_(a),
         "sum": lambda: a.sum(),

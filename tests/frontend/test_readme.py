@@ -41,8 +41,8 @@ def report() -> dict[str, Any]:
 def test_readme_has_the_reports_rows() -> None:
     lines = script("readme").block(report()).splitlines()
     assert lines[0].startswith("a GPU, torch 2.13: ")
-    assert "| KernelBench, 4 x 16 fp32 | forward | forward + backward |" in lines
-    assert "| problem 94, mse | 1.00 ms: 2000.00x eager |  |" in lines
+    assert "| KernelBench, fp32 | forward | forward + backward |" in lines
+    assert "| problem 94, mse, 4 x 16 | 1.00 ms: 2000.00x eager |  |" in lines
     assert "| training, 2^6: fp32 | 2.00x |" in lines
     assert "| training, 2^6: fp32, loss scaled | 4.00x |" in lines
     assert "| host, 4,096 elements: function | 1.0 us: 3.00x |" in lines
@@ -70,6 +70,24 @@ def test_readme_has_the_features_that_are_in_the_report() -> None:
         "| masked: a bool mask that selects half of the elements | 500.00 | 4.00x | 2.50x |",
         "| sliced: both operands slices x[..., :-8] of wider tensors | 1.00 | 2000.00x |  |",
     ]
+
+
+def test_readme_has_every_problem_at_its_largest_size() -> None:
+    readme, two = script("readme"), report()
+    fields = {"suite": "kernelbench", "mode": "forward", "speedup": {"eager": 2.0}}
+    small, large = {"shape": [4, 4], "size": 16}, {"shape": [8, 8], "size": 64}
+    two["bench"]["report"]["rows"] += [
+        made_up((0.004, 0.003, 0.005), **fields, **shape, problem=98, loss="kl_div") for shape in (small, large, small)
+    ]
+    lines = readme.block(two).splitlines()
+    assert "| problem 94, mse, 4 x 16 | 1.00 ms: 2000.00x eager |  |" in lines
+    assert [line for line in lines if "98" in line] == ["| problem 98, kl_div, 8 x 8 | 4.00 ms: 2.00x eager |  |"]
+
+
+def test_readme_shows_the_rivals_that_its_headers_name() -> None:
+    row = made_up((1.0, 0.9, 1.1))
+    row["speedup"] |= {"torchvision": 9.0, "compile": 3.0}
+    assert script("readme").ratios(row) == "2.00x, 3.00x"
 
 
 def test_readme_needs_some_rows() -> None:

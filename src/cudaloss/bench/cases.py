@@ -3,60 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .. import functional, reference
+from .. import functional
 from .._specs import SPECS, LossSpec
+from .domains import suited
 from .measure import Work
-from .modes import Dtypes, Idiom, Loss, Mode
+from .modes import PLAIN, WITH_THIRD, Call, Dtypes, Idiom, Loss, Mode
+from .rivals import RIVALS, of_libraries, rival
 
 Row = dict[str, Any]
 
-RIVALS = ("eager", "compile", "indexed")
 COMPARABLE = {spec.name: spec for spec in SPECS}
 
-# KernelBench level 1: problem and reference by loss.
-KERNELBENCH: dict[str, tuple[int, Loss]] = {
-    "mse": (94, lambda predictions, targets: torch.mean((predictions - targets) ** 2)),
-    "smooth_l1": (96, F.smooth_l1_loss),
+
+@dataclass(frozen=True)
+class Problem:
+    """One of KernelBench's level 1."""
+
+    number: int
+    call: Call = PLAIN
+    power: int = 30  # of 2: its elements
+
+
+# By loss.
+KERNELBENCH = {
+    "mse": Problem(94, Call(eager=lambda _, predictions, targets: torch.mean((predictions - targets) ** 2))),
+    "smooth_l1": Problem(96),
+    "kl_div": Problem(
+        98,
+        Call(
+            ours=lambda loss, predictions, targets: loss(predictions, targets, reduction="batchmean", log_input=False),
+            eager=lambda loss, predictions, targets: loss(predictions.log(), targets, reduction="batchmean"),
+            inputs="in [0, 1]",
+        ),
+        power=28,
+    ),
+    "hinge": Problem(
+        100,
+        Call(
+            ours=lambda _, predictions, targets: torch.ops.cudaloss.hinge(predictions, targets),
+            eager=lambda _, predictions, targets: torch.mean(torch.clamp(1 - predictions * targets, min=0)),
+            one_row=True,
+        ),
+    ),
 }
-
-LARGEST_LOGIT = 8  # spread over both tails; all other operands lie in [0, 1)
-
-
-def _composed(value: Callable[..., Tensor]) -> Loss:
-    def loss(x: Tensor, y: Tensor, reduction: str = "mean", **parameters: float | Tensor) -> Tensor:
-        found = value(x, y, **parameters)
-        return found if reduction == "none" else getattr(found, reduction)()
-
-    return loss
-
-
-# As users compose what PyTorch's functions lack.
-COMPOSED: dict[str, Loss] = {
-    "quantile": _composed(lambda x, y, quantile=0.5: torch.maximum(quantile * (y - x), (quantile - 1) * (y - x))),
-    "pseudo_huber": _composed(lambda x, y, delta=1.0: delta**2 * ((1 + ((x - y) / delta) ** 2).sqrt() - 1)),
-    "charbonnier": _composed(lambda x, y, eps=1e-3: ((x - y) ** 2 + eps**2).sqrt()),
-    "log_cosh": _composed(lambda x, y: (x - y) + F.softplus(-2 * (x - y)) - math.log(2)),
-    "hinge": _composed(lambda x, y, margin=1.0, power=1: (margin - y * x).clamp(min=0) ** power),
-}
-
-
-def rival(spec: LossSpec) -> Loss:
-    """PyTorch's own loss; where it has none, as users compose it, or else as the row does."""
-    if hasattr(F, spec.function):
-        return getattr(F, spec.function)
-
-    def defined(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        return reference.loss(spec, x, y, reduction, spec.default, reference.result_dtype(x, y, None, False))
-
-    return COMPOSED.get(spec.name, defined)
 
 
 # Full-sized tensors beside operands and gradients: as many as autograd holds at once in KernelBench's MSE.
@@ -81,16 +76,16 @@ class Case:
         return math.prod(self.shape)
 
     @property
-    def reference(self) -> Loss:
-        """What cudaloss is compared with."""
-        return KERNELBENCH[self.spec.name][1] if self.suite == "kernelbench" else rival(self.spec)
+    def call(self) -> Call:
+        """The mode's. A loss that PyTorch does not compute without a third operand is given one."""
+        return WITH_THIRD.get(self.spec.name, PLAIN) if self.mode.call is PLAIN else self.mode.call
 
     @property
     def bytes_an_element(self) -> int:
         """The least that must move: both operands once, what the call takes beside them, and the gradients."""
-        input, target = self.dtypes.input.itemsize, self.dtypes.target.itemsize
+        input, target = self.dtypes.input.itemsize, 0 if self.call.one_row else self.dtypes.target.itemsize
         gradients = (input + (target if self.mode.both else 0)) if self.mode.training else 0
-        return input + target + self.mode.call.bytes_an_element + gradients
+        return input * (1 + self.call.full_sized) + target + self.call.bytes_an_element + gradients
 
     @property
     def bytes(self) -> int:
@@ -100,14 +95,14 @@ class Case:
     def bytes_needed(self) -> int:
         """An estimate, on the safe side, of the memory in use at once."""
         widest = max(self.dtypes.input.itemsize, self.dtypes.target.itemsize)
-        temporaries = TEMPORARIES * widest + (INDEXED_BYTES if self.mode.call.indexed else 0)
+        temporaries = TEMPORARIES * widest + (INDEXED_BYTES if self.call.indexed else 0)
         return self.bytes + temporaries * self.size
 
     def row(self) -> Row:
         """What the row says of itself before anything is measured."""
         row: Row = {"suite": self.suite, "loss": self.spec.name, "mode": self.mode.name, "dtype": str(self.dtypes)}
         if self.suite == "kernelbench":
-            row["problem"] = KERNELBENCH[self.spec.name][0]
+            row["problem"] = KERNELBENCH[self.spec.name].number
         if len(self.shape) > 1:
             row["shape"] = list(self.shape)
         return {**row, "size": self.size, "device": self.device}
@@ -115,11 +110,10 @@ class Case:
     def operands(self) -> tuple[Tensor, ...]:
         """Input, target, and what the call takes beside them."""
         of_input, of_target = self.mode.layouts
-        input = of_input(self.shape, self.dtypes.input, self.device)
-        if self.spec.inputs == "logits":
-            input.mul_(2 * LARGEST_LOGIT).sub_(LARGEST_LOGIT)
-        target = of_target(self.shape, self.dtypes.target, self.device)
-        arguments = self.mode.call.arguments(self.shape, self.device)
+        input = suited(of_input(self.shape, self.dtypes.input, self.device), self.call.inputs or self.spec.inputs)
+        shape = self.shape[-1:] if self.call.one_row else self.shape
+        target = suited(of_target(shape, self.dtypes.target, self.device), self.spec.targets)
+        arguments = self.call.arguments(self.shape, self.dtypes.input, self.device)
         return input.requires_grad_(self.mode.training), target.requires_grad_(self.mode.both), *arguments
 
 
@@ -136,11 +130,13 @@ def _bound(idiom: Idiom | None, loss: Loss) -> Loss:
 
 
 def _losses(case: Case, with_compile: bool, with_op: bool) -> dict[str, Loss]:
-    call, theirs = case.mode.call, case.reference
+    call, theirs = case.call, rival(case.spec)
     ours = _bound(call.ours, getattr(functional, case.spec.function))
     losses = {"cudaloss": ours, "eager": _bound(call.eager, theirs)}
     if with_op:
         losses["op"] = _bound(call.op or call.ours, getattr(torch.ops.cudaloss, case.spec.name))
+    if call is PLAIN and not case.mode.both:  # not every library has the target's gradient
+        losses |= of_libraries(case.spec)
     if with_compile:
         torch._dynamo.reset()  # a graph of its own for each case, as static shapes give
         losses["compile"] = torch.compile(_bound(call.compiled or call.eager, theirs), dynamic=False)

@@ -95,8 +95,12 @@ class Call:
     eager: Idiom | None = None
     compiled: Idiom | None = None  # what torch.compile is given, where eager's best form is not what it fuses
     indexed: Idiom | None = None  # a rival of its own, in eager PyTorch
-    arguments: Callable[[Shape, str], tuple[Tensor, ...]] = lambda shape, device: ()
+    # Of the input's shape and dtype, on a device.
+    arguments: Callable[[Shape, torch.dtype, str], tuple[Tensor, ...]] = lambda shape, dtype, device: ()
     bytes_an_element: int = 0  # the least that must be read of the arguments
+    full_sized: int = 0  # how many of them are as large as the input, and of its dtype
+    inputs: str = ""  # which numbers, where not those that the row says
+    one_row: bool = False  # the target is one row, which the input's rows share
 
 
 PLAIN = Call()
@@ -104,7 +108,7 @@ MASK = Call(
     ours=lambda loss, x, y, mask: loss(x, y, mask=mask),
     eager=lambda loss, x, y, mask: (loss(x, y, reduction="none") * mask).sum() / mask.sum(),
     indexed=lambda loss, x, y, mask: loss(x[mask], y[mask]),
-    arguments=lambda shape, device: (torch.randint(2, shape, dtype=torch.bool, device=device),),
+    arguments=lambda shape, dtype, device: (torch.randint(2, shape, dtype=torch.bool, device=device),),
     bytes_an_element=2,  # once for the count, by which gradients are divided, and once for the pass
 )
 ROW_WEIGHTS = Call(
@@ -117,7 +121,7 @@ ROW_WEIGHTS = Call(
     compiled=lambda loss, x, y, weight: (
         (loss(x, y, reduction="none") * weight).sum() / (weight.sum() * (x.numel() // weight.numel()))
     ),
-    arguments=lambda shape, device: (torch.rand(1, 1, shape[2], 1, device=device),),
+    arguments=lambda shape, dtype, device: (torch.rand(1, 1, shape[2], 1, device=device),),
 )
 PER_SAMPLE = Call(
     ours=lambda loss, x, y: loss(x, y, batch_dims=1).sum(),
@@ -126,7 +130,7 @@ PER_SAMPLE = Call(
 SAMPLE_WEIGHTS = Call(
     ours=lambda loss, x, y, weight: (loss(x, y, batch_dims=1) * weight).sum(),
     eager=lambda loss, x, y, weight: (loss(x, y, reduction="none").mean((1, 2, 3)) * weight).sum(),
-    arguments=lambda shape, device: (torch.rand(shape[0], device=device),),
+    arguments=lambda shape, dtype, device: (torch.rand(shape[0], device=device),),
 )
 INTEGER_TARGET = Call(eager=lambda loss, x, y: loss(x, y.float()))
 SCALED_SUM = Call(
@@ -141,26 +145,41 @@ def _smooth_l1_of(x: Tensor, y: Tensor, beta: Tensor) -> Tensor:
     return torch.where(d < beta, 0.5 * d * d / beta, d - 0.5 * beta).mean()
 
 
+def _given_as(keyword: str) -> Idiom:
+    return lambda loss, x, y, numbers: loss(x, y, **{keyword: numbers})
+
+
+# Within (0, 1), which a quantile must be, and not near 0, where a beta leaves nothing quadratic.
+def _numbers(shape: Shape, dtype: torch.dtype, device: str) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device).uniform_(0.2, 0.8)
+
+
 def _for_classes(keyword: str, eager: Idiom | None = None, op: str | None = None) -> Call:
     """A number for each column, given as `keyword`, to the op as `op`; to PyTorch too, where it has no idiom of its
     own."""
-
-    def given_as(keyword: str) -> Idiom:
-        return lambda loss, x, y, numbers: loss(x, y, **{keyword: numbers})
-
-    idiom = given_as(keyword)
-
-    # Within (0, 1), which a quantile must be, and not near 0, where a beta leaves nothing quadratic.
-    def numbers(shape: Shape, device: str) -> tuple[Tensor, ...]:
-        return (torch.empty(shape[-1], device=device).uniform_(0.2, 0.8),)
-
-    return Call(ours=idiom, op=given_as(op or keyword), eager=eager or idiom, arguments=numbers)
+    return Call(
+        ours=_given_as(keyword),
+        op=_given_as(op or keyword),
+        eager=eager or _given_as(keyword),
+        arguments=lambda shape, dtype, device: (_numbers(shape[-1:], torch.float32, device),),
+    )
 
 
 POS_WEIGHTS = _for_classes("pos_weight")
 CLASS_WEIGHTS = _for_classes("weight")
 QUANTILES = _for_classes("quantile", op="quantile_tensor")
 BETAS = _for_classes("beta", eager=lambda loss, x, y, betas: _smooth_l1_of(x, y, betas), op="beta_tensor")
+
+# By loss: the plain call of what PyTorch does not compute without a third operand.
+WITH_THIRD = {
+    "gaussian_nll": Call(
+        ours=_given_as("var"),
+        op=_given_as("var_tensor"),
+        eager=_given_as("var"),
+        arguments=lambda shape, dtype, device: (_numbers(shape, dtype, device).add_(1),),  # for a loss above 0
+        full_sized=1,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -176,7 +195,12 @@ class Mode:
     factor: float | None = None  # of the loss before its backward
     both: bool = False  # both operands need a gradient, else the input alone
     compiled: bool = False  # cudaloss's function inside torch.compile, compared with torch.compile alone
-    losses: tuple[str, ...] = tuple(spec.name for spec in SPECS)  # those that can be called so
+    only: tuple[str, ...] = tuple(spec.name for spec in SPECS)
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """Those that can be called so."""
+        return tuple(name for name in self.only if self.call is PLAIN or name not in WITH_THIRD)
 
 
 # Not a vector's multiple from the start of the allocation, and not the other operand's distance either.
@@ -199,7 +223,7 @@ MASKED_FORWARD = Mode("masked_forward", call=MASK, training=False)
 MASKED = Mode("masked", "a bool mask that selects half of the elements", MASK)
 FEATURES = (
     MASKED,
-    Mode("weighted", "a weight for each row of an image, the mean over the weights", ROW_WEIGHTS, losses=_OVER_WEIGHTS),
+    Mode("weighted", "a weight for each row of an image, the mean over the weights", ROW_WEIGHTS, only=_OVER_WEIGHTS),
     Mode("per_sample", "a mean for each sample, summed", PER_SAMPLE),
     Mode("per_sample_weighted", "a mean for each sample, times a weight and summed", SAMPLE_WEIGHTS),
     Mode("nhwc_nchw", "a channels_last input against a contiguous target", layouts=(channels_last, dense)),
@@ -214,11 +238,11 @@ FEATURES = (
 _BCE, _QUANTILE, _SMOOTH_L1 = ("binary_cross_entropy_with_logits",), ("quantile",), ("smooth_l1",)
 # What single losses take of their own, on a matrix of samples and classes.
 OWN_FEATURES = (
-    Mode("logits", "binary cross entropy, fp32", losses=_BCE),
-    Mode("bf16_logits", "binary cross entropy, bf16", dtypes=BFLOAT16, losses=_BCE),
-    Mode("pos_weights", "binary cross entropy, a pos_weight for each class", POS_WEIGHTS, losses=_BCE),
-    Mode("class_weights", "binary cross entropy, a weight for each class", CLASS_WEIGHTS, losses=_BCE),
-    Mode("quantile", "quantile loss, one quantile", losses=_QUANTILE),
-    Mode("quantiles", "quantile loss, a quantile for each column", QUANTILES, losses=_QUANTILE),
-    Mode("betas", "smooth L1, a beta for each column", BETAS, losses=_SMOOTH_L1),
+    Mode("logits", "binary cross entropy, fp32", only=_BCE),
+    Mode("bf16_logits", "binary cross entropy, bf16", dtypes=BFLOAT16, only=_BCE),
+    Mode("pos_weights", "binary cross entropy, a pos_weight for each class", POS_WEIGHTS, only=_BCE),
+    Mode("class_weights", "binary cross entropy, a weight for each class", CLASS_WEIGHTS, only=_BCE),
+    Mode("quantile", "quantile loss, one quantile", only=_QUANTILE),
+    Mode("quantiles", "quantile loss, a quantile for each column", QUANTILES, only=_QUANTILE),
+    Mode("betas", "smooth L1, a beta for each column", BETAS, only=_SMOOTH_L1),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from .cases import COMPARABLE, KERNELBENCH, Case, Row
@@ -25,6 +25,7 @@ from .modes import (
     Mode,
 )
 
+GENERAL = tuple(name for name, spec in COMPARABLE.items() if spec.kernels == "general")
 MODE_NAMES = tuple(mode.name for mode in (*TRAINING_MODES, *FEATURES, *OWN_FEATURES))  # those that can be asked for
 
 # Fewer on the CPU: a run of four losses took three minutes on two cores.
@@ -64,7 +65,14 @@ SUITES = {
         Part((STEP,), {"cuda": (28,)}, varied_dtypes=True),
         Part((MASKED,), {"cuda": (28,)}, default_losses=_ONE_LOSS),
     ),
-    "kernelbench": (Part((FORWARD, STEP), {"cuda": (30,), "cpu": (22,)}, losses=tuple(KERNELBENCH)),),
+    "kernelbench": tuple(
+        Part(
+            tuple(replace(mode, call=problem.call) for mode in (FORWARD, STEP)),
+            {"cuda": (problem.power,), "cpu": (22,)},
+            losses=(loss,),
+        )
+        for loss, problem in KERNELBENCH.items()
+    ),
     "features": (
         Part(FEATURES, {"cuda": (28,), "cpu": (21,)}, default_losses=_ONE_LOSS, varied_modes=True),
         Part(OWN_FEATURES, {"cuda": (28,), "cpu": (21,)}, varied_modes=True),

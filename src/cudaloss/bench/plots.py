@@ -10,11 +10,18 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .cases import RIVALS, Row
+from .cases import Row
 from .modes import FORWARD, STEP
+from .rivals import RIVALS
 
-COLOURS = {"cudaloss": "tab:blue", "eager": "tab:gray", "compile": "tab:orange"}
-LABELS = {"cudaloss": "cudaloss", "eager": "eager", "compile": "torch.compile"}
+COLOURS = {
+    "cudaloss": "tab:blue",
+    "eager": "tab:gray",
+    "compile": "tab:orange",
+    "torchvision": "tab:green",
+    "liger_kernel": "tab:red",
+}
+LABELS = {name: name for name in COLOURS} | {"compile": "torch.compile"}
 PLAIN = {"forward": FORWARD.name, "training": STEP.name}  # the mode whose course over sizes a suite's figures show
 CEILING_OF = {"forward": "sum", "training": "add"}
 
@@ -96,15 +103,14 @@ def _losses(rows: Iterable[Row]) -> list[str]:
 
 
 def _kernelbench(rows: list[Row], where: str) -> Figure:
-    """KernelBench's problems at their largest size, as bars."""
+    """KernelBench's problems, each at its largest size, as bars."""
     found = _measured(rows, "kernelbench")
-    largest = max(row["size"] for row in found)
-    found = [row for row in found if row["size"] == largest]
-    problems = list(dict.fromkeys((row["problem"], row["loss"]) for row in found))
-    shape = " x ".join(str(length) for length in found[0]["shape"])
-    figure, axes = _figure(f"{shape} {found[0]['dtype']}, {where}", len(problems))
-    for axis, (problem, loss) in zip(axes, problems, strict=True):
-        modes = {row["mode"]: row["seconds"] for row in found if row["problem"] == problem}
+    largest = {row["problem"]: row for row in sorted(found, key=lambda row: row["size"])}
+    figure, axes = _figure(f"{found[0]['dtype']}, {where}", len(largest))
+    for axis, (problem, row) in zip(axes, sorted(largest.items()), strict=True):
+        shape = " x ".join(str(length) for length in row["shape"])
+        same = [other for other in found if (other["problem"], other["size"]) == (problem, row["size"])]
+        modes = {other["mode"]: other["seconds"] for other in same}
         for offset, name in zip((0.27, 0.0, -0.27), ("eager", "compile", "cudaloss"), strict=True):
             points = {
                 offset - i: times[name]["median"] * 1e3 for i, times in enumerate(modes.values()) if name in times
@@ -115,7 +121,9 @@ def _kernelbench(rows: list[Row], where: str) -> Figure:
                 )
                 axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
         names = [{FORWARD.name: "forward", STEP.name: "forward + backward"}[mode] for mode in modes]
-        axis.set(title=f"problem {problem}, {loss}", xlabel="ms", yticks=[-i for i in range(len(modes))])
+        axis.set(
+            title=f"problem {problem}, {row['loss']}\n{shape}", xlabel="ms", yticks=[-i for i in range(len(modes))]
+        )
         axis.set_yticklabels(names)
         axis.margins(x=0.12)
     return _with_legend(figure, axes)

@@ -10,9 +10,10 @@ from dataclasses import asdict
 import torch
 
 from . import measure
-from .cases import RIVALS, Case, Row, leave_out_failing, works
+from .cases import Case, Row, leave_out_failing, works
 from .measure import Timing, Work
 from .plan import Options
+from .rivals import RIVALS
 
 Ceilings = dict[str, float]  # GB/s by name
 

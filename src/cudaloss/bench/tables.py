@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from .cases import RIVALS, Row
+from .cases import Row
+from .rivals import RIVALS
 
 TITLES = {
     "forward": "forward without grad, time on the device",
     "training": "forward and backward of a mean, time on the device",
-    "kernelbench": "KernelBench's problems 94 (MSE) and 96 (smooth L1), time on the device",
+    "kernelbench": "KernelBench's problems 94, 96, 98 and 100, time on the device",
     "latency": "the host's time for one call",
     "graph": "forward under CUDA graph replay, the GPU's time for one call",
     "features": "forward and backward of what is used beside the plain loss, time on the device",

@@ -1,0 +1,31 @@
+"""Numbers that a loss is made for: of those that layouts draw, from [0, 1), by what its row says of its operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+LARGEST_LOGIT = 8  # spread over both tails
+LARGEST_COUNT = 2
+
+
+def _inside(x: Tensor) -> Tensor:
+    """Within (0, 1), where logarithms and their slopes are finite, also of halves."""
+    return x.mul_(0.98).add_(0.01)
+
+
+# In place, which keeps the layout.
+_SUITED: dict[str, Callable[[Tensor], Tensor]] = {
+    "real": lambda x: x,
+    "logits": lambda x: x.mul_(2 * LARGEST_LOGIT).sub_(LARGEST_LOGIT),
+    "in [0, 1]": _inside,
+    "log probabilities": lambda x: _inside(x).log_(),
+    "1 or -1": lambda x: x.round_().mul_(2).sub_(1),
+    ">= 0": lambda x: x.mul_(LARGEST_COUNT + 1).floor_(),
+}
+
+
+def suited(x: Tensor, numbers: str) -> Tensor:
+    """Integers, which are 0 and 1, stay as they are."""
+    return _SUITED[numbers](x) if x.is_floating_point() else x

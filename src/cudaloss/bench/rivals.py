@@ -1,0 +1,87 @@
+"""What cudaloss is compared with: PyTorch's own losses, what users compose of its functions, other libraries'."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import reference
+from .._specs import LossSpec
+from .modes import Loss
+
+LIBRARY_ROW = 4096  # elements of a row, for a library whose loss is one of rows
+
+
+def _composed(value: Callable[..., Tensor]) -> Loss:
+    def loss(x: Tensor, y: Tensor, reduction: str = "mean", **parameters: float | Tensor) -> Tensor:
+        found = value(x, y, **parameters)
+        return found if reduction == "none" else getattr(found, reduction)()
+
+    return loss
+
+
+def _focal(x: Tensor, y: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
+    """As torchvision composes it."""
+    p = x.sigmoid()
+    away = 1 - (p * y + (1 - p) * (1 - y))
+    loss = F.binary_cross_entropy_with_logits(x, y, reduction="none") * away**gamma
+    return (alpha * y + (1 - alpha) * (1 - y)) * loss
+
+
+# As users compose what PyTorch's functions lack.
+COMPOSED: dict[str, Loss] = {
+    "quantile": _composed(lambda x, y, quantile=0.5: torch.maximum(quantile * (y - x), (quantile - 1) * (y - x))),
+    "pseudo_huber": _composed(lambda x, y, delta=1.0: delta**2 * ((1 + ((x - y) / delta) ** 2).sqrt() - 1)),
+    "charbonnier": _composed(lambda x, y, eps=1e-3: ((x - y) ** 2 + eps**2).sqrt()),
+    "log_cosh": _composed(lambda x, y: (x - y) + F.softplus(-2 * (x - y)) - math.log(2)),
+    "hinge": _composed(lambda x, y, margin=1.0, power=1: (margin - y * x).clamp(min=0) ** power),
+    "sigmoid_focal": _composed(_focal),
+}
+
+
+def rival(spec: LossSpec) -> Loss:
+    """PyTorch's own loss; where it has none, as users compose it, or else as the row does."""
+    if hasattr(F, spec.function):
+        return getattr(F, spec.function)
+
+    def defined(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+        return reference.loss(spec, x, y, reduction, spec.default, reference.result_dtype(x, y, None, False))
+
+    return COMPOSED.get(spec.name, defined)
+
+
+def _from(module: str, mean: Callable[[Any, Tensor, Tensor], Tensor]) -> Loss:
+    """Imported by the call: where a library does not load, its loss leaves as a rival that fails."""
+    return lambda x, y: mean(import_module(module), x, y)
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, min(LIBRARY_ROW, x.numel()))
+
+
+# By library, as its package is called, and loss: its mean.
+LIBRARIES: dict[str, dict[str, Loss]] = {
+    "torchvision": {
+        "sigmoid_focal": _from("torchvision.ops", lambda ops, x, y: ops.sigmoid_focal_loss(x, y, reduction="mean")),
+    },
+    "liger_kernel": {
+        "kl_div": _from(
+            "liger_kernel.ops.kl_div",
+            lambda ops, x, y: ops.LigerKLDivLossFunction.apply(_in_rows(x), _in_rows(y), "mean"),
+        ),
+    },
+}
+RIVALS = ("eager", "compile", "indexed", *LIBRARIES)
+
+
+def of_libraries(spec: LossSpec) -> dict[str, Loss]:
+    """By library, of those that are installed."""
+    found = {name: losses[spec.name] for name, losses in LIBRARIES.items() if spec.name in losses}
+    return {name: loss for name, loss in found.items() if find_spec(name)}
