@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from . import _private, reference
 from ._modes import FOR_INPUT, FOR_TARGET, IGNORE_NAN, MAY_DECLINE, batch_dims_of, dtype_of, loss_of, reduction_of
 from ._options import Options
-from ._specs import BY_ID
+from ._specs import BY_MODE
 
 # PyTorch's own, bound here once.
 _is_grad_enabled, _any_functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
@@ -37,7 +37,7 @@ def unpacked(*arguments):
     mask = None if call.mask is None else call.mask.to(torch.bool)  # hooks on saved tensors may have changed it
     options = Options(call.weight, mask, normalizer, call.scale, batch_dims_of(how), bool(how & IGNORE_NAN))
     third = call.parameter if call.third is None else call.third
-    spec, dtype = BY_ID[loss_of(how)], dtype_of(how)
+    spec, dtype = BY_MODE[loss_of(how)], dtype_of(how)
     return spec, call.input, call.target, reduction_of(how), third, dtype, options, call.second
 
 

@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._modes import REDUCTIONS
+from ._modes import BATCHMEAN, REDUCTIONS
 from ._options import NONE, Options
 from ._specs import LossSpec, Parameter
 
 
-def check_reduction(reduction: Any) -> None:
+def check_reduction(reduction: Any, known: tuple[str, ...] = REDUCTIONS) -> None:
     if not isinstance(reduction, str):
         raise TypeError(f"reduction must be a str, got {type(reduction).__name__}")
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
+    if reduction not in known:
+        *rest, last = map(repr, known)
+        raise ValueError(f"reduction must be {', '.join(rest)} or {last}, got {reduction!r}")
 
 
 def _is_symbolic(value: Any) -> bool:
@@ -71,8 +72,12 @@ def check_third(spec: LossSpec, value: Any, input: Tensor, target: Tensor) -> An
     if parameter is None:
         return value
     name, accepts = parameter.name, f"{parameter.accepts} or a tensor"
+    is_optional = parameter.default is None and not parameter.of_call
+    if parameter.may_lack_last and isinstance(value, Tensor) and not (input.is_nested or target.is_nested):
+        shape = joint_shape(input, target)
+        value = value.unsqueeze(-1) if value.shape == shape[:-1] != shape else value
     if not isinstance(value, Tensor):
-        return check_number(parameter, 1.0 if value is None and parameter.default is None else value, accepts)
+        return check_number(parameter, 1.0 if value is None and is_optional else value, accepts)
     if input.is_nested or target.is_nested:
         raise RuntimeError(f"{name} must be a number where input is a nested tensor")
     if _is_elsewhere(value, input) and not (value.requires_grad or is_traced()):
@@ -162,7 +167,7 @@ def check_beside(name: str, value: Any, input: Tensor, shape: torch.Size) -> Non
 
 
 def check_only_with_mean(reduction: Any) -> None:
-    check_reduction(reduction)
+    check_reduction(reduction, (*REDUCTIONS, BATCHMEAN))
     if reduction != "mean":
         raise ValueError(f"normalizer must be None where reduction is {reduction!r}: it is what 'mean' divides by")
 
@@ -249,7 +254,7 @@ def check(
     """Raises what is wrong with a call of `spec`'s loss, if anything; returns its third operand and second number, and
     the options, with numbers as Python's own."""
     check_operands(input, target)
-    check_reduction(reduction)
+    check_reduction(reduction, spec.reductions)
     own = check_third(spec, own[0], input, target), check_second(spec, own[1])
     check_dtype(dtype)
     if not options.are_default():

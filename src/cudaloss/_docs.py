@@ -74,6 +74,8 @@ _LEGACY = "size_average, reduce (bool, optional): deprecated, as in PyTorch; whe
 _REDUCTION = 'reduction (str): ``"mean"`` over all elements, ``"sum"``, or ``"none"`` for one loss an element.'
 
 
+_BATCHMEAN = """ ``"batchmean"`` divides the sum by the first size of input."""
+_MAY_LACK_LAST = "of that shape without its last dimension, it has one number for each index of the others"
 _COUNT = """``"mean"`` divides by the sum of the weights in play."""
 _OVER_COUNT = """``"mean"`` divides by the number of elements in play, as PyTorch's does."""
 _TENSOR = (
@@ -81,20 +83,33 @@ _TENSOR = (
 )
 
 
-def _own(spec: LossSpec, parameter: Parameter) -> str:
-    if parameter is not spec.parameter:
-        return f"{parameter.name} (float): {parameter.meaning}; {parameter.accepts}."
-    optional = ", optional" if parameter.default is None else ""
-    return f"{parameter.name} (float or Tensor{optional}): {parameter.meaning}; {parameter.accepts},\n    {_TENSOR}."
+def _of_third(third: Parameter) -> str:
+    optional = ", optional" if third.default is None and not third.of_call else ""
+    lacking = f"; {_MAY_LACK_LAST}" if third.may_lack_last else ""
+    return f"{third.name} (float or Tensor{optional}): {third.meaning}; {third.accepts},\n    {_TENSOR}{lacking}."
 
 
-def _options(spec: LossSpec, rows: Iterable[Row]) -> str:
+def _own(spec: LossSpec) -> dict[str, str]:
+    """The lines of the arguments behind input and target."""
+    found = {"size_average": _LEGACY, "reduction": _REDUCTION + (_BATCHMEAN if spec.batchmean else "")}
+    if spec.weight_first:
+        found["weight"] = _lines(spec, ROWS[:1])[0]
+    if spec.parameter:
+        found[spec.parameter.name] = _of_third(spec.parameter)
+    if spec.second:
+        found[spec.second.name] = f"{spec.second.name} (float): {spec.second.meaning}; {spec.second.accepts}."
+    return {**found, **{flag.name: f"{flag.name} (bool): {flag.meaning}." for flag in spec.flags}}
+
+
+def _options(spec: LossSpec, rows: Iterable[Row], of_call: bool) -> str:
+    own = _own(spec)
+    names = [name for name in spec.signature.split() if name in own]
+    if not of_call:
+        names = [
+            name for name in names if not (spec.parameter and spec.parameter.of_call and name == spec.parameter.name)
+        ]
     rows = [row for row in rows if not (spec.weight_first and row.name == "weight")]
-    lines = _lines(spec, ROWS[:1]) if spec.weight_first else []
-    lines += [_LEGACY] if spec.legacy_arguments else []
-    lines.append(_REDUCTION)
-    lines += [_own(spec, parameter) for parameter in spec.parameters]
-    return indent("\n".join([*lines, *_lines(spec, rows)]), "    ")
+    return indent("\n".join([*(own[name] for name in names), *_lines(spec, rows)]), "    ")
 
 
 def _lines(spec: LossSpec, rows: Iterable[Row]) -> list[str]:
@@ -102,9 +117,11 @@ def _lines(spec: LossSpec, rows: Iterable[Row]) -> list[str]:
     return [f"{row.name} {row.meaning}".replace(_COUNT, count) for row in rows]
 
 
-def _fill(template: str, spec: LossSpec, rows: Iterable[Row]) -> str:
+def _fill(template: str, spec: LossSpec, rows: Iterable[Row], of_call: bool = False) -> str:
     errors = (f"``{parameter.name}`` is not {parameter.accepts}; " for parameter in spec.parameters)
     of = "with ``d = input - target``" if isinstance(spec.terms, OfDifference) else ""
+    third = spec.parameter
+    of_each = [_of_third(third)] if third and third.of_call else []
     per_call = [row for row in ROWS if not (row.of_module or (spec.weight_first and row.name == "weight"))]
     return template.format(
         formula=spec.formula,
@@ -120,8 +137,9 @@ def _fill(template: str, spec: LossSpec, rows: Iterable[Row]) -> str:
         else "a shape that broadcasts with ``input``'s (unequal shapes warn)",
         shape_error="; input and target differ in shape" if spec.same_shape else "",
         differentiable=f", {spec.parameter.name}" if spec.parameter else "",
-        options=_options(spec, rows),
-        of_call=indent("\n".join(_lines(spec, per_call)), "    "),
+        options=_options(spec, rows, of_call),
+        of_call=indent("\n".join([*of_each, *_lines(spec, per_call)]), "    "),
+        third=f", {third.name}" if third and third.of_call else "",
         parameter_error="".join(errors),
     )
 
@@ -131,7 +149,7 @@ def _replaces(role: str, module: ModuleType, name: str) -> str:
 
 
 def function_doc(spec: LossSpec) -> str:
-    return _fill(_FUNCTION, spec, ROWS)
+    return _fill(_FUNCTION, spec, ROWS, of_call=True)
 
 
 def module_doc(spec: LossSpec) -> str:

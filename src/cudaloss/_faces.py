@@ -15,7 +15,7 @@ import torch
 
 from ._docs import function_doc, module_doc
 from ._options import ROWS, Row
-from ._specs import SPECS, LossSpec, Parameter
+from ._specs import SPECS, LossSpec
 
 _FUNCTION = """\
 def {function}(
@@ -30,13 +30,13 @@ def {function}(
 
 _FUNCTION_BODY = """\
     {legacy}if not is_dynamo_compiling():
-        result = _fused_{name}(
+        result = _fused_{name}{variant}(
             input, target, reduction, {own}, dtype,
             weight, mask, normalizer, scale, batch_dims, ignore_nan,
         )
         if result is not None:
             return result
-    return _unusual_{name}(
+    return _unusual_{name}{variant}(
         input, target, reduction, {own}, dtype,
         weight, mask, normalizer, scale, batch_dims, ignore_nan,
     )
@@ -48,7 +48,7 @@ class {module}(torch.nn.Module):
 
     def __init__(
         self,
-        {options},
+        {module_options},
         *,
         {module_keywords},
     ) -> None:"""
@@ -61,7 +61,7 @@ _MODULE_BODY = """
     def forward(
         self,
         input: Tensor,
-        target: Tensor,
+        target: Tensor,{call_arguments}
         *,
         {call_keywords},
     ) -> Tensor:
@@ -81,14 +81,14 @@ _MODULE_STUB = """
     def forward(
         self,
         input: Tensor,
-        target: Tensor,
+        target: Tensor,{call_arguments}
         *,
         {call_keywords},
     ) -> Tensor: ...
     def __call__(
         self,
         input: Tensor,
-        target: Tensor,
+        target: Tensor,{call_arguments}
         *,
         {call_keywords},
     ) -> Tensor: ...
@@ -125,10 +125,20 @@ def changed_options(module: torch.nn.Module) -> str:
     return "".join(f", {row.name}={value!r}" for row, value in kept if value != row.default)
 
 
-def _annotation(spec: LossSpec, parameter: Parameter) -> str:
-    if parameter is not spec.parameter:
-        return "float"
-    return "Tensor | float | None" if parameter.default is None else "Tensor | float"
+def _annotations(spec: LossSpec) -> dict[str, str]:
+    """The types of the function's arguments behind input and target."""
+    found = {"weight": "Tensor | None", "size_average": "bool | None", "reduce": "bool | None", "reduction": "str"}
+    if spec.parameter:
+        optional = spec.parameter.default is None and not spec.parameter.of_call
+        found[spec.parameter.name] = "Tensor | float | None" if optional else "Tensor | float"
+    if spec.second:
+        found[spec.second.name] = "float"
+    return {**found, **{flag.name: "bool" for flag in spec.flags}}
+
+
+def _defaults(spec: LossSpec) -> dict[str, Any]:
+    own = {row.name: row.default for row in (*spec.parameters, *spec.flags)}
+    return {"weight": None, "size_average": None, "reduce": None, "reduction": f'"{spec.reduction}"', **own}
 
 
 def _of_call(spec: LossSpec) -> list[Row]:
@@ -137,36 +147,42 @@ def _of_call(spec: LossSpec) -> list[Row]:
 
 
 def _fields(spec: LossSpec) -> dict[str, str]:
-    arguments = ["weight: Tensor | None = None"] if spec.weight_first else []
-    arguments += ["size_average: bool | None = None", "reduce: bool | None = None"] if spec.legacy_arguments else []
-    own = [(row.name, _annotation(spec, row)) for row in spec.parameters]
-    arguments.append('reduction: str = "mean"')
-    arguments += [f"{row.name}: {_annotation(spec, row)} = {row.default}" for row in spec.parameters]
-    buffers = [("weight", "Tensor | None")] if spec.weight_first else []
-    buffers += own[:1]  # where they are tensors
-    kept = [*own[1:], *((row.name, row.annotation) for row in ROWS if row.of_module)]
-    per_call = [row.name for row in _of_call(spec)]
-    forwarded = [f"{name}=self.{name}" for name in ["reduction", *(name for name, _ in (*buffers, *kept))]]
-    passed = [
-        name if row.default is not None else f"1.0 if {name} is None else {name}"
-        for row, (name, _) in zip(spec.parameters, own, strict=True)
-    ]
-    passed += [repr(spec.default), "0.0"][len(passed) :]
-    stored = [f'keep(self, "{name}", {name})' for name, _ in buffers] + [f"self.{name} = {name}" for name, _ in kept]
+    annotations, defaults, third = _annotations(spec), _defaults(spec), spec.parameter
+    of_call = [third.name] if third and third.of_call else []
+    names = spec.signature.split()
+    given = {name: f"{name}: {annotations[name]}" for name in names}
+    given = {name: said if name in of_call else f"{said} = {defaults[name]}" for name, said in given.items()}
+    own = [name for name in names if name in spec.own(None, None)]
+    buffers = [name for name in names if name == "weight" or (third and name == third.name and not third.of_call)]
+    kept = [(name, annotations[name]) for name in own if name not in (*buffers, *of_call)]
+    kept += [(row.name, row.annotation) for row in ROWS if row.of_module]
+    typed = [*((name, annotations[name]) for name in buffers), *kept]
+    per_call = [*of_call, *(row.name for row in _of_call(spec))]
+    forwarded = [f"{name}=self.{name}" for name in ["reduction", *(name for name, _ in typed)]]
+    passed = [repr(spec.default), repr(spec.second_default)]
+    for place, row in enumerate((third, spec.second)):
+        if row:
+            is_optional = row.default is None and not row.of_call
+            passed[place] = f"{row.number} if {row.name} is None else {row.name}" if is_optional else row.name
+    bits = [f"{1 << bit} * bool({flag.name})" for bit, flag in enumerate(spec.flags)]
+    stored = [f'keep(self, "{name}", {name})' for name in buffers] + [f"self.{name} = {name}" for name, _ in kept]
     return {
         "name": spec.name,
         "function": spec.function,
         "module": spec.module,
-        "options": ",\n{indent}".join(arguments),
+        "options": ",\n{indent}".join(given.values()),
+        "module_options": ",\n{indent}".join(said for name, said in given.items() if name not in of_call),
         "keywords": _keywords(row for row in ROWS if not (spec.weight_first and row.name == "weight")),
         "module_keywords": _keywords(row for row in ROWS if row.of_module),
+        "call_arguments": "".join(f"\n{{indent}}{given[name]}," for name in of_call),
         "call_keywords": _keywords(_of_call(spec)),
         "legacy": _LEGACY if spec.legacy_arguments else "",
+        "variant": f"[{' + '.join(bits)}]" if bits else "",
         "own": ", ".join(passed),
         "store": "\n        ".join(stored),
-        "store_stub": "\n        ".join(f"self.{name}: {annotation}" for name, annotation in (*buffers, *kept)),
+        "store_stub": "\n        ".join(f"self.{name}: {annotation}" for name, annotation in typed),
         "forward": ",\n            ".join([*forwarded, *(f"{name}={name}" for name in per_call)]),
-        "representation": "".join(f", {name}={{shown(self.{name})}}" for name, _ in own),
+        "representation": "".join(f", {name}={{shown(self.{name})}}" for name in own if name not in of_call),
     }
 
 

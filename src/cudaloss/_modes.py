@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 REDUCTIONS = ("none", "mean", "sum")
+BATCHMEAN = "batchmean"  # of some losses too: a mean whose normalizer is the first size of input
 # What the compiled kernels read, in any pair, and what they write.
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # What the compiled kernels read in a target besides.
@@ -20,8 +21,9 @@ IGNORE_NAN = 1 << 6
 MAY_DECLINE = 1 << 7  # nobody has looked at the operands: an op that does not serve them answers None, or False
 BELOW_AUTOGRAD = 1 << 15  # the caller is the op's autograd, or knows that nothing asks for it
 BATCH_DIMS = 8  # where their number begins
-LOSS = 16  # where the loss's id begins, of 8 bits
-MEAN_OVER_COUNT = 1 << 24  # a mean divides by the number of elements in play, not by the sum of their weights
+LOSS = 16  # where the loss begins (LossSpec.mode): its id, of 8 bits,
+MEAN_OVER_COUNT = 1 << 24  # whether a mean divides by the number of elements in play, not by the sum of their weights,
+# and its flags, of 4 bits.
 
 
 def pack(reduction: str, dtype: torch.dtype, loss: int = 0, batch_dims: int = 0) -> int:
@@ -43,4 +45,4 @@ def batch_dims_of(mode: int) -> int:
 
 
 def loss_of(mode: int) -> int:
-    return mode >> LOSS & 0xFF
+    return mode >> LOSS & 0x1FFF

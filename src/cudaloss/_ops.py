@@ -20,6 +20,7 @@ from ._checks import check
 from ._dispatch import PLAIN_TENSORS
 from ._modes import (
     BATCH_DIMS,
+    BATCHMEAN,
     BELOW_AUTOGRAD,
     DTYPES,
     IGNORE_NAN,
@@ -50,11 +51,21 @@ def _is_autocast(device: str) -> bool:
     return False  # meta, say, of which PyTorch will not even answer
 
 
+def _over_batch(input: Any) -> tuple[str, Any]:
+    """The reduction and the normalizer that ``batchmean`` is."""
+    if input.dim() == 0 or (type(size := input.shape[0]) is int and size == 0):
+        return "sum", None  # as PyTorch's
+    return "mean", torch.sym_float(size)
+
+
 def _thorough(spec: LossSpec) -> Callable[..., Tensor]:
     def thorough(
         input: Any, target: Any, reduction: Any, parameter: Any, second: Any, dtype: Any, *options: Any
     ) -> Tensor:
         own, chosen = check(spec, input, target, reduction, (parameter, second), dtype, Options(*options))
+        if reduction == BATCHMEAN:
+            reduction, normalizer = _over_batch(input)
+            chosen = chosen._replace(normalizer=normalizer)
         dtype = reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
         return _dispatch.loss(spec, input, target, reduction, own[0], dtype, chosen, own[1])
 
@@ -94,8 +105,9 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
     """The commonest calls: plain tensors of one shape, of which the private ops find out the rest. They decline with
     None. Every line is on the hot path of every call: no more than a few flags, 0.05 us each."""
     own, loss, forward = spec.mode << LOSS | BELOW_AUTOGRAD, _private.loss, _private.forward
-    default, neutral, largest = spec.default, spec.second_default, spec.parameter.largest if spec.parameter else inf
+    default, largest = spec.default, spec.parameter.largest if spec.parameter else inf
     takes_second = spec.second.takes if spec.second else bool
+    may_lack_last = spec.parameter is not None and spec.parameter.may_lack_last
     # PyTorch's own, bound here once.
     is_grad_enabled, is_captured = torch.is_grad_enabled, _dispatch.is_captured
     is_included, pre_dispatch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
@@ -108,7 +120,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
         third = None
         if type(parameter) is not float:
             third, parameter = parameter, default
-            if not _is_usual(third, DTYPES):
+            if not _is_usual(third, DTYPES) or (may_lack_last and third.shape != input.shape):
                 return None
         if (
             type(input) not in PLAIN_TENSORS
@@ -135,7 +147,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
         if (
             third is not None
             or type(second) is not float
-            or second != neutral
+            or second != 0.0
             or weight is not None
             or mask is not None
             or normalizer is not None
@@ -152,7 +164,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
             how |= flags
             if type(second) is not float:
                 return None
-            if third is not None or second != neutral:
+            if third is not None or second != 0.0:
                 if not takes_second(second):
                     return None
                 rest += third, second
@@ -164,7 +176,13 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
             return forward(input, target, how | own, parameter, *rest)[0]
         return loss(input, target, how | own, parameter)
 
-    return fused
+    def fused_over_batch(input, target, reduction, parameter, second, dtype, weight, mask, normalizer, *options):
+        if reduction != BATCHMEAN or normalizer is not None or type(input) not in PLAIN_TENSORS or is_captured():
+            return fused(input, target, reduction, parameter, second, dtype, weight, mask, normalizer, *options)
+        reduction, normalizer = _over_batch(input)
+        return fused(input, target, reduction, parameter, second, dtype, weight, mask, normalizer, *options)
+
+    return fused_over_batch if spec.batchmean else fused
 
 
 def _is_usual(tensor: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
@@ -202,35 +220,56 @@ def _none(*call: Any) -> None:
 
 
 def _schema(spec: LossSpec) -> str:
-    third, own = spec.parameter, ""
+    third, own, first = spec.parameter, "", ""
     for parameter in spec.parameters:
-        optional = parameter is third and parameter.default is None
-        own += f", {'Tensor?' if optional else 'float'} {parameter.name}={parameter.default}"
+        if parameter.of_call:
+            first += f", Tensor {parameter.name}"
+        else:
+            optional = parameter is third and parameter.default is None
+            own += f", {'Tensor?' if optional else 'float'} {parameter.name}={parameter.default}"
     options = ", ".join(f"{row.schema} {row.name}={row.default}" for row in _options.ROWS)
     if third and third.default is not None:
         options += f", Tensor? {third.name}_tensor=None"
-    return f'{spec.name}(Tensor input, Tensor target, str reduction="mean"{own}, *, {options}) -> Tensor'
+    options += "".join(f", bool {flag.name}={flag.default}" for flag in spec.flags)
+    return f'{spec.name}(Tensor input, Tensor target{first}, str reduction="{spec.reduction}"{own}, *, {options}) -> Tensor'
 
 
-def _define(spec: LossSpec) -> Kernel:
-    """Defines the public op of `spec`."""
+def _define(spec: LossSpec) -> tuple[Kernel, ...]:
+    """Defines the public op of `spec`; its kernels by the row's variants."""
     _private.LIBRARY.define(_schema(spec), tags=_private.TAGS)
-    fused, thorough = _fused(spec) if DEVICES else _none, _thorough(spec)
-    name, default, other = spec.parameter.name if spec.parameter else "", spec.default, spec.second_default
-    as_tensor = f"{name}_tensor"
+    kernels = tuple(Kernel(_fused(variant) if DEVICES else _none, _thorough(variant)) for variant in spec.variants)
+    third, usual, flags = spec.parameter, spec.reduction, [(flag.name, 1 << bit) for bit, flag in enumerate(spec.flags)]
+    as_tensor = f"{third.name}_tensor" if third else ""
+    default, other = spec.default, spec.second_default
 
-    def op(input, target, reduction="mean", parameter=None, second=other, *, dtype=None, **options):
+    def call(input, target, reduction, parameter, second, dtype, options):
         # The dispatcher passes on only what differs from its default.
+        bits = spec.variant
+        for flag, bit in flags:
+            if flag in options:
+                bits ^= bit
+                del options[flag]
         parameter = options.pop(as_tensor, parameter)
         parameter = default if parameter is None else parameter
-        call = input, target, reduction, parameter, second, dtype, *(Options(**options) if options else _options.NONE)
-        result = fused(*call)
-        return thorough(*call) if result is None else result
+        given = input, target, reduction, parameter, second, dtype, *(Options(**options) if options else _options.NONE)
+        kernel = kernels[bits if flags else 0]
+        result = kernel.fused(*given)
+        return kernel.thorough(*given) if result is None else result
 
+    def op(input, target, reduction=usual, parameter=None, second=other, *, dtype=None, **options):
+        return call(input, target, reduction, parameter, second, dtype, options)
+
+    def op_of_three(input, target, parameter, reduction=usual, second=other, *, dtype=None, **options):
+        return call(input, target, reduction, parameter, second, dtype, options)
+
+    def op_of_second(input, target, reduction=usual, second=other, *, dtype=None, **options):
+        return call(input, target, reduction, None, second, dtype, options)
+
+    called = op_of_three if third and third.of_call else op if third else op_of_second
     for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
-        _private.LIBRARY.impl(spec.name, op, key)
-    return Kernel(fused, thorough)
+        _private.LIBRARY.impl(spec.name, called, key)
+    return kernels
 
 
 # The public ops' kernels by name: the functions call them directly, a dispatcher round trip (1 us) sooner.
-KERNELS: dict[str, Kernel] = {spec.name: _define(spec) for spec in SPECS}
+KERNELS: dict[str, tuple[Kernel, ...]] = {spec.name: _define(spec) for spec in SPECS}

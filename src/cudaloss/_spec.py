@@ -1,18 +1,22 @@
 """What a loss's row says: its names, its own parameters and its formula in plain PyTorch.
 
 A loss is either one of the difference ``d = input - target`` (:class:`OfDifference`) or one of both operands
-(:class:`OfTwo`). Its first own parameter is its third operand: a number, or a tensor that broadcasts.
+(:class:`OfTwo`). Its parameter is its third operand: a number, or a tensor that broadcasts. Beside it there may be a
+second number, and flags, of which each combination is a variant of the row.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
+
+from ._modes import BATCHMEAN, REDUCTIONS
 
 Third: TypeAlias = "float | Tensor"
 Formula: TypeAlias = Callable[[Tensor, "float | Tensor"], Tensor]
@@ -21,6 +25,7 @@ OfOperands: TypeAlias = Callable[[Tensor, Tensor, "float | Tensor", float], Tens
 
 _INTERVALS: dict[str, Callable[[float], bool]] = {
     ">= 0": lambda number: number >= 0,
+    "<= 1": lambda number: number <= 1,
     "> 0": lambda number: number > 0,
     "in (0, 1)": lambda number: number > 0 and number < 1,  # a compiler's numbers know no chain of comparisons
     "in [0, 1]": lambda number: number >= 0 and number <= 1,
@@ -33,9 +38,11 @@ class Parameter:
     """A loss's own number, as the function, the module and the op take it."""
 
     name: str
-    default: float | None  # None: an optional tensor in the op's schema; without it the kernels are given 1.0
+    default: float | None  # None: a tensor in the op's schema; without it the kernels are given 1.0
     meaning: str
     interval: str  # where a number must lie; a tensor's are never looked at
+    of_call: bool = False  # each call must give it, and a module does not keep it
+    may_lack_last: bool = False  # a tensor of the loss's shape without its last dimension has one number for that
 
     @property
     def accepts(self) -> str:
@@ -48,12 +55,21 @@ class Parameter:
     @property
     def largest(self) -> float:
         """The largest number that may be given."""
-        return math.nextafter(1.0, 0.0) if self.interval == "in (0, 1)" else math.inf
+        return {"in (0, 1)": math.nextafter(1.0, 0.0), "<= 1": 1.0}.get(self.interval, math.inf)
 
     @property
     def number(self) -> float:
         """What the kernels are given where nothing is."""
         return 1.0 if self.default is None else self.default
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A loss's own bool."""
+
+    name: str
+    default: bool
+    meaning: str
 
 
 class OfDifference(NamedTuple):
@@ -71,39 +87,79 @@ class OfTwo(NamedTuple):
     for_third: OfOperands | None = None
 
 
-@dataclass(frozen=True)
+_NONE = OfDifference(())
+
+
+@dataclass(frozen=True, kw_only=True)
 class LossSpec:
     """A pointwise loss."""
 
     id: int  # for ever: graphs that PyTorch keeps over an upgrade name the loss by it
     name: str  # of the op, of the functor and of its header in csrc/losses
     module: str
-    parameters: tuple[Parameter, ...]  # its third operand, and a number
-    terms: OfDifference | OfTwo
-    formula: str  # of the documentation; the tests' oracle reads and differentiates it: bench/symbolic.py
+    parameter: Parameter | None = None  # its third operand
+    second: Parameter | None = None  # its second number
+    flags: tuple[Flag, ...] = ()
+    by_flags: Callable[..., dict[str, Any]] | None = None  # of their values: the fields below that differ by them
+    variant: int = -1  # bit i: flag i
+    terms: OfDifference | OfTwo = _NONE
+    formula: str = ""  # of the documentation; the tests' oracle reads and differentiates it: bench/symbolic.py
+    derivatives: tuple[str, ...] = ()  # for input and target, where the formula's own are not what is meant
     source: str
     function: str = ""  # its name with _loss, where nothing is said
+    signature: str = ""  # the namesake's arguments behind input and target; else the reduction and the loss's own
+    reduction: str = "mean"  # where none is given
+    batchmean: bool = False  # the sum over the first size is a reduction too
     kernels: str = "all"  # or "general": the pass over any layout alone; setup.py reads it
     ulps: float = 1.0  # the bound on an error of float32 and float64
-    inputs: str = "real"  # or "logits": what tests and benchmarks draw
-    targets: str = "real"  # or "in [0, 1]", or "1 or -1"
-    legacy_arguments: bool = False  # PyTorch's namesake takes size_average and reduce
-    weight_first: bool = False  # the namesake takes a weight before all others, and its module keeps it
+    inputs: str = "real"  # or one of bench/domains.py: what tests and benchmarks draw
+    targets: str = "real"
     same_shape: bool = False  # the namesake refuses operands that would have to broadcast
     mean_over_count: bool = False  # the namesake's mean divides by the number of elements, whatever their weights
 
     def __post_init__(self) -> None:
-        if not self.function:
-            object.__setattr__(self, "function", f"{self.name}_loss")
+        found = {"function": self.function or f"{self.name}_loss"}
+        if self.flags and self.variant < 0:
+            found["variant"] = sum(flag.default << bit for bit, flag in enumerate(self.flags))
+        found["variant"] = max(0, found.get("variant", self.variant))
+        own = [row.name for row in (self.parameter, self.second, *self.flags) if row]
+        found["signature"] = self.signature or " ".join(["reduction", *own])
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+        for name, value in self.by_flags(**self.flag_values).items() if self.by_flags else ():
+            object.__setattr__(self, name, value)
 
     @property
-    def parameter(self) -> Parameter | None:
-        """The third operand."""
-        return self.parameters[0] if self.parameters else None
+    def flag_values(self) -> dict[str, bool]:
+        return {flag.name: bool(self.variant >> bit & 1) for bit, flag in enumerate(self.flags)}
+
+    @functools.cached_property
+    def variants(self) -> tuple[LossSpec, ...]:
+        """The row with each combination of its flags."""
+        return tuple(replace(self, variant=bits) for bits in range(1 << len(self.flags)))
+
+    def own(self, third: Any, second: Any) -> dict[str, Any]:
+        """What is the loss's own, by the names of the function's arguments."""
+        given = ((self.parameter, third), (self.second, second))
+        return {**{row.name: value for row, value in given if row}, **self.flag_values}
 
     @property
-    def second(self) -> Parameter | None:
-        return self.parameters[1] if len(self.parameters) > 1 else None
+    def reductions(self) -> tuple[str, ...]:
+        return (*REDUCTIONS, BATCHMEAN) if self.batchmean else REDUCTIONS
+
+    @property
+    def weight_first(self) -> bool:
+        """Whether the namesake takes a weight among its arguments, and its module keeps it."""
+        return "weight" in self.signature.split()
+
+    @property
+    def legacy_arguments(self) -> bool:
+        """Whether the namesake takes size_average and reduce."""
+        return "reduce" in self.signature.split()
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return tuple(row for row in (self.parameter, self.second) if row)
 
     @property
     def is_rational(self) -> bool:
@@ -113,7 +169,7 @@ class LossSpec:
 
     @property
     def second_default(self) -> float:
-        """The second number's default, which does what 0.0 does in formulas and kernels; 0.0 where there is none."""
+        """The second number's default; 0.0 where there is none."""
         return self.second.number if self.second else 0.0
 
     @property
@@ -124,4 +180,4 @@ class LossSpec:
     @property
     def mode(self) -> int:
         """What a private op's mode says of the loss (``_modes.LOSS``)."""
-        return self.id | self.mean_over_count << 8
+        return self.id | self.mean_over_count << 8 | self.variant << 9

@@ -4,10 +4,10 @@ tests, benchmarks. A new pointwise loss is a row in ``_rows`` and a functor in `
 from __future__ import annotations
 
 from ._rows import of_difference, of_operands
-from ._spec import LossSpec, OfDifference, OfOperands, OfTwo, Parameter, Third
+from ._spec import Flag, LossSpec, OfDifference, OfOperands, OfTwo, Parameter, Third
 
-__all__ = ["BY_ID", "SPECS", "LossSpec", "OfDifference", "OfOperands", "OfTwo", "Parameter", "Third"]
+__all__ = ["BY_MODE", "SPECS", "Flag", "LossSpec", "OfDifference", "OfOperands", "OfTwo", "Parameter", "Third"]
 
 SPECS: tuple[LossSpec, ...] = tuple(sorted((*of_difference.ROWS, *of_operands.ROWS), key=lambda spec: spec.id))
 
-BY_ID = {spec.id: spec for spec in SPECS}
+BY_MODE = {variant.mode: variant for spec in SPECS for variant in spec.variants}

@@ -22,11 +22,6 @@ from ._specs import SPECS, LossSpec
 __all__ = [spec.function for spec in SPECS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def _own(spec: LossSpec, parameter: Any, second: Any) -> dict[str, Any]:
-    """A loss's own arguments as the function takes them."""
-    return {row.name: value for row, value in zip(spec.parameters, (parameter, second), strict=False)}
-
-
 def _wide(input: Tensor) -> torch.dtype:
     return torch.float32 if input.device.type == "mps" else torch.float64
 
@@ -42,17 +37,17 @@ def _for_op(spec: LossSpec, input: Tensor, own: dict[str, Any]) -> dict[str, Any
         return {**own, f"{third.name}_tensor" if isinstance(value, Tensor) else third.name: value}
     if value is not None and not isinstance(value, Tensor):
         value = _checks.check_number(third, value, f"{third.accepts} or a tensor")
-        value = None if type(value) is float and value == third.number else value
+        value = None if not third.of_call and type(value) is float and value == third.number else value
         value = None if value is None else input.new_full((), value, dtype=_wide(input))
     return {**own, third.name: value}
 
 
-def _unusual(spec: LossSpec) -> Callable[..., Tensor]:
+def _unusual(spec: LossSpec, thorough: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """What the function of `spec` does with all but the commonest calls."""
-    thorough, op = KERNELS[spec.name].thorough, getattr(torch.ops.cudaloss, spec.name)
+    op = getattr(torch.ops.cudaloss, spec.name)
 
     def call(input: Any, target: Any, reduction: Any, parameter: Any, second: Any, dtype: Any, *options: Any) -> Any:
-        own = _own(spec, parameter, second)
+        own = spec.own(parameter, second)
         keywords = {"dtype": dtype, **Options(*options)._asdict()}
         tensors = input, target, *options[:3], parameter
         if has_torch_function(tensors):  # a subclass, fx's Proxy, a mode
@@ -80,6 +75,11 @@ def _unusual(spec: LossSpec) -> Callable[..., Tensor]:
 
 
 for _spec in SPECS:
-    globals()[f"_fused_{_spec.name}"] = KERNELS[_spec.name].fused
-    globals()[f"_unusual_{_spec.name}"] = _unusual(_spec)
+    _kernels = KERNELS[_spec.name]
+    _fused = tuple(kernel.fused for kernel in _kernels)
+    _unusuals = tuple(
+        _unusual(variant, kernel.thorough) for variant, kernel in zip(_spec.variants, _kernels, strict=True)
+    )
+    globals()[f"_fused_{_spec.name}"] = _fused if _spec.flags else _fused[0]
+    globals()[f"_unusual_{_spec.name}"] = _unusuals if _spec.flags else _unusuals[0]
     define_function(_spec, globals())
