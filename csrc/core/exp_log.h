@@ -101,7 +101,7 @@ CUDALOSS_INLINE F chained_back(F slope, F other, Constant<F> scale) {
   constexpr F small = ExpParts<F>::small;
   const bool is_large = absolute(other) > F(1);
   const F factor = select(slope == F(0), F(0), select(is_large, other * small, other));
-  return rounded_product(product_of<WithRest<F>>(slope, factor), scale) * select(is_large, F(1), small);
+  return rounded_product(product_in<WithRest<F>>(slope, factor), scale) * select(is_large, F(1), small);
 }
 
 // (log(cosh(z)) / z^2 - 1/2) / z^2 of m = z^2 <= 1/2 (fp64: 1), interpolated at Chebyshev's nodes: 2^-28 and 2^-56 of

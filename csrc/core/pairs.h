@@ -101,7 +101,7 @@ CUDALOSS_INLINE WithRest<F> signed_by(F sign, WithRest<F> x) {
 
 // a - b, exactly; of an infinite one the rest is NaN.
 template <class N, class F>
-CUDALOSS_INLINE N difference_of(F a, F b) {
+CUDALOSS_INLINE N difference_in(F a, F b) {
   const F value = a - b;
   if constexpr (kHasRest<N>) {
     const F subtracted = a - value;
@@ -112,7 +112,7 @@ CUDALOSS_INLINE N difference_of(F a, F b) {
 }
 // a b of two numbers; of an infinite product the rest is NaN.
 template <class N, class F>
-CUDALOSS_INLINE N product_of(F a, F b) {
+CUDALOSS_INLINE N product_in(F a, F b) {
   const F value = fused(a, b, F(0));
   if constexpr (kHasRest<N>) {
     return {value, fused(a, b, -value)};
@@ -120,16 +120,16 @@ CUDALOSS_INLINE N product_of(F a, F b) {
     return value;
   }
 }
-// The same of any two, in the form in which the value is rounded; of an infinite one the rest is 0.
+// a - b of any two, in the form in which the value is rounded; of an infinite one the rest is 0.
 template <class F>
-CUDALOSS_INLINE WithRest<F> difference_of(WithRest<F> a, WithRest<F> b) {
-  const WithRest<F> d = difference_of<WithRest<F>>(a.value, b.value);
+CUDALOSS_INLINE WithRest<F> gap_between(WithRest<F> a, WithRest<F> b) {
+  const WithRest<F> d = difference_in<WithRest<F>>(a.value, b.value);
   const F rest = d.rest + (a.rest - b.rest), value = d.value + rest;
   const bool is_finite = absolute(d.value) <= largest(F());
   return {select(is_finite, value, d.value), select(is_finite, (d.value - value) + rest, F(0))};
 }
-CUDALOSS_INLINE float difference_of(float a, float b) { return a - b; }
-CUDALOSS_INLINE double difference_of(double a, double b) { return a - b; }
+CUDALOSS_INLINE float gap_between(float a, float b) { return a - b; }
+CUDALOSS_INLINE double gap_between(double a, double b) { return a - b; }
 template <class F>
 CUDALOSS_INLINE WithRest<F> twice(WithRest<F> x) {
   return {x.value + x.value, x.rest + x.rest};

@@ -25,7 +25,7 @@ struct charbonnier {
   CUDALOSS_INLINE charbonnier with(F own) const { return charbonnier(Constant<F>{own, F(0)}); }
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const N d = difference_of<N>(x, t);
+    const N d = difference_in<N>(x, t);
     return {d, Hypotenuse<N>(d, eps)};
   }
   CUDALOSS_INLINE N value(const Terms& e) const {

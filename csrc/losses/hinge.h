@@ -26,7 +26,7 @@ struct hinge {
   CUDALOSS_INLINE hinge with(F own) const { return {Constant<F>{own, F(0)}, squares}; }
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const N behind = difference_of(margin, product_of<N>(t, x));
+    const N behind = gap_between(margin, product_in<N>(t, x));
     return {x, t, select(value_of(behind) <= F(0), N{}, behind)};
   }
   CUDALOSS_INLINE N value(const Terms& e) const { return select(squares, e.behind * e.behind, e.behind); }

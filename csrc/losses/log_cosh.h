@@ -21,7 +21,7 @@ struct log_cosh {
   explicit log_cosh(const Numbers&) {}
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const N d = sound(difference_of<N>(x, t)), distance = absolute(d);
+    const N d = sound(difference_in<N>(x, t)), distance = absolute(d);
     return {value_of(d), distance, exp_of_negative(twice(distance))};
   }
   CUDALOSS_INLINE F value(const Terms& e) const {

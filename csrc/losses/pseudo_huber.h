@@ -26,7 +26,7 @@ struct pseudo_huber {
   CUDALOSS_INLINE pseudo_huber with(F own) const { return pseudo_huber(Constant<F>{own, F(0)}); }
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const N d = difference_of<N>(x, t);
+    const N d = difference_in<N>(x, t);
     return {d, Hypotenuse<N>(d, leg)};
   }
   // With h the root of d^2 + delta^2: d^2 delta / (h + delta), where d is far |d| delta.

@@ -20,7 +20,7 @@ struct soft_margin {
   explicit soft_margin(const Numbers&) {}
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const N w = product_of<N>(t, x), distance = absolute(w);
+    const N w = product_in<N>(t, x), distance = absolute(w);
     const F behind = select(value_of(w) < F(0), value_of(distance), F(0));
     if constexpr (kHasRest<N>) {
       using Parts = ExpParts<F>;

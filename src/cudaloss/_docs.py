@@ -104,10 +104,8 @@ def _own(spec: LossSpec) -> dict[str, str]:
 def _options(spec: LossSpec, rows: Iterable[Row], of_call: bool) -> str:
     own = _own(spec)
     names = [name for name in spec.signature.split() if name in own]
-    if not of_call:
-        names = [
-            name for name in names if not (spec.parameter and spec.parameter.of_call and name == spec.parameter.name)
-        ]
+    if not of_call and spec.parameter and spec.parameter.of_call:
+        names.remove(spec.parameter.name)
     rows = [row for row in rows if not (spec.weight_first and row.name == "weight")]
     return indent("\n".join([*(own[name] for name in names), *_lines(spec, rows)]), "    ")
 

@@ -231,41 +231,39 @@ def _schema(spec: LossSpec) -> str:
     if third and third.default is not None:
         options += f", Tensor? {third.name}_tensor=None"
     options += "".join(f", bool {flag.name}={flag.default}" for flag in spec.flags)
-    return f'{spec.name}(Tensor input, Tensor target{first}, str reduction="{spec.reduction}"{own}, *, {options}) -> Tensor'
+    named = f'Tensor input, Tensor target{first}, str reduction="{spec.reduction}"{own}'
+    return f"{spec.name}({named}, *, {options}) -> Tensor"
+
+
+def _chosen(spec: LossSpec, kernels: tuple[Kernel, ...], options: dict[str, Any]) -> Kernel:
+    """The kernel of the variant that flags among the options ask for."""
+    values = [options.pop(flag.name, flag.default) for flag in spec.flags]
+    return kernels[sum(value << bit for bit, value in enumerate(values))]
 
 
 def _define(spec: LossSpec) -> tuple[Kernel, ...]:
     """Defines the public op of `spec`; its kernels by the row's variants."""
     _private.LIBRARY.define(_schema(spec), tags=_private.TAGS)
     kernels = tuple(Kernel(_fused(variant) if DEVICES else _none, _thorough(variant)) for variant in spec.variants)
-    third, usual, flags = spec.parameter, spec.reduction, [(flag.name, 1 << bit) for bit, flag in enumerate(spec.flags)]
+    third, usual, default, other = spec.parameter, spec.reduction, spec.default, spec.second_default
     as_tensor = f"{third.name}_tensor" if third else ""
-    default, other = spec.default, spec.second_default
 
-    def call(input, target, reduction, parameter, second, dtype, options):
-        # The dispatcher passes on only what differs from its default.
-        bits = spec.variant
-        for flag, bit in flags:
-            if flag in options:
-                bits ^= bit
-                del options[flag]
+    # The dispatcher passes on only what differs from its default.
+    def op(input, target, reduction=usual, parameter=None, second=other, *, dtype=None, **options):
+        kernel = _chosen(spec, kernels, options) if spec.flags else kernels[0]
         parameter = options.pop(as_tensor, parameter)
         parameter = default if parameter is None else parameter
-        given = input, target, reduction, parameter, second, dtype, *(Options(**options) if options else _options.NONE)
-        kernel = kernels[bits if flags else 0]
-        result = kernel.fused(*given)
-        return kernel.thorough(*given) if result is None else result
+        call = input, target, reduction, parameter, second, dtype, *(Options(**options) if options else _options.NONE)
+        result = kernel.fused(*call)
+        return kernel.thorough(*call) if result is None else result
 
-    def op(input, target, reduction=usual, parameter=None, second=other, *, dtype=None, **options):
-        return call(input, target, reduction, parameter, second, dtype, options)
+    def with_third(input, target, parameter, reduction=usual, second=other, **options):
+        return op(input, target, reduction, parameter, second, **options)
 
-    def op_of_three(input, target, parameter, reduction=usual, second=other, *, dtype=None, **options):
-        return call(input, target, reduction, parameter, second, dtype, options)
+    def with_second(input, target, reduction=usual, second=other, **options):
+        return op(input, target, reduction, None, second, **options)
 
-    def op_of_second(input, target, reduction=usual, second=other, *, dtype=None, **options):
-        return call(input, target, reduction, None, second, dtype, options)
-
-    called = op_of_three if third and third.of_call else op if third else op_of_second
+    called = with_third if third and third.of_call else with_second if spec.second and not third else op
     for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
         _private.LIBRARY.impl(spec.name, called, key)
     return kernels

@@ -75,11 +75,9 @@ def _unusual(spec: LossSpec, thorough: Callable[..., Tensor]) -> Callable[..., T
 
 
 for _spec in SPECS:
-    _kernels = KERNELS[_spec.name]
-    _fused = tuple(kernel.fused for kernel in _kernels)
-    _unusuals = tuple(
-        _unusual(variant, kernel.thorough) for variant, kernel in zip(_spec.variants, _kernels, strict=True)
-    )
+    _pairs = tuple(zip(_spec.variants, KERNELS[_spec.name], strict=True))
+    _fused = tuple(kernel.fused for _, kernel in _pairs)
+    _others = tuple(_unusual(variant, kernel.thorough) for variant, kernel in _pairs)
     globals()[f"_fused_{_spec.name}"] = _fused if _spec.flags else _fused[0]
-    globals()[f"_unusual_{_spec.name}"] = _unusuals if _spec.flags else _unusuals[0]
+    globals()[f"_unusual_{_spec.name}"] = _others if _spec.flags else _others[0]
     define_function(_spec, globals())
