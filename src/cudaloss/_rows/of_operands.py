@@ -7,6 +7,12 @@ from torch import Tensor
 
 from .._spec import LossSpec, OfTwo, Parameter, Third
 
+
+def _zero_times(slope: Tensor, x: Tensor) -> Tensor:
+    """slope * x, 0 where the slope is and x infinite."""
+    return slope * torch.where((slope == 0) & x.isinf(), 0, x)
+
+
 # ---- binary cross entropy: with z = -|x|, softplus(x) = max(x, 0) + log1p(exp(z)), sigmoid(x) by exp(z) ----
 
 
@@ -69,12 +75,56 @@ def _bce_for_third(x: Tensor, t: Tensor, _: Third, smoothing: float) -> Tensor:
     return _times(t, _below(x)) + t * torch.log1p(_folded(x).exp())
 
 
+# ---- focal: binary cross entropy times q^gamma, q being how far from the target the probability is ----
+
+
+def _alpha(t: Tensor, alpha: Third) -> tuple[Tensor, Third]:
+    """The weight of the target, and its slope; a negative alpha is none."""
+    if isinstance(alpha, Tensor):
+        return torch.where(alpha < 0, 1, alpha * t + (1 - alpha) * (1 - t)), torch.where(alpha < 0, 0, 2 * alpha - 1)
+    return (torch.ones_like(t), 0.0) if alpha < 0 else (alpha * t + (1 - alpha) * (1 - t), 2 * alpha - 1)
+
+
+def _away(x: Tensor, t: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q^gamma and gamma q^(gamma - 1), which is not asked for where q is 0, and the sigmoids of x and -x."""
+    ahead, behind = _sigmoids(x)
+    q = t * behind + (1 - t) * ahead
+    some = torch.where(q == 0, 1, q)
+    return (
+        torch.where(q == 0, q**gamma, some**gamma),
+        torch.where(q == 0, 0, gamma * some ** (gamma - 1)),
+        ahead,
+        behind,
+    )
+
+
+def _focal(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tensor:
+    power = _away(x, t, gamma)[0]
+    bce = _bce(x, t, 1.0, 0.0)
+    return _alpha(t, alpha)[0] * _zero_times(power, bce)
+
+
+def _focal_for_input(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tensor:
+    power, slope, ahead, behind = _away(x, t, gamma)
+    both = ahead * behind
+    return _alpha(t, alpha)[0] * (
+        power * ((1 - t) * ahead - t * behind) + slope * (1 - 2 * t) * _zero_times(both, _bce(x, t, 1.0, 0.0))
+    )
+
+
+def _focal_for_target(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tensor:
+    power, slope, ahead, behind = _away(x, t, gamma)
+    (factor, of_alpha), bce = _alpha(t, alpha), _bce(x, t, 1.0, 0.0)
+    by_power = _zero_times(of_alpha * power, bce) - _zero_times(factor * power, x)
+    return by_power + _zero_times(factor * slope * (behind - ahead), bce)
+
+
+def _focal_for_third(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tensor:
+    slope = (2 * t - 1) * _zero_times(_away(x, t, gamma)[0], _bce(x, t, 1.0, 0.0))
+    return torch.where(alpha < 0, 0, slope) if isinstance(alpha, Tensor) else slope
+
+
 # ---- margins: of w = target * input ----
-
-
-def _zero_times(slope: Tensor, x: Tensor) -> Tensor:
-    """slope * x, 0 where the slope is and x infinite."""
-    return slope * torch.where((slope == 0) & x.isinf(), 0, x)
 
 
 def _soft_margin(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
@@ -123,6 +173,24 @@ ROWS = (
         signature="weight size_average reduce reduction pos_weight label_smoothing",
         same_shape=True,
         mean_over_count=True,
+    ),
+    LossSpec(
+        id=15,
+        name="sigmoid_focal",
+        module="SigmoidFocalLoss",
+        parameter=Parameter("alpha", 0.25, "the weight of positive targets; negative ones have 1 - alpha", "<= 1"),
+        second=Parameter("gamma", 2.0, "how much easy elements count less; 0 is binary cross entropy", ">= 0"),
+        terms=OfTwo(_focal, _focal_for_input, _focal_for_target, _focal_for_third),
+        formula="(alpha * target + (1 - alpha) * (1 - target))"
+        " * (target * sigmoid(-input) + (1 - target) * sigmoid(input))**gamma"
+        " * (target * softplus(-input) + (1 - target) * softplus(input))",
+        source="Lin et al., Focal Loss for Dense Object Detection, 2017",
+        signature="alpha gamma reduction",
+        reduction="none",
+        kernels="general",
+        ulps=2.0,
+        inputs="logits",
+        targets="in [0, 1]",
     ),
     LossSpec(
         id=9,

@@ -1,0 +1,211 @@
+"""Losses of input and target with logarithms: of probabilities, and negative log likelihoods."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._spec import Flag, LossSpec, OfTwo, Parameter, Third
+
+# ---- the Kullback-Leibler divergence: target * (log(target) - log(input)) ----
+
+
+def _kl_div(log_target: bool, log_input: bool) -> dict[str, Any]:
+    """Where the target's probability is 0, everything is, whatever the input: finite numbers stand for both there."""
+
+    def parts(x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        mass = t.exp() if log_target else torch.where(t < 0, math.nan, t)
+        without = (mass == 0) & (x == x)
+        x, t = torch.where(without, 1, x), torch.where(without, 1, t)
+        return mass, without, x, (t if log_target else t.log()) - (x if log_input else x.log())
+
+    def value(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
+        mass, _, _, above = parts(x, t)
+        return mass * above
+
+    def for_input(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
+        mass, _, x, _ = parts(x, t)
+        return -mass + (x - x) if log_input else -mass / x
+
+    def for_target(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
+        mass, without, _, above = parts(x, t)
+        return mass * (above + 1) if log_target else torch.where(without, 0, above + 1)
+
+    mass, log = ("exp(target)", "target") if log_target else ("target", "log(target)")
+    of_input = "input" if log_input else "log(input)"
+    slope = f"{mass} * ({log} - {of_input} + 1)" if log_target else f"{log} - {of_input} + 1 where target > 0, else 0"
+    return {
+        "terms": OfTwo(value, for_input, for_target),
+        "formula": f"{mass} * ({log} - {of_input})",
+        "derivatives": (f"-{mass}" if log_input else f"-{mass} / input", slope),
+        "inputs": "log probabilities" if log_input else "in [0, 1]",
+        "targets": "log probabilities" if log_target else "in [0, 1]",
+    }
+
+
+# ---- binary cross entropy of probabilities, whose logarithms are -100 at least ----
+
+
+def _logs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of x and of 1 - x."""
+    x = torch.where((x < 0) | (x > 1), math.nan, x)
+    return x.log().clamp(min=-100), torch.log1p(-x).clamp(min=-100)
+
+
+def _bce(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
+    on, off = _logs(x)
+    return -(t * on + (1 - t) * off)
+
+
+def _bce_for_input(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
+    inside = torch.where((x < 0) | (x > 1), math.nan, x * (1 - x))
+    return (x - t) / inside.clamp(min=1e-12)
+
+
+def _bce_for_target(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
+    on, off = _logs(x)
+    return torch.where(t.isnan(), t, off - on)
+
+
+# ---- Poisson: exp(input) - target * input, or of an input that is no logarithm ----
+
+_LOG_2_PI = math.log(2 * math.pi)
+
+
+def _product(t: Tensor, log: Tensor) -> Tensor:
+    """0 where t is 0, also of an infinite logarithm."""
+    return t * torch.where((t == 0) & log.isinf(), 0, log)
+
+
+def _poisson(log_input: bool, full: bool) -> dict[str, Any]:
+    def log_of(x: Tensor, eps: float) -> Tensor:
+        return x if log_input else (x + eps).log()
+
+    def value(x: Tensor, t: Tensor, _: Third, eps: float) -> Tensor:
+        rate = x.exp() if log_input else x
+        above = torch.where(t > 1, t, 1)
+        stirling = above * above.log() - above + 0.5 * (above.log() + _LOG_2_PI)
+        found = rate - _product(t, log_of(x, eps))
+        return found + torch.where(t > 1, stirling, 0) if full else found
+
+    def for_input(x: Tensor, t: Tensor, _: Third, eps: float) -> Tensor:
+        if log_input:
+            return x.exp() - t
+        share = t / torch.where((t == 0) & (x + eps == 0), 1, x + eps)
+        return 1 - share
+
+    def for_target(x: Tensor, t: Tensor, _: Third, eps: float) -> Tensor:
+        above = torch.where(t > 1, t, 1)
+        found = -log_of(x, eps) + (t - t)
+        return found + torch.where(t > 1, above.log() + 0.5 / above, 0) if full else found
+
+    formula = "exp(input) - target * input" if log_input else "input - target * log(input + eps)"
+    return {
+        "terms": OfTwo(value, for_input, for_target),
+        "formula": formula + (" + stirling(target)" if full else ""),
+        "inputs": "real" if log_input else ">= 0",
+    }
+
+
+# ---- Gauss: (log(var) + d^2 / var) / 2 ----
+
+
+def _clamped(x: Tensor, var: Third, eps: float) -> Tensor:
+    """The variance, eps at least, with a slope of 1; NaN of a negative one."""
+    var = var if isinstance(var, Tensor) else x.new_full((), var)
+    least = torch.where(var < 0, math.nan, eps) + (var - var.detach())
+    return torch.where(var < eps, least, var)
+
+
+def _gaussian(full: bool) -> dict[str, Any]:
+    def value(x: Tensor, t: Tensor, var: Third, eps: float) -> Tensor:
+        var = _clamped(x, var, eps)
+        found = 0.5 * (var.log() + (x - t).square() / var)
+        return found + 0.5 * _LOG_2_PI if full else found
+
+    terms = OfTwo(
+        value, _gaussian_for_input, lambda x, t, v, eps: -_gaussian_for_input(x, t, v, eps), _gaussian_for_var
+    )
+    formula = "0.5 * (log(Max(var, eps)) + (input - target)**2 / Max(var, eps))"
+    return {"terms": terms, "formula": formula + (" + 0.5 * log_2_pi(var)" if full else "")}
+
+
+def _gaussian_for_input(x: Tensor, t: Tensor, var: Third, eps: float) -> Tensor:
+    return (x - t) / _clamped(x, var, eps)
+
+
+def _gaussian_for_var(x: Tensor, t: Tensor, var: Third, eps: float) -> Tensor:
+    var = _clamped(x, var, eps)
+    return 0.5 * (1 - (x - t).square() / var) / var
+
+
+ROWS = (
+    LossSpec(
+        id=11,
+        name="kl_div",
+        module="KLDivLoss",
+        function="kl_div",
+        flags=(
+            Flag("log_target", False, "whether target is a logarithm"),
+            Flag("log_input", True, "whether input is one; else it is taken in the same pass"),
+        ),
+        by_flags=_kl_div,
+        source="Kullback and Leibler, On Information and Sufficiency, 1951",
+        signature="size_average reduce reduction log_target log_input",
+        batchmean=True,
+        kernels="general",
+        ulps=2.0,
+    ),
+    LossSpec(
+        id=12,
+        name="binary_cross_entropy",
+        module="BCELoss",
+        function="binary_cross_entropy",
+        terms=OfTwo(_bce, _bce_for_input, _bce_for_target),
+        formula="-(target * Max(log(input), -100) + (1 - target) * Max(log1p(-input), -100))",
+        derivatives=(
+            "(input - target) / Max(input * (1 - input), 1e-12)",
+            "Max(log1p(-input), -100) - Max(log(input), -100)",
+        ),
+        source="Good, Rational Decisions, 1952",
+        signature="weight size_average reduce reduction",
+        kernels="general",
+        ulps=2.0,
+        inputs="in [0, 1]",
+        targets="in [0, 1]",
+        same_shape=True,
+        mean_over_count=True,
+    ),
+    LossSpec(
+        id=13,
+        name="poisson_nll",
+        module="PoissonNLLLoss",
+        second=Parameter("eps", 1e-8, "what is added to an input that is no logarithm", ">= 0"),
+        flags=(
+            Flag("log_input", True, "whether input is the logarithm of the rate"),
+            Flag("full", False, "whether Stirling's term of the targets above 1 is added"),
+        ),
+        by_flags=_poisson,
+        source="Nelder and Wedderburn, Generalized Linear Models, 1972",
+        signature="log_input full size_average eps reduce reduction",
+        kernels="general",
+        ulps=2.0,
+        targets=">= 0",
+    ),
+    LossSpec(
+        id=14,
+        name="gaussian_nll",
+        module="GaussianNLLLoss",
+        parameter=Parameter("var", None, "the variance", ">= 0", of_call=True, may_lack_last=True),
+        second=Parameter("eps", 1e-6, "the least variance that is reckoned with", ">= 0"),
+        flags=(Flag("full", False, "whether the constant log(2 pi) / 2 is added"),),
+        by_flags=_gaussian,
+        source="Nix and Weigend, Estimating the Mean and Variance of the Target Probability Distribution, 1994",
+        signature="var full eps reduction",
+        kernels="general",
+        ulps=2.0,
+    ),
+)
