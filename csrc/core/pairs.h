@@ -27,6 +27,11 @@ CUDALOSS_INLINE WithRest<F> difference_of(F a, F b) {
   const F value = a - b, subtracted = a - value, rest = (subtracted - b) + (a - (value + subtracted));
   return {value, select(absolute(value) <= largest(F()), rest, F(0))};
 }
+template <class F>
+CUDALOSS_INLINE WithRest<F> difference_of(WithRest<F> a, WithRest<F> b) {
+  const WithRest<F> of_values = difference_of(a.value, b.value);
+  return {of_values.value, of_values.rest + (a.rest - b.rest)};
+}
 // Beside an infinite value stands a rest of Inf - Inf: it is left out.
 template <class F>
 CUDALOSS_INLINE F rounded(WithRest<F> x) {
@@ -65,6 +70,10 @@ CUDALOSS_INLINE F rounded_product(WithRest<F> a, Constant<F> c) {
 
 // slope * other * scale, rounded once; 0 times an infinite other is 0.
 template <class F>
+CUDALOSS_INLINE F chained(WithRest<F> slope, WithRest<F> other, Constant<F> scale) {
+  return rounded_product(slope * select(slope.value == F(0), WithRest<F>{F(0), F(0)}, other), scale);
+}
+template <class F>
 CUDALOSS_INLINE F chained(WithRest<F> slope, F other, Constant<F> scale) {
   return rounded_product(slope * WithRest<F>{select(slope.value == F(0), F(0), other), F(0)}, scale);
 }
@@ -87,6 +96,30 @@ CUDALOSS_INLINE double reciprocal_of(double h) {
 #else
   return 1.0 / h;
 #endif
+}
+
+// What is divided by: times a power of two, so that it is about 1, with about the inverse of that.
+template <class F>
+struct Divisor {
+  WithRest<F> scaled;
+  F inverse, power;
+};
+
+// An infinite one becomes finite, so that the quotient's rest is no NaN.
+template <class F>
+CUDALOSS_INLINE Divisor<F> divisor_of(WithRest<F> b) {
+  const F power = inverse_power(b.value), value = b.value * power, most = largest(F());
+  const WithRest<F> scaled = {select(value > most, most, value), b.rest * power};
+  return {scaled, reciprocal_of(scaled.value), power};
+}
+
+// a / b * scale, rounded once: the power of two goes where it brings a nearer to 1, else to the end.
+template <class F>
+CUDALOSS_INLINE F divided(WithRest<F> a, const Divisor<F>& b, Constant<F> scale) {
+  const bool first = (absolute(a.value) > F(1)) == (b.power < F(1));
+  const F before = select(first, b.power, F(1)), after = select(first, F(1), b.power);
+  const WithRest<F> taken = {a.value * before, a.rest * before};
+  return rounded_product(quotient_of(taken, b.scaled, b.inverse), scale) * after;
 }
 
 // 1 / sqrt(h), about; of a normal h.
