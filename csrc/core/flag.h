@@ -5,13 +5,6 @@
 
 namespace cudaloss {
 
-// A number times a power of two.
-template <class F>
-struct Lifted {
-  WithRest<F> number;
-  F back;
-};
-
 // All bits or none, as wide as F: GCC 12 leaves a loop scalar in which a bool from outside chooses.
 template <class F>
 struct Flag {

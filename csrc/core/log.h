@@ -24,7 +24,7 @@ struct LogParts<double> {
 
 template <class F>
 struct Apart {
-  F k, f, power;  // x = 2^k (1 + f), power = 2^-k
+  F k, f, power;  // x = 2^k (1 + f), power = 2^-k or, where that is subnormal, 0
 };
 
 template <class F>
@@ -32,12 +32,13 @@ CUDALOSS_INLINE Apart<F> apart(F x) {
   using Parts = LogParts<F>;
   using Bits = typename ExpParts<F>::Bits;
   constexpr int kMantissa = ExpParts<F>::kMantissa;
+  constexpr Bits last = (2 * Parts::one) >> kMantissa;
   const bool is_tiny = x < least(F());
   const Bits bits = bit_cast<Bits>(select(is_tiny, x * Parts::up, x)) + (Parts::one - Parts::root_half);
   const Bits exponent = bits >> kMantissa;
   const F k = bit_cast<F>(exponent | Parts::magic_bits) - select(is_tiny, Parts::magic + Parts::bits_up, Parts::magic);
   const F f = bit_cast<F>((bits & Parts::mantissa) + Parts::root_half) - F(1);
-  return {k, f, bit_cast<F>(2 * Parts::one - (exponent << kMantissa))};
+  return {k, f, bit_cast<F>(select(exponent < last, 2 * Parts::one - (exponent << kMantissa), Bits(0)))};
 }
 
 // log(1 + f) = f - f^2 / 2 + s (f^2 / 2 + s^2 L(s^2)) of s = f / (2 + f); this is s^2 L: 2^-30 and 2^-58 of the log.
@@ -80,26 +81,37 @@ CUDALOSS_INLINE WithRest<F> log_of(WithRest<F> x) {
   return with_ends(x.value, log_of(a.k, fused(x.rest, a.power, a.f)));
 }
 
-// For results of 11 bits.
-CUDALOSS_INLINE float fast_log(float x) {
+// For results of 11 bits; f is x - 1, with what x lost.
+CUDALOSS_INLINE float fast_log(float x, float f) {
 #if defined(__CUDA_ARCH__)
   float log;
   asm("lg2.approx.f32 %0, %1;" : "=f"(log) : "f"(x));
-  const float f = x - 1.0f;  // beside 1 lg2 has no digits left
+  // Beside 1 lg2 has no digits left; 2^-14 of the log.
   return select(fabsf(f) < 0.125f, f * polynomial(f, 1.0f, -0.5f, 0x1.5555p-2f, -0x1.0p-2f), log * 0x1.62e430p-1f);
 #else
-  return rounded(log_of(x));
+  return rounded(log_of(WithRest<float>{x, f - (x - 1.0f)}));
 #endif
 }
 
-// log(x) as precise as T's results, of an x with a rest or without.
-template <class T, class X>
-CUDALOSS_INLINE WithRest<Scalar<T>> log_as(X x) {
+// log(x) as precise as T's results.
+template <class T, class F>
+CUDALOSS_INLINE WithRest<F> log_as(F x) {
   if constexpr (std::is_same_v<T, FastFloat>) {
-    return {fast_log(x), 0.0f};
+    return {fast_log(x, x - 1.0f), 0.0f};
   } else {
     return log_of(x);
   }
 }
+template <class T, class F>
+CUDALOSS_INLINE WithRest<F> log_as(WithRest<F> x) {
+  if constexpr (std::is_same_v<T, FastFloat>) {
+    return {fast_log(x.value, (x.value - 1.0f) + x.rest), 0.0f};
+  } else {
+    return log_of(x);
+  }
+}
+
+CUDALOSS_INLINE WithRest<float> minus_log_2_pi(float) { return {-0x1.d67f1cp+0f, -0x1.0c97d6p-25f}; }
+CUDALOSS_INLINE WithRest<double> minus_log_2_pi(double) { return {-0x1.d67f1c864beb5p+0, 0x1.65b5a1b7ff5dfp-54}; }
 
 }  // namespace cudaloss

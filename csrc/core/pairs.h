@@ -11,6 +11,24 @@ struct WithRest {
   F value, rest;
 };
 
+// A number of the host.
+template <class F>
+WithRest<F> with_rest(double x, F) {
+  const Constant<F> c = constant_of(x, F());
+  return {c.hi, c.lo};
+}
+
+// A number times a power of two.
+template <class F>
+struct Lifted {
+  WithRest<F> number;
+  F back;
+};
+template <class F>
+CUDALOSS_INLINE WithRest<F> in_place(Lifted<F> x) {
+  return {x.number.value * x.back, x.number.rest * x.back};
+}
+
 template <class F>
 CUDALOSS_INLINE WithRest<F> select(bool condition, WithRest<F> yes, WithRest<F> no) {
   return {select(condition, yes.value, no.value), select(condition, yes.rest, no.rest)};
@@ -31,6 +49,12 @@ template <class F>
 CUDALOSS_INLINE WithRest<F> difference_of(WithRest<F> a, WithRest<F> b) {
   const WithRest<F> of_values = difference_of(a.value, b.value);
   return {of_values.value, of_values.rest + (a.rest - b.rest)};
+}
+// 1 - x, exactly, for |x| <= 1.
+template <class F>
+CUDALOSS_INLINE WithRest<F> one_less(F x) {
+  const F value = F(1) - x;
+  return {value, (F(1) - value) - x};
 }
 // Beside an infinite value stands a rest of Inf - Inf: it is left out.
 template <class F>
@@ -105,21 +129,24 @@ struct Divisor {
   F inverse, power;
 };
 
-// An infinite one becomes finite, so that the quotient's rest is no NaN.
 template <class F>
 CUDALOSS_INLINE Divisor<F> divisor_of(WithRest<F> b) {
-  const F power = inverse_power(b.value), value = b.value * power, most = largest(F());
-  const WithRest<F> scaled = {select(value > most, most, value), b.rest * power};
+  const F power = inverse_power(b.value);
+  const WithRest<F> scaled = {b.value * power, b.rest * power};
   return {scaled, reciprocal_of(scaled.value), power};
 }
 
-// a / b * scale, rounded once: the power of two goes where it brings a nearer to 1, else to the end.
+// a / b: b's power of two goes where it brings a nearer to 1, else it is left.
 template <class F>
-CUDALOSS_INLINE F divided(WithRest<F> a, const Divisor<F>& b, Constant<F> scale) {
+CUDALOSS_INLINE Lifted<F> quotient_of(WithRest<F> a, const Divisor<F>& b) {
   const bool first = (absolute(a.value) > F(1)) == (b.power < F(1));
   const F before = select(first, b.power, F(1)), after = select(first, F(1), b.power);
-  const WithRest<F> taken = {a.value * before, a.rest * before};
-  return rounded_product(quotient_of(taken, b.scaled, b.inverse), scale) * after;
+  return {quotient_of(WithRest<F>{a.value * before, a.rest * before}, b.scaled, b.inverse), after};
+}
+// a * scale, rounded once.
+template <class F>
+CUDALOSS_INLINE F rounded_product(Lifted<F> a, Constant<F> scale) {
+  return rounded_product(a.number, scale) * a.back;
 }
 
 // 1 / sqrt(h), about; of a normal h.
