@@ -216,10 +216,11 @@ CUDALOSS_INLINE F divided_as(Lifted<F> a, F b, Constant<F> scale) {
   if constexpr (std::is_same_v<T, FastFloat>) {
     return a.number.value / b * scale.hi;
   } else {
-    Divisor<F> by = divisor_of(WithRest<F>{select(b > largest(F()), largest(F()), b), F(0)});
+    Divisor<F> by = divisor_of(WithRest<F>{b, F(0)});
     const bool is_small = by.power > F(0x1p24);
     by.power *= select(is_small, a.back, F(1));
-    return rounded_product(quotient_of(a.number, by), scale) * select(is_small, F(1), a.back);
+    const F quotient = rounded_product(quotient_of(a.number, by), scale) * select(is_small, F(1), a.back);
+    return select(b > largest(F()), F(0), quotient);
   }
 }
 

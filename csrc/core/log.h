@@ -66,7 +66,10 @@ CUDALOSS_INLINE WithRest<F> log_of(F k, F f) {
 template <class F>
 CUDALOSS_INLINE WithRest<F> with_ends(F x, WithRest<F> log) {
   const F infinite = F(INFINITY), end = select(x == F(0), -infinite, fused(x, infinite, infinite));
-  return {select(x > F(0) && x < infinite, log.value, end), log.rest};
+  using Bits = typename ExpParts<F>::Bits;
+  const Bits last = bit_cast<Bits>(largest(F()));
+  return {select(bit_cast<Bits>(x) - 1 < last, log.value, end),
+          log.rest};  // of 1 to `last` is neither 0, negative nor infinite
 }
 
 template <class F>

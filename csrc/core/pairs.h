@@ -50,6 +50,10 @@ CUDALOSS_INLINE WithRest<F> difference_of(WithRest<F> a, WithRest<F> b) {
   const WithRest<F> of_values = difference_of(a.value, b.value);
   return {of_values.value, of_values.rest + (a.rest - b.rest)};
 }
+template <class F>
+CUDALOSS_INLINE WithRest<F> minus(WithRest<F> x) {
+  return {-x.value, -x.rest};
+}
 // 1 - x, exactly, for |x| <= 1.
 template <class F>
 CUDALOSS_INLINE WithRest<F> one_less(F x) {
