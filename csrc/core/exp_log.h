@@ -5,7 +5,10 @@
 // in its result is beside it.
 #pragma once
 
-#include "core/pairs.h"
+#include <type_traits>
+
+#include "core/flag.h"
+#include "core/numbers.h"
 
 namespace cudaloss {
 
@@ -45,6 +48,7 @@ struct ExpParts<float> {
   static constexpr float log2_e = 0x1.715476p+0f;
   static constexpr float ln2 = 0x1.62e430p-1f, ln2_rest = -0x1.05c610p-29f;  // log(2) and what float leaves of it
   static constexpr float magic = 0x1.8p23f + (127 + 40), small = 0x1p-40f, big = 0x1p40f;
+  static constexpr float magic_half = 0x1.8p23f + (127 - 1), limit_half = 80.0f, top = 89.0f, lifted_below = -30.0f;
 };
 template <>
 struct ExpParts<double> {
@@ -54,6 +58,7 @@ struct ExpParts<double> {
   static constexpr double log2_e = 0x1.71547652b82fep+0;
   static constexpr double ln2 = 0x1.62e42fefa39efp-1, ln2_rest = 0x1.abc9e3b39803fp-56;
   static constexpr double magic = 0x1.8p52 + (1023 + 100), small = 0x1p-100, big = 0x1p100;
+  static constexpr double magic_half = 0x1.8p52 + (1023 - 1), limit_half = 700.0, top = 710.0, lifted_below = -70.0;
 };
 
 // The smaller one; NaN of a NaN x.
@@ -68,18 +73,40 @@ CUDALOSS_INLINE float clamped_to(float limit, float x) {
 }
 CUDALOSS_INLINE double clamped_to(double limit, double x) { return select(x > limit, limit, x); }
 
+// exp(x - less) as the exponent in magic scales it, for an x of which neither that nor 2^k leaves the range.
+template <class F>
+CUDALOSS_INLINE WithRest<F> exp_by(F magic, F x, F less = F(0)) {
+  using Parts = ExpParts<F>;
+  const F shifted = fused(x, F(Parts::log2_e), magic);
+  const F power = bit_cast<F>(bit_cast<typename Parts::Bits>(shifted) << Parts::kMantissa);
+  const F k = shifted - magic;
+  const F r = fused(k, -Parts::ln2, x);  // exact: both are multiples of ln2's last place or of half of it
+  const F growth = exp_minus_1(fused(k, -Parts::ln2_rest, r - less));
+  const F e = fused(power, growth, power);
+  return {e, fused(power, growth, power - e)};
+}
+
 // exp(-z - rest) / small for z >= 0 and a rest below its last place, which is left out where the result is 0.
 template <class F>
 CUDALOSS_INLINE WithRest<F> exp_of_minus(F z, F rest = F(0)) {
+  constexpr F limit = ExpParts<F>::limit;
+  return exp_by(F(ExpParts<F>::magic), -clamped_to(limit, z), select(z <= limit, rest, F(0)));
+}
+
+// exp(x), 0 below -limit and Inf above `top`. Where it is lifted, which asks for an x below `lifted_below`, it keeps
+// its digits among the subnormal numbers; elsewhere it is halved, as 2^128 is none, and constant below -limit_half.
+template <class F>
+CUDALOSS_INLINE Lifted<F> exp_of(F x, bool lifted) {
   using Parts = ExpParts<F>;
-  const F clamped = clamped_to(F(Parts::limit), z);
-  const F shifted = fused(clamped, -Parts::log2_e, F(Parts::magic));
-  const F power = bit_cast<F>(bit_cast<typename Parts::Bits>(shifted) << Parts::kMantissa);
-  const F k = shifted - Parts::magic;
-  const F r = fused(k, -Parts::ln2, -clamped);  // exact: both are multiples of ln2's last place or of half of it
-  const F growth = exp_minus_1(fused(k, -Parts::ln2_rest, r - select(z <= F(Parts::limit), rest, F(0))));
-  const F e = fused(power, growth, power);
-  return {e, fused(power, growth, power - e)};
+  const F limit = select(lifted, F(Parts::limit), F(Parts::limit_half)), top = Parts::top;
+  const F taken = -clamped_to(limit, -select(x > top, top, x));
+  WithRest<F> e = exp_by(select(lifted, F(Parts::magic), F(Parts::magic_half)), taken);
+  e.value = select(x > top, F(INFINITY), select(x < -F(Parts::limit), F(0), e.value));
+  return {e, select(lifted, F(Parts::small), F(2))};
+}
+template <class F>
+CUDALOSS_INLINE bool is_lifted(F x) {
+  return x < F(ExpParts<F>::lifted_below);
 }
 
 // With L = log1p(e), q = e / (1 + e): sinh(L) = (e + q) / 2 and sinh(L / 2)^2 = e q / 4, so that L / sinh(L) is
@@ -95,7 +122,13 @@ CUDALOSS_INLINE double log_tail(double m) {
                         -0x1.0116e6c328e68p-20, 0x1.281b5525b6772p-23);
 }
 
-// slope * other * scale, of a slope that is divided by `small`: the other takes that where the product could overflow.
+// slope * other * scale, of a slope that is divided by `back`: the other takes that where the product could overflow.
+template <class F>
+CUDALOSS_INLINE F chained_back(WithRest<F> slope, WithRest<F> other, Constant<F> scale, F back) {
+  const F taken = select(absolute(other.value) > F(ExpParts<F>::big * 0x1p-16), back, F(1));
+  return chained(slope, WithRest<F>{other.value * taken, other.rest * taken}, scale) *
+         select(taken == back, F(1), back);
+}
 template <class F>
 CUDALOSS_INLINE F chained_back(F slope, F other, Constant<F> scale) {
   constexpr F small = ExpParts<F>::small;
@@ -146,35 +179,70 @@ CUDALOSS_INLINE Logistic<F> logistic(F z, F rest = F(0)) {
   return {sigmoid, exp.value, fused(exp.value, fused(q, fused(tail, F(-0.5), F(-0.5)), tail), exp.rest)};
 }
 
-// For results of 11 bits: exp(-z); what is below 2^-126 may become 0.
-CUDALOSS_INLINE float fast_exp_of_minus(float z) {
+// exp(x) for results of 11 bits.
+CUDALOSS_INLINE float fast_exp(float x) {
 #if defined(__CUDA_ARCH__)
   float e;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(z * -0x1.715476p+0f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * 0x1.715476p+0f));
   return e;
 #else
-  return exp_of_minus(z).value * ExpParts<float>::small;
+  const Lifted<float> e = exp_of(x, is_lifted(x));
+  return e.number.value * e.back;
 #endif
 }
 
 // exp(-z), of a number of a loss.
-CUDALOSS_INLINE float exp_of_negative(float z) { return fast_exp_of_minus(z); }
+CUDALOSS_INLINE float exp_of_negative(float z) { return fast_exp(-z); }
 template <class F>
 CUDALOSS_INLINE WithRest<F> exp_of_negative(WithRest<F> z) {
   return scaled(exp_of_minus(z.value, z.rest), F(ExpParts<F>::small));
 }
 
-// Likewise sigmoid(-z) and softplus(-z).
+// sigmoid(-z) and softplus(-z) for results of 11 bits; what is below 2^-126 may become 0.
 struct FastLogistic {
   float sigmoid, log;
 };
 
 CUDALOSS_INLINE FastLogistic fast_logistic(float z) {
-  const float e = fast_exp_of_minus(z);
+  const float e = fast_exp(-z);
   const float q = e * reciprocal_of(1.0f + e);
   // G / 2: 2^-20 of L.
   const float half = polynomial(e * q, 0x1.ffffecp-2f, -0x1.55407ap-4f, 0x1.0dbc0ap-6f, -0x1.7a7d5ep-9f);
   return {q, (e + q) * half};
+}
+
+// exp(x) as precise as T's results.
+template <class T>
+CUDALOSS_INLINE Lifted<Scalar<T>> exp_as(Scalar<T> x, bool lifted) {
+  if constexpr (std::is_same_v<T, FastFloat>) {
+    return {{fast_exp(x), 0.0f}, 1.0f};
+  } else {
+    return exp_of(x, lifted);
+  }
+}
+
+// slope * other * scale, as precise as T's results.
+template <class T, class F>
+CUDALOSS_INLINE F product_as(Lifted<F> slope, WithRest<F> other, Constant<F> scale) {
+  if constexpr (std::is_same_v<T, FastFloat>) {
+    return select(slope.number.value == 0.0f, 0.0f, slope.number.value * other.value * scale.hi);
+  } else {
+    return chained_back(slope.number, other, scale, slope.back);
+  }
+}
+
+// a / b * scale. Of a lifted a, which is small, and a small b the quotient is not: it comes back before the scale.
+template <class T, class F>
+CUDALOSS_INLINE F divided_as(Lifted<F> a, F b, Constant<F> scale) {
+  if constexpr (std::is_same_v<T, FastFloat>) {
+    return a.number.value / b * scale.hi;
+  } else {
+    ScaledDivisor<F> by = scaled_divisor_of(WithRest<F>{b, F(0)});
+    const bool is_small = by.power > F(0x1p24);
+    by.power *= select(is_small, a.back, F(1));
+    const F quotient = rounded_product(quotient_of(a.number, by), scale) * select(is_small, F(1), a.back);
+    return select(b > largest(F()), F(0), quotient);
+  }
 }
 
 }  // namespace cudaloss

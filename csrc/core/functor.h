@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "core/pairs.h"
+#include "core/numbers.h"
 
 namespace cudaloss {
 

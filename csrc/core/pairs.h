@@ -1,9 +1,7 @@
 // Numbers of twice the digits of F, float or double, for losses whose steps would each round: an F and what it lost.
-// The same steps over plain numbers stand beside them, so that a loss is written once for both. Products are spelled as
-// fused ones: a compiler may contract a plain product into what follows it, in one kernel and not in another.
+// Products are spelled as fused ones: a compiler may contract a plain product into what follows it, in one kernel and
+// not in another.
 #pragma once
-
-#include <type_traits>
 
 #include "core/arith.h"
 
@@ -14,66 +12,11 @@ struct WithRest {
   F value, rest;
 };
 
-// Asks a loss for the plain arithmetic of F, for sums of many terms, whose roundings average out.
+// A number of the host.
 template <class F>
-struct Plain {};
-template <class F>
-struct ArithTraits<Plain<F>> {
-  using Scalar = F;
-};
-
-// What a loss that rounds once computes in: F itself where it is asked for plain arithmetic or for halves.
-template <class T>
-struct NumberIn {
-  using type = WithRest<Scalar<T>>;
-};
-template <class F>
-struct NumberIn<Plain<F>> {
-  using type = F;
-};
-template <>
-struct NumberIn<FastFloat> {
-  using type = float;
-};
-template <class T>
-using Number = typename NumberIn<T>::type;
-
-template <class N>
-struct ScalarIn {
-  using type = N;
-};
-template <class F>
-struct ScalarIn<WithRest<F>> {
-  using type = F;
-};
-template <class N>
-using ScalarOf = typename ScalarIn<N>::type;
-template <class N>
-constexpr bool kHasRest = !std::is_same_v<N, ScalarOf<N>>;
-
-template <class N>
-CUDALOSS_INLINE ScalarOf<N> value_of(N x) {
-  if constexpr (kHasRest<N>) {
-    return x.value;
-  } else {
-    return x;
-  }
-}
-template <class N>
-CUDALOSS_INLINE ScalarOf<N> rest_of(N x) {
-  if constexpr (kHasRest<N>) {
-    return x.rest;
-  } else {
-    return 0;
-  }
-}
-template <class N>
-CUDALOSS_INLINE N number_of(Constant<ScalarOf<N>> c) {
-  if constexpr (kHasRest<N>) {
-    return {c.hi, c.lo};
-  } else {
-    return c.hi;
-  }
+WithRest<F> with_rest(double x, F) {
+  const Constant<F> c = constant_of(x, F());
+  return {c.hi, c.lo};
 }
 
 template <class F>
@@ -90,49 +33,41 @@ template <class F>
 CUDALOSS_INLINE WithRest<F> scaled(WithRest<F> x, F power_of_two) {
   return {x.value * power_of_two, x.rest * power_of_two};
 }
-CUDALOSS_INLINE float scaled(float x, float power_of_two) { return x * power_of_two; }
-CUDALOSS_INLINE double scaled(double x, double power_of_two) { return x * power_of_two; }
-
 // The sign of `sign` times x.
 template <class F>
 CUDALOSS_INLINE WithRest<F> signed_by(F sign, WithRest<F> x) {
   return {signed_by(sign, x.value), signed_by(sign, x.rest)};
 }
 
-// a - b, exactly; of an infinite one the rest is NaN.
-template <class N, class F>
-CUDALOSS_INLINE N difference_in(F a, F b) {
-  const F value = a - b;
-  if constexpr (kHasRest<N>) {
-    const F subtracted = a - value;
-    return {value, (subtracted - b) + (a - (value + subtracted))};
-  } else {
-    return value;
-  }
-}
-// a b of two numbers; of an infinite product the rest is NaN.
-template <class N, class F>
-CUDALOSS_INLINE N product_in(F a, F b) {
-  const F value = fused(a, b, F(0));
-  if constexpr (kHasRest<N>) {
-    return {value, fused(a, b, -value)};
-  } else {
-    return value;
-  }
-}
-// a - b of any two, in the form in which the value is rounded; of an infinite one the rest is 0.
 template <class F>
-CUDALOSS_INLINE WithRest<F> gap_between(WithRest<F> a, WithRest<F> b) {
-  const WithRest<F> d = difference_in<WithRest<F>>(a.value, b.value);
-  const F rest = d.rest + (a.rest - b.rest), value = d.value + rest;
-  const bool is_finite = absolute(d.value) <= largest(F());
-  return {select(is_finite, value, d.value), select(is_finite, (d.value - value) + rest, F(0))};
+CUDALOSS_INLINE WithRest<F> operator-(WithRest<F> x) {
+  return {-x.value, -x.rest};
 }
-CUDALOSS_INLINE float gap_between(float a, float b) { return a - b; }
-CUDALOSS_INLINE double gap_between(double a, double b) { return a - b; }
 template <class F>
 CUDALOSS_INLINE WithRest<F> twice(WithRest<F> x) {
   return {x.value + x.value, x.rest + x.rest};
+}
+
+// a - b, exactly; of an infinite one the rest is 0.
+template <class F>
+CUDALOSS_INLINE WithRest<F> difference_of(F a, F b) {
+  const F value = a - b, subtracted = a - value, rest = (subtracted - b) + (a - (value + subtracted));
+  return {value, select(absolute(value) <= largest(F()), rest, F(0))};
+}
+template <class F>
+CUDALOSS_INLINE WithRest<F> difference_of(WithRest<F> a, WithRest<F> b) {
+  const WithRest<F> of_values = difference_of(a.value, b.value);
+  return {of_values.value, of_values.rest + (a.rest - b.rest)};
+}
+template <class F>
+CUDALOSS_INLINE WithRest<F> minus(WithRest<F> x) {
+  return {-x.value, -x.rest};
+}
+// 1 - x, exactly, for |x| <= 1.
+template <class F>
+CUDALOSS_INLINE WithRest<F> one_less(F x) {
+  const F value = F(1) - x;
+  return {value, (F(1) - value) - x};
 }
 // Beside an infinite value stands a rest of Inf - Inf: it is left out.
 template <class F>
@@ -140,53 +75,28 @@ CUDALOSS_INLINE F rounded(WithRest<F> x) {
   const F sum = x.value + x.rest;
   return select(sum == sum, sum, x.value);
 }
-// Without the rest, which is NaN there, where the value is infinite.
-template <class F>
-CUDALOSS_INLINE WithRest<F> sound(WithRest<F> x) {
-  return {x.value, select(absolute(x.value) <= largest(F()), x.rest, F(0))};
-}
-CUDALOSS_INLINE float sound(float x) { return x; }
-// 1 + x of |x| <= 1.
-template <class F>
-CUDALOSS_INLINE WithRest<F> one_plus(WithRest<F> x) {
-  const F value = F(1) + x.value;
-  return {value, ((F(1) - value) + x.value) + x.rest};
-}
-CUDALOSS_INLINE float one_plus(float x) { return 1.0f + x; }
-template <class F>
-CUDALOSS_INLINE WithRest<F> operator-(WithRest<F> x) {
-  return {-x.value, -x.rest};
-}
 // a + b where |a| >= |b|.
 template <class F>
 CUDALOSS_INLINE WithRest<F> sum_of(WithRest<F> a, WithRest<F> b) {
   const F value = a.value + b.value;
   return {value, ((a.value - value) + b.value) + (a.rest + b.rest)};
 }
-CUDALOSS_INLINE float sum_of(float a, float b) { return a + b; }
-CUDALOSS_INLINE double sum_of(double a, double b) { return a + b; }
 template <class F>
 CUDALOSS_INLINE WithRest<F> operator*(WithRest<F> a, WithRest<F> b) {
   const F value = fused(a.value, b.value, F(0));
   return {value, fused(a.value, b.value, -value) + fused(a.value, b.rest, a.rest * b.value)};
 }
-// x^2 + y, rounded in its value's last place.
+// a b of two numbers; of an infinite product the rest is 0.
 template <class F>
-CUDALOSS_INLINE WithRest<F> square_plus(WithRest<F> x, WithRest<F> y) {
-  return {fused(x.value, x.value, y.value), fused(twice(x.value), x.rest, y.rest)};
+CUDALOSS_INLINE WithRest<F> product_of(F a, F b) {
+  const F value = fused(a, b, F(0));
+  return {value, select(absolute(value) <= largest(F()), fused(a, b, -value), F(0))};
 }
-CUDALOSS_INLINE float square_plus(float x, float y) { return fused(x, x, y); }
-CUDALOSS_INLINE double square_plus(double x, double y) { return fused(x, x, y); }
 // a / b, of about 1 / b.
 template <class F>
 CUDALOSS_INLINE WithRest<F> quotient_of(WithRest<F> a, WithRest<F> b, F inverse) {
   const F value = fused(a.value, inverse, F(0));
   return {value, (fused(-value, b.value, a.value) + fused(-value, b.rest, a.rest)) * inverse};
-}
-template <class F>
-CUDALOSS_INLINE F quotient_of(F a, F b, F inverse) {
-  const F value = fused(a, inverse, F(0));
-  return fused(fused(-value, b, a), inverse, value);
 }
 // a * c, rounded once; of an infinite product or factor without the rests, which are NaN there.
 template <class F>
@@ -204,14 +114,13 @@ CUDALOSS_INLINE F rounded_finite_product(WithRest<F> a, Constant<F> c) {
 
 // slope * other * scale, rounded once; 0 times an infinite other is 0.
 template <class F>
+CUDALOSS_INLINE F chained(WithRest<F> slope, WithRest<F> other, Constant<F> scale) {
+  return rounded_product(slope * select(slope.value == F(0), WithRest<F>{F(0), F(0)}, other), scale);
+}
+template <class F>
 CUDALOSS_INLINE F chained(WithRest<F> slope, F other, Constant<F> scale) {
   return rounded_product(slope * WithRest<F>{select(slope.value == F(0), F(0), other), F(0)}, scale);
 }
-template <class F>
-CUDALOSS_INLINE F chained(F slope, F other, Constant<F> scale) {
-  return slope * select(slope == F(0), F(0), other) * scale.hi;
-}
-
 // 1 / h, about; of a normal h.
 CUDALOSS_INLINE float reciprocal_of(float h) {
 #if defined(__CUDA_ARCH__)
@@ -244,50 +153,42 @@ CUDALOSS_INLINE float inverse_root_of(float h) {
 }
 CUDALOSS_INLINE double inverse_root_of(double h) { return 1.0 / sqrt(h); }
 
-// The root of a square, of about its inverse.
+// A number times a power of two.
 template <class F>
-CUDALOSS_INLINE F root_of(F square, F inverse) {
-  const F root = square * inverse;
-  return fused(fused(-root, root, square), F(0.5) * inverse, root);
-}
+struct Lifted {
+  WithRest<F> number;
+  F back;
+};
 template <class F>
-CUDALOSS_INLINE WithRest<F> root_of(WithRest<F> square, F inverse) {
-  const F root = fused(square.value, inverse, F(0));
-  return {root, (fused(-root, root, square.value) + square.rest) * (F(0.5) * inverse)};
+CUDALOSS_INLINE WithRest<F> in_place(Lifted<F> x) {
+  return {x.number.value * x.back, x.number.rest * x.back};
 }
 
-// A constant c > 0 beside which many d are squared: all times the power of two that makes c about 1, so that d^2 + c^2
-// neither underflows nor, of a d that c still counts beside, overflows.
-template <class N>
-struct Leg {
-  using F = ScalarOf<N>;
-  F power, back;  // 1 / power
-  N c, square;    // of c times the power
-
-  CUDALOSS_INLINE explicit Leg(Constant<F> constant) {
-    const F most = inverse_power(least(F())), found = inverse_power(constant.hi);
-    power = select(found > most, most, found);
-    back = inverse_power(power);
-    c = scaled(number_of<N>(constant), power);
-    square = c * c;
-  }
+// What is divided by: times a power of two, so that it is about 1, with about the inverse of that.
+template <class F>
+struct ScaledDivisor {
+  WithRest<F> scaled;
+  F inverse, power;
 };
 
-// The root of d^2 + c^2, times the leg's power, with about its inverse. Where d is far, more than 2^60 c, it is |d|,
-// and what stands here means nothing.
-template <class N>
-struct Hypotenuse {
-  using F = ScalarOf<N>;
-  bool is_far;
-  N d, root;
-  F inverse;
+template <class F>
+CUDALOSS_INLINE ScaledDivisor<F> scaled_divisor_of(WithRest<F> b) {
+  const F power = inverse_power(b.value);
+  const WithRest<F> scaled = {b.value * power, b.rest * power};
+  return {scaled, reciprocal_of(scaled.value), power};
+}
 
-  CUDALOSS_INLINE Hypotenuse(N distance, const Leg<N>& leg) : d(scaled(distance, leg.power)) {
-    is_far = absolute(value_of(d)) > F(0x1p60);
-    const N square = square_plus(d, leg.square);
-    inverse = inverse_root_of(value_of(square));
-    root = root_of(square, inverse);
-  }
-};
+// a / b: b's power of two goes where it brings a nearer to 1, else it is left.
+template <class F>
+CUDALOSS_INLINE Lifted<F> quotient_of(WithRest<F> a, const ScaledDivisor<F>& b) {
+  const bool first = (absolute(a.value) > F(1)) == (b.power < F(1));
+  const F before = select(first, b.power, F(1)), after = select(first, F(1), b.power);
+  return {quotient_of(WithRest<F>{a.value * before, a.rest * before}, b.scaled, b.inverse), after};
+}
+// a * scale, rounded once.
+template <class F>
+CUDALOSS_INLINE F rounded_product(Lifted<F> a, Constant<F> scale) {
+  return rounded_product(a.number, scale) * a.back;
+}
 
 }  // namespace cudaloss

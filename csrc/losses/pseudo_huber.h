@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/functor.h"
-#include "core/pairs.h"
+#include "core/numbers.h"
 
 namespace cudaloss::losses {
 

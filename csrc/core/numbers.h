@@ -1,0 +1,186 @@
+// What a loss that rounds once computes in: numbers with their rests, or plain ones where a sum of many averages
+// roundings out. The functions are those of pairs.h for both, so that a loss is written once.
+#pragma once
+
+#include <type_traits>
+
+#include "core/pairs.h"
+
+namespace cudaloss {
+
+// Asks a loss for the plain arithmetic of F, for sums of many terms, whose roundings average out.
+template <class F>
+struct Plain {};
+template <class F>
+struct ArithTraits<Plain<F>> {
+  using Scalar = F;
+};
+
+// What a loss that rounds once computes in: F itself where it is asked for plain arithmetic or for halves.
+template <class T>
+struct NumberIn {
+  using type = WithRest<Scalar<T>>;
+};
+template <class F>
+struct NumberIn<Plain<F>> {
+  using type = F;
+};
+template <>
+struct NumberIn<FastFloat> {
+  using type = float;
+};
+template <class T>
+using Number = typename NumberIn<T>::type;
+
+template <class N>
+struct ScalarIn {
+  using type = N;
+};
+template <class F>
+struct ScalarIn<WithRest<F>> {
+  using type = F;
+};
+template <class N>
+using ScalarOf = typename ScalarIn<N>::type;
+template <class N>
+constexpr bool kHasRest = !std::is_same_v<N, ScalarOf<N>>;
+
+template <class N>
+CUDALOSS_INLINE ScalarOf<N> value_of(N x) {
+  if constexpr (kHasRest<N>) {
+    return x.value;
+  } else {
+    return x;
+  }
+}
+template <class N>
+CUDALOSS_INLINE ScalarOf<N> rest_of(N x) {
+  if constexpr (kHasRest<N>) {
+    return x.rest;
+  } else {
+    return 0;
+  }
+}
+template <class N>
+CUDALOSS_INLINE N number_of(Constant<ScalarOf<N>> c) {
+  if constexpr (kHasRest<N>) {
+    return {c.hi, c.lo};
+  } else {
+    return c.hi;
+  }
+}
+
+CUDALOSS_INLINE float scaled(float x, float power_of_two) { return x * power_of_two; }
+CUDALOSS_INLINE double scaled(double x, double power_of_two) { return x * power_of_two; }
+
+CUDALOSS_INLINE float sum_of(float a, float b) { return a + b; }
+CUDALOSS_INLINE double sum_of(double a, double b) { return a + b; }
+
+// a - b, exactly; of an infinite one the rest is NaN.
+template <class N, class F>
+CUDALOSS_INLINE N difference_in(F a, F b) {
+  const F value = a - b;
+  if constexpr (kHasRest<N>) {
+    const F subtracted = a - value;
+    return {value, (subtracted - b) + (a - (value + subtracted))};
+  } else {
+    return value;
+  }
+}
+// a b of two numbers; of an infinite product the rest is NaN.
+template <class N, class F>
+CUDALOSS_INLINE N product_in(F a, F b) {
+  const F value = fused(a, b, F(0));
+  if constexpr (kHasRest<N>) {
+    return {value, fused(a, b, -value)};
+  } else {
+    return value;
+  }
+}
+// a - b of any two, in the form in which the value is rounded; of an infinite one the rest is 0.
+template <class F>
+CUDALOSS_INLINE WithRest<F> gap_between(WithRest<F> a, WithRest<F> b) {
+  const WithRest<F> d = difference_in<WithRest<F>>(a.value, b.value);
+  const F rest = d.rest + (a.rest - b.rest), value = d.value + rest;
+  const bool is_finite = absolute(d.value) <= largest(F());
+  return {select(is_finite, value, d.value), select(is_finite, (d.value - value) + rest, F(0))};
+}
+CUDALOSS_INLINE float gap_between(float a, float b) { return a - b; }
+CUDALOSS_INLINE double gap_between(double a, double b) { return a - b; }
+// Without the rest, which is NaN there, where the value is infinite.
+template <class F>
+CUDALOSS_INLINE WithRest<F> sound(WithRest<F> x) {
+  return {x.value, select(absolute(x.value) <= largest(F()), x.rest, F(0))};
+}
+CUDALOSS_INLINE float sound(float x) { return x; }
+// 1 + x of |x| <= 1.
+template <class F>
+CUDALOSS_INLINE WithRest<F> one_plus(WithRest<F> x) {
+  const F value = F(1) + x.value;
+  return {value, ((F(1) - value) + x.value) + x.rest};
+}
+CUDALOSS_INLINE float one_plus(float x) { return 1.0f + x; }
+// x^2 + y, rounded in its value's last place.
+template <class F>
+CUDALOSS_INLINE WithRest<F> square_plus(WithRest<F> x, WithRest<F> y) {
+  return {fused(x.value, x.value, y.value), fused(twice(x.value), x.rest, y.rest)};
+}
+CUDALOSS_INLINE float square_plus(float x, float y) { return fused(x, x, y); }
+CUDALOSS_INLINE double square_plus(double x, double y) { return fused(x, x, y); }
+template <class F>
+CUDALOSS_INLINE F quotient_of(F a, F b, F inverse) {
+  const F value = fused(a, inverse, F(0));
+  return fused(fused(-value, b, a), inverse, value);
+}
+template <class F>
+CUDALOSS_INLINE F chained(F slope, F other, Constant<F> scale) {
+  return slope * select(slope == F(0), F(0), other) * scale.hi;
+}
+
+// The root of a square, of about its inverse.
+template <class F>
+CUDALOSS_INLINE F root_of(F square, F inverse) {
+  const F root = square * inverse;
+  return fused(fused(-root, root, square), F(0.5) * inverse, root);
+}
+template <class F>
+CUDALOSS_INLINE WithRest<F> root_of(WithRest<F> square, F inverse) {
+  const F root = fused(square.value, inverse, F(0));
+  return {root, (fused(-root, root, square.value) + square.rest) * (F(0.5) * inverse)};
+}
+
+// A constant c > 0 beside which many d are squared: all times the power of two that makes c about 1, so that d^2 + c^2
+// neither underflows nor, of a d that c still counts beside, overflows.
+template <class N>
+struct Leg {
+  using F = ScalarOf<N>;
+  F power, back;  // 1 / power
+  N c, square;    // of c times the power
+
+  CUDALOSS_INLINE explicit Leg(Constant<F> constant) {
+    const F most = inverse_power(least(F())), found = inverse_power(constant.hi);
+    power = select(found > most, most, found);
+    back = inverse_power(power);
+    c = scaled(number_of<N>(constant), power);
+    square = c * c;
+  }
+};
+
+// The root of d^2 + c^2, times the leg's power, with about its inverse. Where d is far, more than 2^60 c, it is |d|,
+// and what stands here means nothing.
+template <class N>
+struct Hypotenuse {
+  using F = ScalarOf<N>;
+  bool is_far;
+  N d, root;
+  F inverse;
+
+  CUDALOSS_INLINE Hypotenuse(N distance, const Leg<N>& leg) : d(scaled(distance, leg.power)) {
+    is_far = absolute(value_of(d)) > F(0x1p60);
+    const N square = square_plus(d, leg.square);
+    inverse = inverse_root_of(value_of(square));
+    root = root_of(square, inverse);
+  }
+};
+
+}  // namespace cudaloss
