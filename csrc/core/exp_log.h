@@ -237,7 +237,7 @@ CUDALOSS_INLINE F divided_as(Lifted<F> a, F b, Constant<F> scale) {
   if constexpr (std::is_same_v<T, FastFloat>) {
     return a.number.value / b * scale.hi;
   } else {
-    ScaledDivisor<F> by = scaled_divisor_of(WithRest<F>{b, F(0)});
+    Inverted<F> by = inverted(WithRest<F>{b, F(0)});
     const bool is_small = by.power > F(0x1p24);
     by.power *= select(is_small, a.back, F(1));
     const F quotient = rounded_product(quotient_of(a.number, by), scale) * select(is_small, F(1), a.back);

@@ -166,13 +166,13 @@ CUDALOSS_INLINE WithRest<F> in_place(Lifted<F> x) {
 
 // What is divided by: times a power of two, so that it is about 1, with about the inverse of that.
 template <class F>
-struct ScaledDivisor {
+struct Inverted {
   WithRest<F> scaled;
   F inverse, power;
 };
 
 template <class F>
-CUDALOSS_INLINE ScaledDivisor<F> scaled_divisor_of(WithRest<F> b) {
+CUDALOSS_INLINE Inverted<F> inverted(WithRest<F> b) {
   const F power = inverse_power(b.value);
   const WithRest<F> scaled = {b.value * power, b.rest * power};
   return {scaled, reciprocal_of(scaled.value), power};
@@ -180,7 +180,7 @@ CUDALOSS_INLINE ScaledDivisor<F> scaled_divisor_of(WithRest<F> b) {
 
 // a / b: b's power of two goes where it brings a nearer to 1, else it is left.
 template <class F>
-CUDALOSS_INLINE Lifted<F> quotient_of(WithRest<F> a, const ScaledDivisor<F>& b) {
+CUDALOSS_INLINE Lifted<F> quotient_of(WithRest<F> a, const Inverted<F>& b) {
   const bool first = (absolute(a.value) > F(1)) == (b.power < F(1));
   const F before = select(first, b.power, F(1)), after = select(first, F(1), b.power);
   return {quotient_of(WithRest<F>{a.value * before, a.rest * before}, b.scaled, b.inverse), after};

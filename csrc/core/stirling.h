@@ -41,7 +41,7 @@ CUDALOSS_INLINE Lifted<F> difference_of(Lifted<F> a, F b) {
 // 1 - a / b; of 0 / 0 and of an infinite b the quotient is 0.
 template <class F>
 CUDALOSS_INLINE WithRest<F> one_less_quotient(F a, WithRest<F> b) {
-  const WithRest<F> zero = {F(0), F(0)}, quotient = in_place(quotient_of(WithRest<F>{a, F(0)}, scaled_divisor_of(b)));
+  const WithRest<F> zero = {F(0), F(0)}, quotient = in_place(quotient_of(WithRest<F>{a, F(0)}, inverted(b)));
   const WithRest<F> one = {F(1), F(0)}, finite = select(b.value > largest(F()), zero, quotient);
   return difference_of(one, select(b.value == F(0), select(a == F(0), zero, finite), finite));
 }

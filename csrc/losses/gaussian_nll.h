@@ -18,7 +18,7 @@ struct gaussian_nll {
   };
 
   WithRest<F> eps, less, log;  // less: what is taken from log v
-  ScaledDivisor<F> var;
+  Inverted<F> var;
 
   explicit gaussian_nll(const Numbers& n)
       : gaussian_nll(with_rest(n.third, F()), with_rest(n.second, F()), minus_log_2_pi(F()), (n.flags & 1) != 0) {}
@@ -26,7 +26,7 @@ struct gaussian_nll {
       : eps(e), less(select(full, l, WithRest<F>{F(0), F(0)})) {
     const WithRest<F> taken = select(v.value < e.value, e, v);
     log = log_as<T>(taken);
-    var = scaled_divisor_of(taken);
+    var = inverted(taken);
     var.inverse = select(v.value < F(0), F(NAN), var.inverse);  // so that all results are NaN
   }
   CUDALOSS_INLINE gaussian_nll with(F own) const { return {WithRest<F>{own, F(0)}, eps, less, true}; }
