@@ -48,7 +48,8 @@ struct ExpParts<float> {
   static constexpr float log2_e = 0x1.715476p+0f;
   static constexpr float ln2 = 0x1.62e430p-1f, ln2_rest = -0x1.05c610p-29f;  // log(2) and what float leaves of it
   static constexpr float magic = 0x1.8p23f + (127 + 40), small = 0x1p-40f, big = 0x1p40f;
-  static constexpr float magic_half = 0x1.8p23f + (127 - 1), limit_half = 80.0f, top = 89.0f, lifted_below = -30.0f;
+  static constexpr float magic_half = 0x1.8p23f + (127 - 1), limit_half = 80.0f, top = 89.0f, log2_big = 40.0f,
+                         lifted_below = -30.0f;
 };
 template <>
 struct ExpParts<double> {
@@ -58,7 +59,8 @@ struct ExpParts<double> {
   static constexpr double log2_e = 0x1.71547652b82fep+0;
   static constexpr double ln2 = 0x1.62e42fefa39efp-1, ln2_rest = 0x1.abc9e3b39803fp-56;
   static constexpr double magic = 0x1.8p52 + (1023 + 100), small = 0x1p-100, big = 0x1p100;
-  static constexpr double magic_half = 0x1.8p52 + (1023 - 1), limit_half = 700.0, top = 710.0, lifted_below = -70.0;
+  static constexpr double magic_half = 0x1.8p52 + (1023 - 1), limit_half = 700.0, top = 710.0, log2_big = 100.0,
+                          lifted_below = -70.0;
 };
 
 // The smaller one; NaN of a NaN x.
@@ -163,7 +165,7 @@ CUDALOSS_INLINE double log1p_far(double e) {
 // sigmoid(-z), and softplus(-z) = log1p(exp(-z)) in two parts, of z >= 0; all are divided by `small`.
 template <class F>
 struct Logistic {
-  F sigmoid, log, log_rest;
+  F sigmoid, log, log_rest, sigmoid_rest;
 };
 
 template <class F>
@@ -174,9 +176,20 @@ CUDALOSS_INLINE Logistic<F> logistic(F z, F rest = F(0)) {
   const F about = fused(exp.value, r, F(0));  // a product could be contracted into what follows, in one kernel and not
                                               // in another
   const F missing = fused(-about, e, exp.value - about);  // e - about (1 + e)
-  const F sigmoid = fused(fused(exp.rest, r, missing), r, about);
+  const F correction = fused(exp.rest, r, missing), sigmoid = fused(correction, r, about);
   const F q = sigmoid * small, tail = log_tail(q * e);  // L = (e + q) / 2 (1 + tail), q = e (1 - q)
-  return {sigmoid, exp.value, fused(exp.value, fused(q, fused(tail, F(-0.5), F(-0.5)), tail), exp.rest)};
+  return {sigmoid, exp.value, fused(exp.value, fused(q, fused(tail, F(-0.5), F(-0.5)), tail), exp.rest),
+          fused(correction, r, about - sigmoid)};
+}
+
+// exp(log * gamma), of a log below 0 or near it.
+template <class F>
+CUDALOSS_INLINE Lifted<F> power_of(WithRest<F> log, WithRest<F> gamma) {
+  const WithRest<F> taken = normalized(log), of_values = product_of(taken.value, gamma.value);
+  const F rest = of_values.rest + fused(taken.value, gamma.rest, taken.rest * gamma.value);
+  Lifted<F> power = exp_of(of_values.value, is_lifted(of_values.value));
+  power.number.rest = fused(power.number.value, rest, power.number.rest);
+  return power;
 }
 
 // exp(x) for results of 11 bits.

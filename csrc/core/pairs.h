@@ -63,6 +63,18 @@ template <class F>
 CUDALOSS_INLINE WithRest<F> minus(WithRest<F> x) {
   return {-x.value, -x.rest};
 }
+// a + b of finite numbers in any order.
+template <class F>
+CUDALOSS_INLINE WithRest<F> sum_of_two(WithRest<F> a, WithRest<F> b) {
+  const F value = a.value + b.value, added = value - a.value;
+  return {value, ((a.value - (value - added)) + (b.value - added)) + (a.rest + b.rest)};
+}
+// The same number with the least rest.
+template <class F>
+CUDALOSS_INLINE WithRest<F> normalized(WithRest<F> x) {
+  const F value = x.value + x.rest;
+  return {value, (x.value - value) + x.rest};
+}
 // 1 - x, exactly, for |x| <= 1.
 template <class F>
 CUDALOSS_INLINE WithRest<F> one_less(F x) {

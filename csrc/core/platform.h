@@ -5,8 +5,10 @@
 
 #if defined(__CUDACC__)
 #define CUDALOSS_INLINE __host__ __device__ __forceinline__
+#define CUDALOSS_INLINE_LAMBDA
 #else
 #define CUDALOSS_INLINE inline __attribute__((always_inline))
+#define CUDALOSS_INLINE_LAMBDA __attribute__((always_inline))  // a large one would be a call in every loop
 #endif
 
 // Host loops are compiled once per x86-64 level and picked when the library loads, so that one wheel

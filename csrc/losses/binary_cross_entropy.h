@@ -10,6 +10,7 @@ namespace cudaloss::losses {
 template <class T>
 struct binary_cross_entropy {
   using F = Scalar<T>;
+  static constexpr bool kIsFast = std::is_same_v<T, FastFloat>;
 
   struct Terms {
     F x, t;
@@ -24,6 +25,7 @@ struct binary_cross_entropy {
   }
   CUDALOSS_INLINE F value(const Terms& e) const {
     const WithRest<F> off = one_less(e.t);
+    if constexpr (kIsFast) return -fused(e.t, e.log_on.value, fused(off.value, e.log_off.value, F(0)));
     const F rests = fused(e.t, e.log_on.rest, fused(off.value, e.log_off.rest, off.rest * e.log_off.value));
     return -fused(e.t, e.log_on.value, fused(off.value, e.log_off.value, rests));
   }
@@ -33,6 +35,7 @@ struct binary_cross_entropy {
     WithRest<F> product = WithRest<F>{e.x, F(0)} * e.x_off;
     product = select(product.value < least.value, least, product);
     product.value = select(e.x < F(0) || e.x > F(1), F(NAN), product.value);
+    if constexpr (kIsFast) return (e.x - e.t) * reciprocal_of(product.value) * scale.hi;
     return rounded_product(quotient_of(difference_of(e.x, e.t), product, reciprocal_of(product.value)), scale);
   }
   CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const {

@@ -32,6 +32,10 @@ struct gaussian_nll {
   CUDALOSS_INLINE gaussian_nll with(F own) const { return {WithRest<F>{own, F(0)}, eps, less, true}; }
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
+    if constexpr (std::is_same_v<T, FastFloat>) {
+      const F slope = (x - t) * (var.inverse * var.power);
+      return {{{slope, F(0)}, F(1)}, {fused(slope, x - t, F(0)), F(0)}};
+    }
     const WithRest<F> d = difference_of(x, t);
     const Lifted<F> slope = quotient_of(d, var);
     return {slope, in_place(Lifted<F>{slope.number * d, slope.back})};
