@@ -16,14 +16,16 @@ import torch
 
 import oracle
 from cudaloss._build import INFO
-from cudaloss._specs import SPECS, LossSpec
+from cudaloss._specs import BY_MODE, SPECS, LossSpec
 
 # One loss of each kind, for what the op layer does alike for all of a kind and what takes seconds.
 KINDS = list({(type(spec.terms), spec.parameter is None): spec for spec in reversed(SPECS)}.values())
 # A loss of each kind of kernels, which takes every variant of every test. Of the others, which share its templates, a
 # test takes one variant in so many, each loss others.
 OF_KERNELS = {(type(spec.terms), spec.kernels): spec for spec in reversed(SPECS) if spec.parameter}.values()
-SHARE = 5
+SHARE, SHARE_OF_VARIANTS = 5, 20
+# Every loss, and behind them the variants that are not the default.
+VARIANTS = [*SPECS, *(spec for spec in BY_MODE.values() if spec not in SPECS)]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,11 +33,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="every variant of every test for every loss")
 
 
+def _id(spec: LossSpec) -> str:
+    return "-".join([spec.name, *(name for name, value in spec.flag_values.items() if value)])
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "spec" in metafunc.fixturenames:
         of_kinds = metafunc.config.getoption("kinds") or metafunc.definition.get_closest_marker("kinds")
-        specs = KINDS if of_kinds else SPECS
-        metafunc.parametrize("spec", specs, ids=lambda spec: spec.name)
+        metafunc.parametrize("spec", KINDS if of_kinds else VARIANTS, ids=_id)
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 
@@ -53,8 +58,9 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     groups, seen = [_group(item) for item in items], Counter()
     sizes, left_out = Counter(groups), []
     for group in groups:
-        turn = group[1].id % min(SHARE, sizes[group]) if group else 0
-        left_out.append(bool(group) and seen[group] % SHARE != turn)
+        share = SHARE if group is None or group[1] in SPECS else SHARE_OF_VARIANTS
+        turn = (group[1].id + 7 * group[1].variant) % min(share, sizes[group]) if group else 0
+        left_out.append(bool(group) and seen[group] % share != turn)
         seen[group] += 1
     config.hook.pytest_deselected(items=[item for item, out in zip(items, left_out, strict=True) if out])
     items[:] = [item for item, out in zip(items, left_out, strict=True) if not out]

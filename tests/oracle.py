@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -19,8 +20,13 @@ from exact import Exact
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 # The third operand's numbers, by where they must lie; 0.3 and 2.3 are not exact in float32.
-SECONDS = {"in [0, 1]": (0.0, 0.0, 0.125), "that is 1 or 2": (1.0, 2.0)}  # and the second number's
-PARAMETERS = {">= 0": (1.0, 0.5, 2.3, 0.0), "> 0": (1.0, 0.5, 0.3), "in (0, 1)": (0.5, 0.3, 0.9)}
+SECONDS = {"in [0, 1]": (0.0, 0.0, 0.125), "that is 1 or 2": (1.0, 2.0), ">= 0": (2.0, 0.5, 1.3)}  # the second number's
+PARAMETERS = {
+    ">= 0": (1.0, 0.5, 2.3, 0.0),
+    "> 0": (1.0, 0.5, 0.3),
+    "in (0, 1)": (0.5, 0.3, 0.9),
+    "<= 1": (0.25, 0.5, 0.3),
+}
 
 
 def parameters(spec: LossSpec) -> tuple[float, ...]:
@@ -30,7 +36,8 @@ def parameters(spec: LossSpec) -> tuple[float, ...]:
 def op(spec: LossSpec):
     """The public op of `spec`, taking its parameter as the fourth argument whether it has one or not, and where it has
     one, a number or a tensor."""
-    public, third = getattr(torch.ops.cudaloss, spec.name), spec.parameter
+    third = spec.parameter
+    public = partial(getattr(torch.ops.cudaloss, spec.name), **spec.flag_values)
     if third is None:
         return lambda input, target, reduction="mean", _=0.0, **options: public(input, target, reduction, **options)
 
@@ -43,8 +50,8 @@ def op(spec: LossSpec):
             key = third.name
             if not isinstance(parameter, Tensor):
                 wide = torch.tensor(parameter, dtype=torch.float64)
-                parameter = None if parameter == 1.0 else wide.to(input.device)
-        return public(input, target, reduction, **{key: parameter}, **options)
+                parameter = None if parameter == 1.0 and not third.of_call else wide.to(input.device)
+        return public(input, target, **{key: parameter}, reduction=reduction, **options)
 
     return call
 
@@ -155,6 +162,23 @@ def nothing(spec: LossSpec) -> float:
     return inputs[0] if inputs else pytest.skip("no input has a loss of 0 where the target is 0")
 
 
+def _inside(x: Tensor) -> Tensor:
+    return 0.5 + 0.45 * torch.tanh(x)
+
+
+SUITED = {
+    "real": lambda x: x,
+    "logits": lambda x: x,
+    "in [0, 1]": lambda x: (x > 0).double(),  # hard targets, of which one term remains, and nothing cancels
+    "in (0, 1]": _inside,
+    "in (0, 1)": _inside,
+    "log probabilities": lambda x: -x.abs() - 0.0625,
+    "1 or -1": lambda x: torch.where(x > 0, 1.0, -1.0).double(),
+    ">= 0": lambda x: (2 * x).abs().floor(),
+    "> 0": lambda x: x.abs() + 0.0625,
+}
+
+
 def of_probabilities(spec: LossSpec | None) -> bool:
     """Whether targets lie in [0, 1]."""
     return spec is not None and spec.targets == "in [0, 1]"
@@ -174,10 +198,8 @@ def operands(
     if flat_input.numel() >= 8:
         flat_target[:4] = torch.tensor([0.0, 0.0, 1.0, -1.0], dtype=torch.float64) * 4
         flat_input[:4] = flat_target[:4] + torch.tensor([parameter, -parameter, 0.0, parameter], dtype=torch.float64)
-    if of_probabilities(suited[0]):  # hard ones, of which one term remains, and nothing cancels
-        target = (target > 0).double()
-    if suited[0] is not None and suited[0].targets == "1 or -1":
-        target = torch.where(target > 0, 1.0, -1.0).double()
+    if suited[0] is not None:
+        input, target = SUITED[suited[0].inputs](input), SUITED[suited[0].targets](target)
     if torch.float64 in dtypes:
         input, target = (x.mul(64).round().div(64) for x in (input, target))
     return input.to(device, dtypes[0]), target.to(device, dtypes[1])

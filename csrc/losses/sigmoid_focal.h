@@ -1,6 +1,6 @@
 // The focal loss of sigmoid(x): a q^gamma times binary cross-entropy, where q is the probability of the wrong class and
-// a is alpha, or 1 - alpha for a target of 0, or 1 if alpha is negative. Lin et al., "Focal Loss for Dense Object
-// Detection", 2017.
+// a is alpha, or 1 - alpha for a target of 0, or 1 if alpha is negative.
+// Lin et al., "Focal Loss for Dense Object Detection", 2017.
 #pragma once
 
 #include "core/functor.h"
@@ -14,115 +14,72 @@ struct sigmoid_focal {
   static constexpr bool kHasThird = true, kIsFast = std::is_same_v<T, FastFloat>;
 
   // With s = sigmoid(-|x|): q = wrong + tilt s, where `wrong` is the target's share on the other side of 0, and tilt is
-  // 1 - 2 wrong. The cross-entropy is wrong |x| + log. `back` takes off what q, s and log are raised by.
+  // 1 - 2 wrong; the cross-entropy is wrong |x| + log1p(exp(-|x|)).
   struct Terms {
-    F x, back;
-    WithRest<F> weight, wrong, tilt, s, q, log;
-    Lifted<F> power;  // q^gamma
+    F x, weight, wrong, tilt, s, q, loss;
+    WithRest<F> power;  // q^gamma
   };
 
-  WithRest<F> off, slope, gamma;  // the weight of a target of 0, and what it grows by up to that of 1
+  F off, on, gamma;  // the weights of targets of 0 and 1
   Flag<F> squares;
 
   explicit sigmoid_focal(const Numbers& n)
-      : off(with_rest(n.third < 0.0 ? 1.0 : 1.0 - n.third, F())),
-        slope(with_rest(n.third < 0.0 ? 0.0 : n.third + n.third - 1.0, F())),
-        gamma(with_rest(n.second, F())),
+      : off(static_cast<F>(n.third < 0.0 ? 1.0 : 1.0 - n.third)),
+        on(static_cast<F>(n.third < 0.0 ? 1.0 : n.third)),
+        gamma(static_cast<F>(n.second)),
         squares(n.second == 2.0) {}
   CUDALOSS_INLINE sigmoid_focal with(F own) const {
     sigmoid_focal result = *this;
-    result.off = select(own < F(0), WithRest<F>{F(1), F(0)}, one_less(own));
-    result.slope = select(own < F(0), WithRest<F>{F(0), F(0)}, minus(one_less(twice(own))));
+    result.off = select(own < F(0), F(1), F(1) - own);
+    result.on = select(own < F(0), F(1), own);
     return result;
   }
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const F z = select(absolute(x) > largest(F()), largest(F()), absolute(x));
-    const bool is_negative = x < F(0);
-    const WithRest<F> given = {t, F(0)}, rest = one_less(t), tilt = one_less(twice(t));
-    Terms e = {x,  F(1), {},        select(is_negative, given, rest), select(is_negative, tilt, minus(tilt)), {},
-               {}, {},   {{}, F(1)}};
-    e.weight = {fused(slope.value, t, off.value), fused(slope.rest, t, off.rest)};
-    const F wrong = e.wrong.value;
+    const F z = absolute(x), rest = F(1) - t, tilt = rest - t;
+    Terms e = {x, fused(on, t, off * rest), select(x < F(0), t, rest), select(x < F(0), tilt, -tilt)};
+    const F linear = select(e.wrong == F(0), F(0), e.wrong * z);
+    F log, lost;
     if constexpr (kIsFast) {
       const FastLogistic of = fast_logistic(z);
-      e.s.value = of.sigmoid;
-      e.log.value = of.log;
-      e.q.value = fused(e.tilt.value, of.sigmoid, wrong);
-      const auto power = [&]() CUDALOSS_INLINE_LAMBDA {
-        const F log = select(wrong == F(0), -(z + of.log), fast_log(e.q.value, e.q.value - 1.0f));
-        return fast_exp(gamma.value * log);
-      };
-      e.power.number.value = either(squares, [&] { return e.q.value * e.q.value; }, power);
-      return e;
+      e.s = of.sigmoid, log = of.log, lost = F(0);
     } else {
-      constexpr F small = ExpParts<F>::small, big = ExpParts<F>::big;
+      constexpr F small = ExpParts<F>::small;
       const Logistic<F> of = logistic(z);
-      const bool lifted = is_lifted(select(wrong < F(0x1p-40), F(0), F(INFINITY)) - z);
-      const F up = select(lifted, big, F(1)), taken = select(lifted, F(1), small);
-      e.back = select(lifted, small, F(1));
-      e.log = normalized(WithRest<F>{of.log * taken, fused(of.sigmoid_rest, F(0.5), of.log_rest) * taken});
-      e.s = {of.sigmoid * taken, of.sigmoid_rest * taken};
-      e.q = sum_of_two(WithRest<F>{wrong * up, e.wrong.rest * up}, e.tilt * e.s);
-      const auto power = [&]() CUDALOSS_INLINE_LAMBDA {
-        Apart<F> q = apart(e.q.value);
-        q.k -= select(lifted, F(ExpParts<F>::log2_big), F(0));
-        const WithRest<F> of_sum = log_of(q.k, fused(e.q.rest, q.power, q.f));
-        // Far on the right side, where q = s leaves the range, log q is -(z + log).
-        const WithRest<F> far = minus(sum_of_two(WithRest<F>{z, F(0)}, in_place(Lifted<F>{e.log, e.back})));
-        const WithRest<F> log = select(select(wrong == F(0), z, F(0)) > F(20), far, of_sum);
-        return power_of(log, gamma);
-      };
-      e.power = either(squares, [&] { return Lifted<F>{e.q * e.q, e.back * e.back}; }, power);
-      return e;
+      e.s = of.sigmoid * small, log = fused(of.log, small, of.log_rest * small), lost = of.sigmoid_rest * small;
     }
+    e.loss = linear + log;
+    e.q = fused(e.tilt, e.s, e.wrong);
+    lost = fused(e.tilt, lost, fused(e.tilt, e.s, e.wrong - e.q));
+    const auto square = [&] {
+      const F power = fused(e.q, e.q, F(0));
+      if constexpr (kIsFast) return WithRest<F>{power, F(0)};
+      return WithRest<F>{power, fused(twice(e.q), lost, fused(e.q, e.q, -power))};
+    };
+    // Far on the right side, where q = s leaves the range, log q is -(z + log).
+    e.power = either(squares, square, [&]() CUDALOSS_INLINE_LAMBDA {
+      const bool is_far = select(e.wrong == F(0), z, F(0)) > F(20);
+      return power_as<T>(WithRest<F>{e.q, lost}, is_far, WithRest<F>{-z, -log}, gamma);
+    });
+    return e;
   }
   CUDALOSS_INLINE F value(const Terms& e) const {
-    const F wrong = e.wrong.value, z = select(wrong == F(0), F(0), absolute(e.x));
-    if constexpr (kIsFast) return e.weight.value * e.power.number.value * fused(wrong, z, e.log.value);
-    const WithRest<F> near = in_place(Lifted<F>{loss_of(e), e.back});
-    const WithRest<F> loss = select(z > F(0x1p60), WithRest<F>{wrong * z, F(0)}, near);
-    return rounded_product(e.power.number * loss, Constant<F>{e.weight.value, e.weight.rest}) * e.power.back;
+    const F loss = e.weight * e.loss;
+    return fused(e.power.value, loss, select(e.power.rest == F(0), F(0), e.power.rest * loss));
   }
   // a q^gamma (wrong - s - gamma tilt (1 - s) s / q loss), with the sign of x.
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
-    const F sign = select(e.x < F(0), F(-1), F(1));
-    if constexpr (kIsFast) {
-      const F ratio = select(e.wrong.value == F(0), F(1), e.s.value * reciprocal_of(e.q.value));
-      const F steep = gamma.value * e.tilt.value * (F(1) - e.s.value) * ratio, z = clamped_to(F(0x1p60), absolute(e.x));
-      const F size = (e.wrong.value - e.s.value) - steep * fused(e.wrong.value, z, e.log.value);
-      return sign * e.weight.value * e.power.number.value * size * scale.hi;
-    } else {
-      const WithRest<F> one = {F(1), F(0)}, far = in_place(Lifted<F>{e.s, e.back});
-      const WithRest<F> ratio = quotient_of(e.s * sum_of(one, minus(far)), e.q, reciprocal_of(e.q.value));
-      const WithRest<F> size =
-          sum_of_two(sum_of_two(raised(e, e.wrong), minus(e.s)), minus(gamma * e.tilt * ratio * loss_of(e)));
-      const Constant<F> weighted = times(Constant<F>{e.weight.value * sign, e.weight.rest * sign}, scale);
-      return rounded_product(e.power.number * size, weighted) * e.power.back * e.back;
-    }
+    const F ratio = select(e.wrong == F(0), F(1), e.s * reciprocal_of(e.q)), finite = clamped_to(F(0x1p60), e.loss);
+    const F size = fused(-gamma * (e.tilt * (F(1) - e.s)), ratio * finite, e.wrong - e.s);
+    return signed_by(e.x, F(1)) * rounded_product(e.power * WithRest<F>{e.weight * size, F(0)}, scale);
   }
   // q^gamma ((on - off) loss - a (x + gamma (s(x) - s(-x)) loss / q)).
   CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const {
-    const WithRest<F> one = {F(1), F(0)}, far = in_place(Lifted<F>{e.s, e.back}), loss = loss_of(e);
-    const bool is_gone = e.power.number.value == F(0);  // then 0, of an infinite x too
-    const WithRest<F> zero = {F(0), F(0)}, x = {select(is_gone, F(0), e.x), F(0)};
-    const WithRest<F> near = sum_of(one, WithRest<F>{-twice(far.value), -twice(far.rest)});
-    const WithRest<F> turn = select(e.x < F(0), minus(near), near);
-    const WithRest<F> over_q = select(is_gone, zero, quotient_of(loss, e.q, reciprocal_of(e.q.value)));
-    const WithRest<F> of_loss = slope * in_place(Lifted<F>{loss, e.back});
-    const WithRest<F> sum = difference_of(of_loss, e.weight * sum_of_two(x, gamma * turn * over_q));
-    return rounded_product(e.power.number * sum, scale) * e.power.back;
-  }
-
- private:
-  CUDALOSS_INLINE static WithRest<F> raised(const Terms& e, WithRest<F> x) {
-    const F up = select(e.back < F(1), F(ExpParts<F>::big), F(1));
-    return {x.value * up, x.rest * up};
-  }
-  // The cross-entropy over `back`; of an |x| above 2^60, beside which nothing else is seen, of that.
-  CUDALOSS_INLINE static WithRest<F> loss_of(const Terms& e) {
-    const WithRest<F> z = {clamped_to(F(0x1p60), absolute(e.x)), F(0)};
-    return sum_of_two(raised(e, e.wrong) * z, e.log);
+    const bool is_gone = e.power.value == F(0);  // then 0, of an infinite x too
+    const F turn = signed_by(e.x, F(1) - twice(e.s)), x = select(is_gone, F(0), e.x);
+    const F steep = select(is_gone, F(0), gamma * (turn * (e.loss / e.q)));
+    const F size = fused(-e.weight, x + steep, (on - off) * select(is_gone, F(0), e.loss));
+    return rounded_product(e.power * WithRest<F>{size, F(0)}, scale);
   }
 };
 

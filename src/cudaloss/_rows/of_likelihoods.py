@@ -36,13 +36,13 @@ def _kl_div(log_target: bool, log_input: bool) -> dict[str, Any]:
 
     mass, log = ("exp(target)", "target") if log_target else ("target", "log(target)")
     of_input = "input" if log_input else "log(input)"
-    slope = f"{mass} * ({log} - {of_input} + 1)" if log_target else f"{log} - {of_input} + 1 where target > 0, else 0"
+    slope = f"{mass} * {log} - {mass} * {of_input} + {mass}" if log_target else f"{log} - {of_input} + 1"
     return {
         "terms": OfTwo(value, for_input, for_target),
-        "formula": f"{mass} * ({log} - {of_input})",
+        "formula": f"{mass} * {log} - {mass} * {of_input}",
         "derivatives": (f"-{mass}" if log_input else f"-{mass} / input", slope),
-        "inputs": "log probabilities" if log_input else "in [0, 1]",
-        "targets": "log probabilities" if log_target else "in [0, 1]",
+        "inputs": "log probabilities" if log_input else "in (0, 1)",
+        "targets": "log probabilities" if log_target else "in (0, 1]",
     }
 
 
@@ -106,7 +106,7 @@ def _poisson(log_input: bool, full: bool) -> dict[str, Any]:
     return {
         "terms": OfTwo(value, for_input, for_target),
         "formula": formula + (" + stirling(target)" if full else ""),
-        "inputs": "real" if log_input else ">= 0",
+        "inputs": "real" if log_input else "> 0",
     }
 
 
@@ -129,7 +129,7 @@ def _gaussian(full: bool) -> dict[str, Any]:
     terms = OfTwo(
         value, _gaussian_for_input, lambda x, t, v, eps: -_gaussian_for_input(x, t, v, eps), _gaussian_for_var
     )
-    formula = "0.5 * (log(Max(var, eps)) + (input - target)**2 / Max(var, eps))"
+    formula = "0.5 * log(Max(var, eps)) + 0.5 * (input - target)**2 / Max(var, eps)"
     return {"terms": terms, "formula": formula + (" + 0.5 * log_2_pi(var)" if full else "")}
 
 
@@ -174,7 +174,7 @@ ROWS = (
         signature="weight size_average reduce reduction",
         kernels="general",
         ulps=2.0,
-        inputs="in [0, 1]",
+        inputs="in (0, 1)",
         targets="in [0, 1]",
         same_shape=True,
         mean_over_count=True,

@@ -16,6 +16,7 @@ __all__ = [
     "abs",
     "exp",
     "expm1",
+    "log",
     "log1p",
     "logaddexp",
     "pair",
@@ -160,11 +161,23 @@ def expm1(x: Pair) -> Pair:
     return where(abs(x) < 0.5, _expm1(near), exp(x) + -1.0)
 
 
+def log(x: Pair) -> Pair:
+    """float64's, and one step of Newton's method."""
+    start = torch.log(x.hi)
+    is_finite = start.isfinite()
+    known = torch.where(is_finite, start, 0)
+    beyond = where(is_finite, x, 1.0) * exp(pair(-known)) + -1.0
+    return Pair(*_two_sum(start, torch.where(is_finite, beyond.hi + beyond.lo, 0)))
+
+
 def log1p(e: Pair) -> Pair:
-    """For 0 <= e <= 1: float64's, and one step of Newton's method."""
-    start = torch.log1p(e.hi)
-    beyond = _expm1(pair(start)) - e
-    return Pair(*_two_sum(start, -(beyond.hi + beyond.lo) / (1 + e.hi)))
+    """For -1 <= e <= 1, likewise."""
+    is_near = abs(e) < 0.5
+    near = where(is_near, e, 0.0)
+    start = torch.log1p(near.hi)
+    beyond = _expm1(pair(start)) - near
+    found = Pair(*_two_sum(start, -(beyond.hi + beyond.lo) / (1 + near.hi)))
+    return where(is_near, found, log(e + 1.0))
 
 
 def logaddexp(a: Pair, b: Pair) -> Pair:

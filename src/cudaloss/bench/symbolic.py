@@ -40,6 +40,29 @@ class softplus(sympy.Function):
         return sigmoid(self.args[0])
 
 
+class log1p(sympy.Function):
+    def fdiff(self, argindex: int = 1) -> Expression:
+        return 1 / (1 + self.args[0])
+
+
+class stirling(sympy.Function):
+    """t log(t) - t + log(2 pi t) / 2 of a t above 1, else 0."""
+
+    def fdiff(self, argindex: int = 1) -> Expression:
+        return stirling_slope(self.args[0])
+
+
+class stirling_slope(sympy.Function):
+    pass
+
+
+class log_2_pi(sympy.Function):
+    """Of whatever it is: the constant."""
+
+    def fdiff(self, argindex: int = 1) -> Expression:
+        return sympy.Integer(0)
+
+
 class log_cosh(sympy.Function):
     def fdiff(self, argindex: int = 1) -> Expression:
         return sympy.tanh(self.args[0])
@@ -66,13 +89,45 @@ def _tanh(m: Any, x: Number) -> Number:
     return m.sign(x) * less / (less * -1.0 + 2.0)
 
 
-FUNCTIONS: dict[type, Callable[[Any, Number], Number]] = {
+_LOG_2_PI = 1.8378770664093456, -7.756588316134483e-17  # and what float64 leaves of it
+
+
+def _log_2_pi(m: Any, x: Number) -> Number:
+    return m.zeros_like(x) + _LOG_2_PI[0] + _LOG_2_PI[1]
+
+
+def _stirling(m: Any, t: Number) -> Number:
+    above = m.where(t > 1.0, t, 1.0)
+    log = m.log(above)
+    return m.where(t > 1.0, above * log - above + (log + _log_2_pi(m, above)) * 0.5, 0.0)
+
+
+def _stirling_slope(m: Any, t: Number) -> Number:
+    above = m.where(t > 1.0, t, 1.0)
+    return m.where(t > 1.0, m.log(above) + 0.5 / above, 0.0)
+
+
+def _largest(m: Any, a: Number, b: Number) -> Number:
+    """NaN of a NaN."""
+    if isinstance(a, float):
+        a, b = b, a
+    return m.where(a != a, a, m.where(a > b, a, b))
+
+
+FUNCTIONS: dict[type, Callable[..., Number]] = {
     sympy.Abs: lambda m, x: m.abs(x),
     sympy.sign: lambda m, x: m.where(x != x, x, m.sign(x)),  # that of PyTorch is 0 of NaN
     softplus: lambda m, x: m.logaddexp(x, m.zeros_like(x)),
     sigmoid: _sigmoid,
     log_cosh: _log_cosh,
     sympy.tanh: _tanh,
+    sympy.exp: lambda m, x: m.exp(x),
+    sympy.log: lambda m, x: m.log(x),
+    sympy.Max: _largest,
+    log1p: lambda m, x: m.log1p(x),
+    stirling: _stirling,
+    stirling_slope: _stirling_slope,
+    log_2_pi: _log_2_pi,
 }
 _FAR = 1e150  # whose square float64 holds
 # How a loss that takes label_smoothing moves its targets.
@@ -98,7 +153,8 @@ def _expressions(spec: LossSpec) -> tuple[Expression, ...]:
     """The loss, and its derivatives for input and target."""
     names = ["input", "target", "d", *(parameter.name for parameter in spec.parameters)]
     symbols = {name: sympy.Symbol(name, real=True) for name in names}
-    known = {**symbols, "softplus": softplus}
+    functions = (softplus, sigmoid, log1p, stirling, log_2_pi)
+    known = {**symbols, **{function.__name__: function for function in functions}}
     loss = _parsed(spec.formula, known)
     loss = loss.replace(lambda e: e.func == sympy.log and e.args[0].func == sympy.cosh, _as_log_cosh)
     if isinstance(spec.terms, OfDifference):
@@ -106,6 +162,8 @@ def _expressions(spec: LossSpec) -> tuple[Expression, ...]:
         return loss, slope, -slope
     if "label_smoothing" in symbols:
         loss = loss.subs(symbols["target"], _parsed(_SMOOTHED, known))
+    if spec.derivatives:
+        return loss, *(_parsed(text, known) for text in spec.derivatives)
     return loss, loss.diff(symbols["input"]), loss.diff(symbols["target"])
 
 
@@ -139,9 +197,13 @@ def _evaluated(m: Any, e: Expression, of: dict[str, Number]) -> Number:
         return _product(m, arguments) if is_term else math.prod(arguments[1:], start=arguments[0])
     if isinstance(e, sympy.StrictGreaterThan | sympy.StrictLessThan):
         return arguments[0] > arguments[1] if isinstance(e, sympy.StrictGreaterThan) else arguments[0] < arguments[1]
+    if e.is_Pow and not e.exp.is_Number and float(arguments[1]) % 0.5 != 0:
+        return m.exp(m.log(arguments[0]) * arguments[1])
     if e.is_Pow:
         # Of whole exponents, and of halves of odd ones.
         base, exponent = arguments[0], float(arguments[1])
+        if exponent == 0:
+            return m.zeros_like(base) + 1.0
         base, exponent = (base, int(exponent)) if exponent % 1 == 0 else (m.sqrt(base), int(2 * exponent))
         power = math.prod([base] * (abs(exponent) - 1), start=base)
         return power if exponent > 0 else 1.0 / power
@@ -152,8 +214,7 @@ def term(spec: LossSpec, which: int, m: Any, x: Number, t: Number, third: Number
     """The single losses (``LOSS``), or their derivatives (``INPUT_SLOPE``, ``TARGET_SLOPE``). A loss of the difference
     is judged by its own size."""
     second = spec.second_default if second is None else second
-    own = zip(spec.parameters, (third, second), strict=False)
-    of = {"input": x, "target": t, **{parameter.name: number for parameter, number in own}}
+    of = {"input": x, "target": t, **spec.own(third, second)}
     far = None
     if isinstance(spec.terms, OfDifference):
         d = of["d"] = x - t
