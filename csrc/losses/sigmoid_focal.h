@@ -20,13 +20,14 @@ struct sigmoid_focal {
     WithRest<F> power;  // q^gamma
   };
 
-  F off, on, gamma;  // the weights of targets of 0 and 1
+  F off, on;  // the weights of targets of 0 and 1
+  WithRest<F> gamma;
   Flag<F> squares;
 
   explicit sigmoid_focal(const Numbers& n)
       : off(static_cast<F>(n.third < 0.0 ? 1.0 : 1.0 - n.third)),
         on(static_cast<F>(n.third < 0.0 ? 1.0 : n.third)),
-        gamma(static_cast<F>(n.second)),
+        gamma(with_rest(n.second, F())),
         squares(n.second == 2.0) {}
   CUDALOSS_INLINE sigmoid_focal with(F own) const {
     sigmoid_focal result = *this;
@@ -70,14 +71,14 @@ struct sigmoid_focal {
   // a q^gamma (wrong - s - gamma tilt (1 - s) s / q loss), with the sign of x.
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
     const F ratio = select(e.wrong == F(0), F(1), e.s * reciprocal_of(e.q)), finite = clamped_to(F(0x1p60), e.loss);
-    const F size = fused(-gamma * (e.tilt * (F(1) - e.s)), ratio * finite, e.wrong - e.s);
-    return signed_by(e.x, F(1)) * rounded_product(e.power * WithRest<F>{e.weight * size, F(0)}, scale);
+    const F size = fused(-gamma.value * (e.tilt * (F(1) - e.s)), ratio * finite, e.wrong - e.s);
+    return select(e.x < F(0), F(-1), F(1)) * rounded_product(e.power * WithRest<F>{e.weight * size, F(0)}, scale);
   }
   // q^gamma ((on - off) loss - a (x + gamma (s(x) - s(-x)) loss / q)).
   CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const {
     const bool is_gone = e.power.value == F(0);  // then 0, of an infinite x too
-    const F turn = signed_by(e.x, F(1) - twice(e.s)), x = select(is_gone, F(0), e.x);
-    const F steep = select(is_gone, F(0), gamma * (turn * (e.loss / e.q)));
+    const F turn = select(e.x < F(0), twice(e.s) - F(1), F(1) - twice(e.s)), x = select(is_gone, F(0), e.x);
+    const F steep = select(is_gone, F(0), gamma.value * (turn * (e.loss / e.q)));
     const F size = fused(-e.weight, x + steep, (on - off) * select(is_gone, F(0), e.loss));
     return rounded_product(e.power * WithRest<F>{size, F(0)}, scale);
   }

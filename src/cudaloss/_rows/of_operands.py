@@ -78,6 +78,11 @@ def _bce_for_third(x: Tensor, t: Tensor, _: Third, smoothing: float) -> Tensor:
 # ---- focal: binary cross entropy times q^gamma, q being how far from the target the probability is ----
 
 
+_A = "(alpha * target + (1 - alpha) * (1 - target))"
+_Q = "(target * sigmoid(-input) + (1 - target) * sigmoid(input))"
+_BCE = "(target * softplus(-input) + (1 - target) * softplus(input))"
+
+
 def _alpha(t: Tensor, alpha: Third) -> tuple[Tensor, Third]:
     """The weight of the target, and its slope; a negative alpha is none."""
     if isinstance(alpha, Tensor):
@@ -181,14 +186,19 @@ ROWS = (
         parameter=Parameter("alpha", 0.25, "the weight of positive targets; negative ones have 1 - alpha", "<= 1"),
         second=Parameter("gamma", 2.0, "how much easy elements count less; 0 is binary cross entropy", ">= 0"),
         terms=OfTwo(_focal, _focal_for_input, _focal_for_target, _focal_for_third),
-        formula="(alpha * target + (1 - alpha) * (1 - target))"
-        " * (target * sigmoid(-input) + (1 - target) * sigmoid(input))**gamma"
-        " * (target * softplus(-input) + (1 - target) * softplus(input))",
+        formula=f"{_A} * {_Q}**gamma * {_BCE}",
+        derivatives=(
+            f"{_A} * {_Q}**gamma * (1 - target) * sigmoid(input) - {_A} * {_Q}**gamma * target * sigmoid(-input)"
+            f" + {_A} * gamma * {_Q}**(gamma - 1) * (1 - 2 * target) * sigmoid(input) * sigmoid(-input) * {_BCE}",
+            f"(2 * alpha - 1) * {_Q}**gamma * {_BCE} - {_A} * {_Q}**gamma * input"
+            f" + {_A} * gamma * {_Q}**(gamma - 1) * sigmoid(-input) * {_BCE}"
+            f" - {_A} * gamma * {_Q}**(gamma - 1) * sigmoid(input) * {_BCE}",
+        ),
         source="Lin et al., Focal Loss for Dense Object Detection, 2017",
         signature="alpha gamma reduction",
         reduction="none",
         kernels="general",
-        ulps=2.0,
+        ulps=5.0,
         inputs="logits",
         targets="in [0, 1]",
     ),

@@ -32,7 +32,8 @@ class Term(NamedTuple):
 
 
 class sigmoid(sympy.Function):
-    pass
+    def fdiff(self, argindex: int = 1) -> Expression:
+        return sigmoid(self.args[0]) * sigmoid(-self.args[0])
 
 
 class softplus(sympy.Function):
