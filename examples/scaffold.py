@@ -184,16 +184,20 @@ def relative_difference(found: Tensor, reference: Tensor) -> Tensor:
 
 
 class Compared:
-    """A loss that is compared with a reference at every call, in its value and its gradient."""
+    """A loss that is compared with a reference at every call, in its value and its gradient.
 
-    def __init__(self, loss: Callable[..., Tensor], reference: Callable[..., Tensor]) -> None:
-        self.loss, self.reference = loss, reference
+    A value that may pass 0 has a unit: what it is off is taken of the larger of its size and the unit.
+    """
+
+    def __init__(self, loss: Callable[..., Tensor], reference: Callable[..., Tensor], unit: float = 0.0) -> None:
+        self.loss, self.reference, self.unit = loss, reference, unit
         self.differences: list[Tensor] = []  # relative, of value and gradient; on their device
 
     def __call__(self, input: Tensor, *others: Tensor) -> Tensor:
         loss, reference = self.loss(input, *others), self.reference(input, *others)
-        pairs = zip(value_and_gradient(loss, input), value_and_gradient(reference, input), strict=True)
-        self.differences.append(torch.stack([relative_difference(*pair) for pair in pairs]))
+        (value, gradient), (wanted, slope) = (value_and_gradient(each, input) for each in (loss, reference))
+        off = (value - wanted).abs() / wanted.abs().clamp(min=self.unit)
+        self.differences.append(torch.stack([off, relative_difference(gradient, slope)]))
         return loss
 
     def require_within(self, bar: float, of: str) -> None:
