@@ -90,8 +90,8 @@ def squared(predicted: Tensor, target: Tensor, _: Tensor) -> Tensor:
 
 
 def draw(images: dict[str, Tensor], path: Path) -> None:
-    figure = Figure(figsize=(12, 7), layout="constrained")
-    for axes, (name, image) in zip(figure.subplots(2, 3).flat, images.items(), strict=False):
+    figure = Figure(figsize=(15, 2.5), layout="constrained")
+    for axes, (name, image) in zip(figure.subplots(1, len(images)), images.items(), strict=True):
         axes.imshow(image[0, 0, 40:160, 90:270], cmap="gray", vmin=0, vmax=1)
         axes.set(title=name, xticks=[], yticks=[])
     scaffold.save(figure, path)
