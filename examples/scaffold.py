@@ -1,16 +1,19 @@
-"""What the examples share beside their subject: options, training loop, tables, pictures, and the check of a claim."""
+"""What the examples share beside their subject: options, data, training, tables, pictures, and the check of a claim."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.patches import Rectangle
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -37,6 +40,63 @@ def digits(device: torch.device | None = None) -> Digits:
     data, target = load_digits(return_X_y=True)
     images, labels = torch.from_numpy(data).to(device, torch.float32) / 16, torch.from_numpy(target)
     return Digits(images[:-HELD_OUT], labels[:-HELD_OUT], images[-HELD_OUT:], labels[-HELD_OUT:])
+
+
+INK = 0.2  # a pixel above it belongs to the digit
+
+
+def scene(images: Tensor, side: int, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A picture of that side with none to so many digits, enlarged to 8 to 14 pixels, and their boxes, one a row.
+
+    A box is left, top, right, bottom in pixels. What would touch an earlier digit's box is left out.
+    """
+
+    def number(lowest: int, highest: int) -> int:
+        return int(torch.randint(lowest, highest + 1, (), generator=generator))
+
+    canvas, boxes = torch.zeros(side, side), []
+    for _ in range(number(0, most)):
+        size, image = number(8, 14), images[number(0, len(images) - 1)].view(1, 1, 8, 8)
+        digit = F.interpolate(image, size=(size, size), mode="bilinear", align_corners=False)[0, 0]
+        x, y = number(0, side - size), number(0, side - size)
+        rows, columns = (digit > INK).nonzero(as_tuple=True)
+        box = torch.stack([x + columns.min(), y + rows.min(), x + columns.max() + 1, y + rows.max() + 1]).float()
+        if all((box[:2] >= other[2:]).any() or (box[2:] <= other[:2]).any() for other in boxes):
+            boxes.append(box)
+            place = canvas[y : y + size, x : x + size]
+            torch.maximum(place, digit, out=place)
+    return canvas, torch.stack(boxes) if boxes else torch.zeros(0, 4)
+
+
+def temperatures(hours: int, rooms: int, generator: torch.Generator) -> Tensor:
+    """(hours, rooms + 1), in degrees Celsius, of a simulated building: its rooms, which lie in a row, and outdoors.
+
+    The outdoors has a yearly and a daily wave, and weather that lasts 60 hours. A room exchanges heat with it and with
+    its neighbours, and is warmed by the sun, by people and by a thermostat, which cools too.
+    """
+    hour = torch.arange(hours)
+    waves = 10 - 9 * torch.cos(2 * math.pi * hour / 8760) - 4 * torch.cos(2 * math.pi * (hour - 4) / 24)
+    sun = 0.8 * torch.exp(-((hour[:, None] % 24 - torch.linspace(9, 17, rooms)) ** 2) / 8)  # east to west
+    gains = sun + 0.3 * torch.rand(hours, rooms, generator=generator)
+    shocks, loss = 0.7 * torch.randn(hours, generator=generator), 1 / torch.linspace(30, 60, rooms)
+    weather, inside, rows = torch.zeros(()), torch.full((rooms,), 18.0), []
+    for hour in range(hours):  # Euler's steps of an hour, far below the rooms' time constants
+        weather = math.exp(-1 / 60) * weather + shocks[hour]
+        outdoors = waves[hour] + weather
+        row = torch.cat([inside[:1], inside, inside[-1:]])
+        neighbours = (row[2:] + row[:-2] - 2 * inside) / 15
+        thermostat = 0.2 * ((20 - inside).clamp(0, 5) - (inside - 25).clamp(0, 5))
+        inside = inside + loss * (outdoors - inside) + neighbours + gains[hour] + thermostat
+        rows.append(torch.cat([inside, outdoors[None]]))
+    return torch.stack(rows)
+
+
+def bursts(shape: tuple[int, int], up: float, down: float, generator: torch.Generator) -> Tensor:
+    """Which hours (rows) two-state chains are down, one a column, whose states last so many hours on average."""
+    draws, is_down = torch.rand(shape, generator=generator), torch.zeros(shape, dtype=torch.bool)
+    for hour in range(1, shape[0]):
+        is_down[hour] = torch.where(is_down[hour - 1], draws[hour] >= 1 / down, draws[hour] < 1 / up)
+    return is_down
 
 
 def options(file: str, description: str, steps: int, *, quick: int = 0, device: bool = False) -> argparse.Namespace:
@@ -85,6 +145,35 @@ def fit(
     return torch.stack(losses).tolist()
 
 
+def batches(tensors: Sequence[Tensor], size: int, seed: int) -> Iterator[tuple[Tensor, ...]]:
+    """The same random rows of every tensor, without an end."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        chosen = torch.randint(len(tensors[0]), (size,), generator=generator)
+        yield tuple(tensor[chosen] for tensor in tensors)
+
+
+def one_cycle(model: nn.Module, rate: float, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.OneCycleLR(torch.optim.Adam(model.parameters(), rate), rate, steps)
+
+
+def train(
+    model: nn.Module,
+    batch: Iterator[tuple[Tensor, ...]],
+    loss: Callable[..., Tensor],
+    steps: int,
+    label: str,
+    rate: float = 1e-2,
+) -> list[float]:
+    """By Adam, on a one-cycle schedule; the loss is given the model's output and what follows the input."""
+
+    def batch_loss() -> Tensor:
+        input, *target = next(batch)
+        return loss(model(input), *target)
+
+    return fit(one_cycle(model, rate, steps), batch_loss, steps, label)
+
+
 def value_and_gradient(loss: Tensor, input: Tensor) -> tuple[Tensor, Tensor]:
     return loss.detach(), torch.autograd.grad(loss, input, retain_graph=True)[0]
 
@@ -94,11 +183,49 @@ def relative_difference(found: Tensor, reference: Tensor) -> Tensor:
     return (found - reference).abs().max() / reference.abs().max()
 
 
+class Compared:
+    """A loss that is compared with a reference at every call, in its value and its gradient.
+
+    A value that may pass 0 has a unit: what it is off is taken of the larger of its size and the unit.
+    """
+
+    def __init__(self, loss: Callable[..., Tensor], reference: Callable[..., Tensor], unit: float = 0.0) -> None:
+        self.loss, self.reference, self.unit = loss, reference, unit
+        self.differences: list[Tensor] = []  # relative, of value and gradient; on their device
+
+    def __call__(self, input: Tensor, *others: Tensor) -> Tensor:
+        loss, reference = self.loss(input, *others), self.reference(input, *others)
+        (value, gradient), (wanted, slope) = (value_and_gradient(each, input) for each in (loss, reference))
+        off = (value - wanted).abs() / wanted.abs().clamp(min=self.unit)
+        self.differences.append(torch.stack([off, relative_difference(gradient, slope)]))
+        return loss
+
+    def require_within(self, bar: float, of: str) -> None:
+        largest = torch.stack(self.differences).amax(0)  # NaN where one is
+        say(f"largest relative difference from {of}, in {len(self.differences)} calls:")
+        say("    {:.1e} of values, {:.1e} of gradients; at most {:g} is demanded".format(*largest.tolist(), bar))
+        require(bool((largest <= bar).all()), f"value and gradient are those of {of}, to {bar:g}")
+
+
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(*columns, title=title)
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def beside(size: tuple[float, float], ratio: float) -> tuple[Figure, SubFigure, SubFigure]:
+    """A figure, its left part, and its right part, which is so many times as wide."""
+    figure = Figure(figsize=size, layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=[1, ratio], squeeze=False).flat
+    return figure, left, right
+
+
+def above(size: tuple[float, float], ratio: float) -> tuple[Figure, SubFigure, SubFigure]:
+    """A figure, its upper part, which is so many times as high as the lower, and the lower."""
+    figure = Figure(figsize=size, layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=[ratio, 1], squeeze=False).flat
+    return figure, upper, lower
 
 
 def show_digits(figure: SubFigure, rows: dict[str, Tensor], count: int) -> None:
@@ -108,6 +235,15 @@ def show_digits(figure: SubFigure, rows: dict[str, Tensor], count: int) -> None:
             axes.imshow(image.reshape(8, 8).cpu(), cmap="gray_r", vmin=0, vmax=1)
             axes.set(xticks=[], yticks=[])
         axes_row[0].set_ylabel(label)
+
+
+def show_boxes(axes: Axes, image: Tensor, boxes: dict[str, Tensor]) -> None:
+    """The boxes (left, top, right, bottom) of each colour over the image."""
+    axes.imshow(image.cpu(), cmap="gray_r", vmin=0, vmax=1, extent=(0, image.shape[1], image.shape[0], 0))
+    for colour, rows in boxes.items():
+        for left, top, right, bottom in rows.tolist():
+            axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=colour))
+    axes.set(xticks=[], yticks=[])
 
 
 def show_curves(axes: Axes, curves: dict[str, list[float]], label: str, **style: Any) -> None:

@@ -19,14 +19,18 @@ pytest.importorskip("sklearn")
 # option. CI runs it at length as the demo.
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLES = sorted(set(FOLDER.glob("*.py")) - {FOLDER / "digits.py", FOLDER / "scaffold.py"})
-DEAF_TO = "weight", "pos_weight", "quantile", "mask", "normalizer", "ignore_nan"
+DEAF_TO = "weight", "pos_weight", "quantile", "delta", "mask", "normalizer", "ignore_nan"
+IN_THEIR_PLACE = {"gamma": "0.0", "var": "1.0"}  # of keywords without which a call means another thing, or nothing
 
 DEAF = f"""
 import cudaloss
 
+HEARD = {{{", ".join(f"{key!r}: {value}" for key, value in IN_THEIR_PLACE.items())}}}
+
 def deaf(function):
     def call(*args, **keywords):
-        return function(*args, **{{key: value for key, value in keywords.items() if key not in {DEAF_TO}}})
+        heard = {{key: HEARD.get(key, value) for key, value in keywords.items() if key not in {DEAF_TO}}}
+        return function(*args, **heard)
     return call
 
 for name in cudaloss.functional.__all__:
