@@ -18,14 +18,18 @@ import oracle
 from cudaloss._build import INFO
 from cudaloss._specs import BY_MODE, SPECS, LossSpec
 
-# One loss of each kind, for what the op layer does alike for all of a kind and what takes seconds.
-KINDS = list({(type(spec.terms), spec.parameter is None): spec for spec in reversed(SPECS)}.values())
 # A loss of each kind of kernels, which takes every variant of every test. Of the others, which share its templates, a
 # test takes one variant in so many, each loss others.
 OF_KERNELS = {(type(spec.terms), spec.kernels): spec for spec in reversed(SPECS) if spec.parameter}.values()
-SHARE, SHARE_OF_VARIANTS = 5, 20
-# Every loss, and behind them the variants that are not the default.
-VARIANTS = [*SPECS, *(spec for spec in BY_MODE.values() if spec not in SPECS)]
+SHARE = 5
+# Of whose operands any numbers do, and which take nothing besides: those of every test. The others, and the variants
+# that flags make, take the tests that are marked `every_loss` or `domains`, which draw operands within their domains.
+ANY_NUMBERS = [spec for spec in SPECS if not oracle.has_domain(spec)]
+DOMAINS = [spec for spec in BY_MODE.values() if oracle.has_domain(spec)]
+EVERY_LOSS = [*ANY_NUMBERS, *DOMAINS]
+
+# One loss of each kind, for what the op layer does alike for all of a kind and what takes seconds.
+KINDS = list({(type(spec.terms), spec.parameter is None): spec for spec in reversed(ANY_NUMBERS)}.values())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,7 +44,9 @@ def _id(spec: LossSpec) -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "spec" in metafunc.fixturenames:
         of_kinds = metafunc.config.getoption("kinds") or metafunc.definition.get_closest_marker("kinds")
-        metafunc.parametrize("spec", KINDS if of_kinds else VARIANTS, ids=_id)
+        marked = metafunc.definition.get_closest_marker
+        specs = EVERY_LOSS if marked("every_loss") else DOMAINS if marked("domains") else ANY_NUMBERS
+        metafunc.parametrize("spec", [spec for spec in specs if spec in KINDS] if of_kinds else specs, ids=_id)
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 
@@ -58,9 +64,8 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     groups, seen = [_group(item) for item in items], Counter()
     sizes, left_out = Counter(groups), []
     for group in groups:
-        share = SHARE if group is None or group[1] in SPECS else SHARE_OF_VARIANTS
-        turn = (group[1].id + 7 * group[1].variant) % min(share, sizes[group]) if group else 0
-        left_out.append(bool(group) and seen[group] % share != turn)
+        turn = (group[1].id + group[1].variant) % min(SHARE, sizes[group]) if group else 0
+        left_out.append(bool(group) and seen[group] % SHARE != turn)
         seen[group] += 1
     config.hook.pytest_deselected(items=[item for item, out in zip(items, left_out, strict=True) if out])
     items[:] = [item for item, out in zip(items, left_out, strict=True) if not out]

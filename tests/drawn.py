@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calls import Call
 from cudaloss._options import Options
-from oracle import DTYPES, SECONDS, of_probabilities
+from oracle import DTYPES, SECONDS, SUITED, has_domain, of_probabilities
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 # Around the sizes at which the kernels change their ways: a block's elements, tiles, a chunk of the CPU engine.
@@ -144,6 +144,12 @@ class Values:
         info = torch.iinfo(dtype)
         return (self.normal(shape) * 30).round().clamp(max(info.min, -(2**15)), min(info.max, 2**15))
 
+    def within(self, domain: str, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Numbers of a loss's domain in the place of any; of a whole dtype those that it has."""
+        if not dtype.is_floating_point:
+            return {"in (0, 1]": x.sign().abs(), "log probabilities": -x.abs()}.get(domain, x.abs()).to(dtype).double()
+        return self._grained(SUITED[domain](x.clamp(-20, 20)))
+
     def of(self, numbers: tuple[float, ...], shape: tuple[int, ...]) -> Tensor:
         chosen = torch.randint(len(numbers), shape, generator=self.generator)
         return torch.tensor(numbers, dtype=torch.float64)[chosen]
@@ -191,7 +197,7 @@ def parameters_of(spec) -> tuple[float, ...]:
     """Numbers that every dtype holds, and by which float64's terms stay exact."""
     if spec.parameter is None:
         return (spec.default,)
-    return (0.5, 0.25, 0.75) if spec.parameter.largest < 1 else (1.0, 0.5, 2.0)
+    return (0.5, 0.25, 0.75) if spec.parameter.largest <= 1 else (1.0, 0.5, 2.0)
 
 
 INCOMING = ("1", "1", "0.25", "-8", "random", "random", "random transposed")
@@ -236,10 +242,14 @@ def calls(draw, spec, device, *, keywords, dense):
     memory = {name: extent[name].memory for name in extent}
     of_target = values.probabilities if of_probabilities(spec) else values.of_dtype
     target = of_target(memory["target"], dtypes["target"])
+    input = values.of_dtype(memory["input"], dtypes["input"])
+    if has_domain(spec):
+        input = values.within(spec.inputs, input, dtypes["input"])
+        target = target if of_probabilities(spec) else values.within(spec.targets, target, dtypes["target"])
     ignore_nan = "ignore_nan" in given
     if dtypes["target"].is_floating_point and draw(st.integers(0, 9)) < (8 if ignore_nan else 1):
         target[values.chance(target.shape, 0.3)] = math.nan
-    found = {"input": values.of_dtype(memory["input"], dtypes["input"]), "target": target.to(dtypes["target"])}
+    found = {"input": input, "target": target.to(dtypes["target"])}
     if "weight" in given:
         kinds = ["positive", "positive", "some 0", "some negative"]
         found["weight"] = values.weights(memory["weight"], draw(st.sampled_from(kinds)))

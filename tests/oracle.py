@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import cudaloss
 from cudaloss import reference
 from cudaloss._specs import LossSpec, OfTwo
 from cudaloss.bench import symbolic
@@ -176,7 +177,23 @@ SUITED = {
     "1 or -1": lambda x: torch.where(x > 0, 1.0, -1.0).double(),
     ">= 0": lambda x: (2 * x).abs().floor(),
     "> 0": lambda x: x.abs() + 1.0625,  # beside whose logarithms 80 bits do
+    "logarithms": lambda x: x.clamp(-20, 20),
 }
+
+
+def has_domain(spec: LossSpec) -> bool:
+    """Whether the loss is one of certain numbers, or its function asks for more than two operands or has another
+    default than the mean, so that a test must know it (``every_loss``)."""
+    of_call = spec.parameter is not None and spec.parameter.of_call
+    usual = {"real", "logits"}, {"real", "in [0, 1]", "1 or -1"}
+    known = spec.inputs in usual[0] and spec.targets in usual[1]
+    return not known or of_call or bool(spec.flags) or spec.reduction != "mean"
+
+
+def public(spec: LossSpec, **own: object):
+    """The function of `spec` with what it must be given: a mean, its variant's flags, the third operand of a call."""
+    needed = {spec.parameter.name: 0.5} if spec.parameter and spec.parameter.of_call else {}
+    return partial(getattr(cudaloss, spec.function), **{"reduction": "mean", **spec.flag_values, **needed, **own})
 
 
 def of_probabilities(spec: LossSpec | None) -> bool:

@@ -12,7 +12,7 @@ import cudaloss
 from cudaloss._build import DEVICES
 from cudaloss._specs import SPECS, LossSpec, Parameter
 from cudaloss.bench import symbolic
-from oracle import leaf, reduced
+from oracle import has_domain, leaf, reduced
 
 
 def incoming(value: Tensor) -> Tensor:
@@ -93,5 +93,5 @@ class Third:
         return reduced(value, reduction, weight, mask, normalizer, scale, batch_dims, self.spec.mean_over_count)
 
 
-THIRDS = {spec.name: Third(spec, spec.parameter) for spec in SPECS if spec.parameter}
+THIRDS = {spec.name: Third(spec, spec.parameter) for spec in SPECS if spec.parameter and not has_domain(spec)}
 BCE = "binary_cross_entropy_with_logits"

@@ -116,14 +116,14 @@ CUDALOSS_INLINE WithRest<F> log_as(WithRest<F> x) {
 
 // q^gamma of a q in [0, 1], or of its logarithm where q leaves the range.
 template <class T, class F>
-CUDALOSS_INLINE WithRest<F> power_as(WithRest<F> q, bool by_log, WithRest<F> log_of_q, WithRest<F> gamma) {
+CUDALOSS_INLINE Lifted<F> power_as(WithRest<F> q, bool by_log, WithRest<F> log_of_q, WithRest<F> gamma) {
   if constexpr (std::is_same_v<T, FastFloat>) {
     const F log = select(by_log, log_of_q.value + log_of_q.rest, fast_log(q.value, q.value - F(1)));
-    return {fast_exp(gamma.value * select(log < -largest(F()), -largest(F()), log)), F(0)};
+    return {{fast_exp(gamma.value * select(log < -largest(F()), -largest(F()), log)), F(0)}, F(1)};
   } else {
     const WithRest<F> log = select(by_log, log_of_q, log_of(q));
     const WithRest<F> least = {-largest(F()), F(0)};  // of q = 0, which to the power of 0 is 1
-    return in_place(power_of(select(log.value < least.value, least, log), gamma));
+    return power_of(select(log.value < least.value, least, log), gamma);
   }
 }
 

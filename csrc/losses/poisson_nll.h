@@ -45,7 +45,8 @@ struct poisson_nll {
         [&] { return rounded_product(one_less_quotient(e.t, e.sum), scale); });
   }
   CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const {
-    return rounded_product(difference_of(stirling_slope(e.of_target), e.log), scale);
+    const F slope = rounded_product(difference_of(stirling_slope(e.of_target), e.log), scale);
+    return select(e.t == e.t, slope, e.t);
   }
 };
 

@@ -17,7 +17,7 @@ struct sigmoid_focal {
   // 1 - 2 wrong; the cross-entropy is wrong |x| + log1p(exp(-|x|)).
   struct Terms {
     F x, weight, wrong, tilt, s, q, loss;
-    WithRest<F> power;  // q^gamma
+    Lifted<F> power;  // q^gamma
   };
 
   F off, on;  // the weights of targets of 0 and 1
@@ -53,9 +53,12 @@ struct sigmoid_focal {
     e.q = fused(e.tilt, e.s, e.wrong);
     lost = fused(e.tilt, lost, fused(e.tilt, e.s, e.wrong - e.q));
     const auto square = [&] {
-      const F power = fused(e.q, e.q, F(0));
-      if constexpr (kIsFast) return WithRest<F>{power, F(0)};
-      return WithRest<F>{power, fused(twice(e.q), lost, fused(e.q, e.q, -power))};
+      if constexpr (kIsFast) return Lifted<F>{{fused(e.q, e.q, F(0)), F(0)}, F(1)};
+      const bool lifted = e.q < F(0x1p-30);
+      const F up = select(lifted, F(ExpParts<F>::big), F(1)), back = select(lifted, F(ExpParts<F>::small), F(1));
+      const WithRest<F> q = {e.q * up, lost * up}, power = {fused(q.value, q.value, F(0)), F(0)};
+      return Lifted<F>{{power.value, fused(twice(q.value), q.rest, fused(q.value, q.value, -power.value))},
+                       back * back};
     };
     // Far on the right side, where q = s leaves the range, log q is -(z + log).
     e.power = either(squares, square, [&]() CUDALOSS_INLINE_LAMBDA {
@@ -65,22 +68,24 @@ struct sigmoid_focal {
     return e;
   }
   CUDALOSS_INLINE F value(const Terms& e) const {
-    const F loss = e.weight * e.loss;
-    return fused(e.power.value, loss, select(e.power.rest == F(0), F(0), e.power.rest * loss));
+    const WithRest<F> power = e.power.number;
+    const F loss = e.weight * e.loss, rest = select(power.rest == F(0), F(0), power.rest * loss);
+    return fused(power.value, loss, rest) * e.power.back;
   }
   // a q^gamma (wrong - s - gamma tilt (1 - s) s / q loss), with the sign of x.
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
     const F ratio = select(e.wrong == F(0), F(1), e.s * reciprocal_of(e.q)), finite = clamped_to(F(0x1p60), e.loss);
     const F size = fused(-gamma.value * (e.tilt * (F(1) - e.s)), ratio * finite, e.wrong - e.s);
-    return select(e.x < F(0), F(-1), F(1)) * rounded_product(e.power * WithRest<F>{e.weight * size, F(0)}, scale);
+    return select(e.x < F(0), F(-1), F(1)) *
+           rounded_product(e.power.number * WithRest<F>{e.weight * size, F(0)}, scale) * e.power.back;
   }
   // q^gamma ((on - off) loss - a (x + gamma (s(x) - s(-x)) loss / q)).
   CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const {
-    const bool is_gone = e.power.value == F(0);  // then 0, of an infinite x too
+    const bool is_gone = e.power.number.value == F(0);  // then 0, of an infinite x too
     const F turn = select(e.x < F(0), twice(e.s) - F(1), F(1) - twice(e.s)), x = select(is_gone, F(0), e.x);
     const F steep = select(is_gone, F(0), gamma.value * (turn * (e.loss / e.q)));
     const F size = fused(-e.weight, x + steep, (on - off) * select(is_gone, F(0), e.loss));
-    return rounded_product(e.power * WithRest<F>{size, F(0)}, scale);
+    return rounded_product(e.power.number * WithRest<F>{size, F(0)}, scale) * e.power.back;
   }
 };
 

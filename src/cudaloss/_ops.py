@@ -53,9 +53,7 @@ def _is_autocast(device: str) -> bool:
 
 def _over_batch(input: Any) -> tuple[str, Any]:
     """The reduction and the normalizer that ``batchmean`` is."""
-    if input.dim() == 0 or (type(size := input.shape[0]) is int and size == 0):
-        return "sum", None  # as PyTorch's
-    return "mean", torch.sym_float(size)
+    return ("mean", torch.sym_float(input.shape[0])) if input.dim() else ("sum", None)  # as PyTorch's
 
 
 def _thorough(spec: LossSpec) -> Callable[..., Tensor]:

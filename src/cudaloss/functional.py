@@ -61,7 +61,7 @@ def _unusual(spec: LossSpec, thorough: Callable[..., Tensor]) -> Callable[..., T
             if normalizer is not None and not isinstance(normalizer, Tensor):
                 normalizer = _checks.check_number_normalizer(normalizer, reduction)
                 keywords["normalizer"] = input.new_full((), normalizer, dtype=_wide(input))
-            return op(input, target, reduction, **_for_op(spec, input, own), **keywords)
+            return op(input, target, reduction=reduction, **_for_op(spec, input, own), **keywords)
         result = thorough(input, target, reduction, parameter, second, dtype, *options)
         if input.shape != target.shape:
             warnings.warn(

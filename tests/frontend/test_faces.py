@@ -40,6 +40,11 @@ def test_ids_are_for_ever():
         "log_cosh": 8,
         "soft_margin": 9,
         "hinge": 10,
+        "kl_div": 11,
+        "binary_cross_entropy": 12,
+        "poisson_nll": 13,
+        "gaussian_nll": 14,
+        "sigmoid_focal": 15,
     }
     assert [spec.id for spec in SPECS] == list(range(len(SPECS)))
 

@@ -18,18 +18,21 @@ def assert_right(call):
     call.assert_right()
 
 
+@pytest.mark.every_loss
 @settings(drawn, max_examples=150)
 @given(data=st.data())
 def test_operands_alone(spec, device, data):
     assert_right(data.draw(calls(spec, device, keywords=False, dense=False)))
 
 
+@pytest.mark.every_loss
 @settings(drawn, max_examples=300)
 @given(data=st.data())
 def test_keywords_with_dense_operands(spec, device, data):
     assert_right(data.draw(calls(spec, device, keywords=True, dense=True)))
 
 
+@pytest.mark.every_loss
 @settings(drawn, max_examples=300)
 @given(data=st.data())
 def test_keywords_with_any_operands(spec, device, data):

@@ -36,7 +36,11 @@ def _kl_div(log_target: bool, log_input: bool) -> dict[str, Any]:
 
     mass, log = ("exp(target)", "target") if log_target else ("target", "log(target)")
     of_input = "input" if log_input else "log(input)"
-    slope = f"{mass} * {log} - {mass} * {of_input} + {mass}" if log_target else f"{log} - {of_input} + 1"
+    slope = (
+        f"{mass} * {log} - {mass} * {of_input} + {mass}"
+        if log_target
+        else f"{log} - {of_input} + 1 where target > 0, else 0"
+    )
     return {
         "terms": OfTwo(value, for_input, for_target),
         "formula": f"{mass} * {log} - {mass} * {of_input}",
@@ -106,7 +110,7 @@ def _poisson(log_input: bool, full: bool) -> dict[str, Any]:
     return {
         "terms": OfTwo(value, for_input, for_target),
         "formula": formula + (" + stirling(target)" if full else ""),
-        "inputs": "real" if log_input else "> 0",
+        "inputs": "logarithms" if log_input else "> 0",
     }
 
 

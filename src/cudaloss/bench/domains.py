@@ -23,6 +23,7 @@ _SUITED: dict[str, Callable[[Tensor], Tensor]] = {
     "in (0, 1)": _inside,
     "in (0, 1]": _inside,
     "> 0": lambda x: x.add_(0.01),
+    "logarithms": lambda x: x,
     "log probabilities": lambda x: _inside(x).log_(),
     "1 or -1": lambda x: x.round_().mul_(2).sub_(1),
     ">= 0": lambda x: x.mul_(LARGEST_COUNT + 1).floor_(),

@@ -112,6 +112,8 @@ def _largest(m: Any, a: Number, b: Number) -> Number:
     """NaN of a NaN."""
     if isinstance(a, float):
         a, b = b, a
+    if isinstance(a, float):
+        return max(a, b)
     return m.where(a != a, a, m.where(a > b, a, b))
 
 
