@@ -147,7 +147,11 @@ class Values:
     def within(self, domain: str, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Numbers of a loss's domain in the place of any; of a whole dtype those that it has."""
         if not dtype.is_floating_point:
-            return {"in (0, 1]": x.sign().abs(), "log probabilities": -x.abs()}.get(domain, x.abs()).to(dtype).double()
+            return (
+                {"in (0, 1]": x.sign().abs(), "log probabilities": torch.zeros_like(x)}.get(domain, x.abs())
+                .to(dtype)
+                .double()
+            )
         return self._grained(SUITED[domain](x.clamp(-20, 20)))
 
     def of(self, numbers: tuple[float, ...], shape: tuple[int, ...]) -> Tensor:

@@ -23,7 +23,7 @@ struct kl_div {
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
     const WithRest<F> given = {t, F(0)}, log_of_input = {x, F(0)};
-    const Lifted<F> plain = {{select(t < F(0), F(NAN), t), F(0)}, F(1)};
+    const Lifted<F> plain = {{t, F(0)}, F(1)};
     Lifted<F> mass = either(log_target, [&] { return exp_as<T>(t, is_lifted(t)); }, [&] { return plain; });
     mass.number.value = select(x == x, mass.number.value, x);
     const WithRest<F> of_target = either(log_target, [&] { return given; }, [&] { return log_as<T>(t); });

@@ -17,7 +17,7 @@ def _kl_div(log_target: bool, log_input: bool) -> dict[str, Any]:
     """Where the target's probability is 0, everything is, whatever the input: finite numbers stand for both there."""
 
     def parts(x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
-        mass = t.exp() if log_target else torch.where(t < 0, math.nan, t)
+        mass = t.exp() if log_target else t
         without = (mass == 0) & (x == x)
         x, t = torch.where(without, 1, x), torch.where(without, 1, t)
         return mass, without, x, (t if log_target else t.log()) - (x if log_input else x.log())
