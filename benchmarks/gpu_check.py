@@ -36,6 +36,7 @@ SITE = SCRATCH / "site"  # where a wheel is installed, apart from the environmen
 # The sanitizer slows every launch it watches: our kernels only, and the tests that launch them, the longest first; of
 # one loss of each kind, as others are the same templates.
 SANITIZED_TESTS = (
+    "kernels/test_domains.py",
     "kernels/test_layouts.py",
     "kernels/test_third_operands.py",
     "kernels/test_values.py",
@@ -52,6 +53,19 @@ SANITIZED_TESTS = (
     "ops/test_saved_tensors.py",
     "ops/test_errors.py",
 )
+# What a change of one loss's functor shows in.
+OF_FUNCTORS = [
+    f"tests/{file}.py"
+    for file in (
+        "kernels/test_domains",
+        "kernels/test_properties",
+        "kernels/test_values",
+        "kernels/test_rounding",
+        "ops/test_one_pass",
+        "ops/test_opinfo",
+        "packaging/test_diagnostics",
+    )
+]
 SANITIZERS = ("memcheck", "racecheck")
 # Test processes at once, each of two cores, in turn one a GPU. Of 16 cores and an H200 eight take 9 minutes, sixteen
 # more than 10; of 32 cores and two H200s sixteen take 8.
@@ -139,8 +153,8 @@ def in_turn(index: int) -> str:
     return gpus()[index % len(gpus())]
 
 
-def tests(name: str, marker: str) -> dict[str, Any]:
-    command = [*PYTEST, "-m", marker, "--durations=40"]
+def tests(name: str, marker: str, *files: str) -> dict[str, Any]:
+    command = [*PYTEST, "-m", marker, "--durations=40", *files]
     if not importlib.util.find_spec("xdist"):
         return run(name, command)
     # In parallel where pytest-xdist is, which refuses pytest-benchmark.
@@ -212,6 +226,7 @@ STAGES = {
     "build": build,
     "diagnostics": diagnostics,
     "tests": lambda: tests("tests", "cuda"),
+    "tests_of_functors": lambda: tests("tests_of_functors", "cuda", *OF_FUNCTORS),
     "host_tests": lambda: tests("host_tests", "not cuda"),
     "accuracy": lambda: script("accuracy", "benchmarks/accuracy.py"),
     "cliffs": lambda: script("cliffs", "benchmarks/cliffs.py"),
@@ -256,7 +271,7 @@ def main() -> int:
     SCRATCH.mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
     stages = dict(STAGES)
-    chosen = arguments.stages or list(STAGES)
+    chosen = arguments.stages or [stage for stage in STAGES if stage != "tests_of_functors"]
     if arguments.wheel:
         chosen = ["build", *(stage for stage in chosen if stage != "build")]
         stages["build"] = lambda: install(arguments.wheel)

@@ -46,7 +46,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         of_kinds = metafunc.config.getoption("kinds") or metafunc.definition.get_closest_marker("kinds")
         marked = metafunc.definition.get_closest_marker
         specs = EVERY_LOSS if marked("every_loss") else DOMAINS if marked("domains") else ANY_NUMBERS
-        metafunc.parametrize("spec", [spec for spec in specs if spec in KINDS] if of_kinds else specs, ids=_id)
+        if of_kinds:
+            specs = [spec for spec in specs if spec in (SPECS if specs is DOMAINS else KINDS)]
+        metafunc.parametrize("spec", specs, ids=_id)
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 

@@ -64,8 +64,8 @@ FACTORED = 2.0
 
 def bar(spec: LossSpec, dtype: torch.dtype, usual: float = 1.0, factored: bool = False) -> float:
     """The error in ulp that a result of `dtype` may have, where it is `usual` for losses of a few exact steps."""
-    if spec.ulps == 1:
-        return usual
+    if spec.ulps == 1:  # of roots and margins a single result is not rounded once, but nearly
+        return usual if spec.is_rational else max(usual, 1.0)
     if dtype in (torch.float16, torch.bfloat16):
         return max(usual, 1.0)
     return max(usual, spec.ulps * (FACTORED if factored else 1.0))

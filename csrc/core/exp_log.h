@@ -193,10 +193,15 @@ CUDALOSS_INLINE Lifted<F> power_of(WithRest<F> log, WithRest<F> gamma) {
 }
 
 // exp(x) for results of 11 bits.
+template <bool kGradual = false>
 CUDALOSS_INLINE float fast_exp(float x) {
 #if defined(__CUDA_ARCH__)
   float e;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * 0x1.715476p+0f));
+  if constexpr (kGradual) {
+    asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(x * 0x1.715476p+0f));
+  } else {
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * 0x1.715476p+0f));
+  }
   return e;
 #else
   const Lifted<float> e = exp_of(x, is_lifted(x));
@@ -211,13 +216,14 @@ CUDALOSS_INLINE WithRest<F> exp_of_negative(WithRest<F> z) {
   return scaled(exp_of_minus(z.value, z.rest), F(ExpParts<F>::small));
 }
 
-// sigmoid(-z) and softplus(-z) for results of 11 bits; what is below 2^-126 may become 0.
+// sigmoid(-z) and softplus(-z) for results of 11 bits; what is below 2^-126 may become 0, unless it is gradual.
 struct FastLogistic {
   float sigmoid, log;
 };
 
+template <bool kGradual = false>
 CUDALOSS_INLINE FastLogistic fast_logistic(float z) {
-  const float e = fast_exp(-z);
+  const float e = fast_exp<kGradual>(-z);
   const float q = e * reciprocal_of(1.0f + e);
   // G / 2: 2^-20 of L.
   const float half = polynomial(e * q, 0x1.ffffecp-2f, -0x1.55407ap-4f, 0x1.0dbc0ap-6f, -0x1.7a7d5ep-9f);

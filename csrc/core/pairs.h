@@ -145,8 +145,9 @@ CUDALOSS_INLINE float reciprocal_of(float h) {
 }
 CUDALOSS_INLINE double reciprocal_of(double h) {
 #if defined(__CUDA_ARCH__)
-  double inverse;  // 20 bits, then 40; who takes it makes it 53
+  double inverse;  // 20 bits, 40, 53
   asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(inverse) : "d"(h));
+  inverse = fused(inverse, fused(-h, inverse, 1.0), inverse);
   return fused(inverse, fused(-h, inverse, 1.0), inverse);
 #else
   return 1.0 / h;

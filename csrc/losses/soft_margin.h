@@ -29,7 +29,7 @@ struct soft_margin {
       const F value = behind + fused(F(Parts::small), of.log, F(Parts::small) * of.log_rest);
       return {x, t, value, select(w.value < F(0), Parts::big - sigmoid, sigmoid)};
     } else {
-      const FastLogistic of = fast_logistic(distance);
+      const FastLogistic of = fast_logistic<true>(distance);  // which a large target multiplies
       return {x, t, behind + of.log, select(w < F(0), F(1) - of.sigmoid, of.sigmoid)};
     }
   }

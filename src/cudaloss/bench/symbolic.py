@@ -225,8 +225,9 @@ def term(spec: LossSpec, which: int, m: Any, x: Number, t: Number, third: Number
             far = m.abs(d) == math.inf
             of["d"] = m.where(far, m.sign(d) * _FAR, d)
     e = _expressions(spec)[which]
-    parts = [_evaluated(m, part, of) for part in (e.args if e.is_Add else (e,))]
-    number = sum(parts[1:], start=parts[0])
+    number = _evaluated(m, e, of)
+    inner = e.args[0][0] if e.is_Piecewise else e  # whose other branch is a single number
+    parts = [_evaluated(m, part, of) for part in (inner.args if inner.is_Add else (inner,))]
     if far is not None and which == LOSS:
         number = m.where(far, math.inf, number)
     number = m.where(x == x, m.where(t == t, number, t), x)  # NaN of a NaN, also where a derivative does not have it
