@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -131,7 +132,10 @@ def _bound(idiom: Idiom | None, loss: Loss) -> Loss:
 
 def _losses(case: Case, with_compile: bool, with_op: bool) -> dict[str, Loss]:
     call, theirs = case.call, rival(case.spec)
-    ours = _bound(call.ours, getattr(functional, case.spec.function))
+    function = getattr(functional, case.spec.function)
+    if case.spec.reduction != "mean":
+        function = functools.partial(function, reduction="mean")
+    ours = _bound(call.ours, function)
     losses = {"cudaloss": ours, "eager": _bound(call.eager, theirs)}
     if with_op:
         losses["op"] = _bound(call.op or call.ours, getattr(torch.ops.cudaloss, case.spec.name))
