@@ -118,7 +118,7 @@ class LossSpec:
     mean_over_count: bool = False  # the namesake's mean divides by the number of elements, whatever their weights
 
     def __post_init__(self) -> None:
-        found = {"function": self.function or f"{self.name}_loss"}
+        found: dict[str, Any] = {"function": self.function or f"{self.name}_loss"}
         if self.flags and self.variant < 0:
             found["variant"] = sum(flag.default << bit for bit, flag in enumerate(self.flags))
         found["variant"] = max(0, found.get("variant", self.variant))

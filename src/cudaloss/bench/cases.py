@@ -132,13 +132,13 @@ def _bound(idiom: Idiom | None, loss: Loss) -> Loss:
 
 def _losses(case: Case, with_compile: bool, with_op: bool) -> dict[str, Loss]:
     call, theirs = case.call, rival(case.spec)
+    mean = {} if case.spec.reduction == "mean" else {"reduction": "mean"}  # where that is not the default
     function = getattr(functional, case.spec.function)
-    if case.spec.reduction != "mean":
-        function = functools.partial(function, reduction="mean")
-    ours = _bound(call.ours, function)
+    ours = _bound(call.ours, functools.partial(function, **mean) if mean else function)
     losses = {"cudaloss": ours, "eager": _bound(call.eager, theirs)}
     if with_op:
-        losses["op"] = _bound(call.op or call.ours, getattr(torch.ops.cudaloss, case.spec.name))
+        op = getattr(torch.ops.cudaloss, case.spec.name)
+        losses["op"] = _bound(call.op or call.ours, functools.partial(op, **mean) if mean else op)
     if call is PLAIN and not case.mode.both:  # not every library has the target's gradient
         losses |= of_libraries(case.spec)
     if with_compile:

@@ -174,7 +174,6 @@ BETAS = _for_classes("beta", eager=lambda loss, x, y, betas: _smooth_l1_of(x, y,
 WITH_THIRD = {
     "gaussian_nll": Call(
         ours=_given_as("var"),
-        op=_given_as("var_tensor"),
         eager=_given_as("var"),
         arguments=lambda shape, dtype, device: (_numbers(shape, dtype, device).add_(1),),  # for a loss above 0
         full_sized=1,

@@ -33,7 +33,9 @@ class Term(NamedTuple):
 
 class sigmoid(sympy.Function):
     def fdiff(self, argindex: int = 1) -> Expression:
-        return sigmoid(self.args[0]) * sigmoid(-self.args[0])
+        x: Expression = self.args[0]
+        of: Any = sigmoid
+        return of(x) * of(-x)
 
 
 class softplus(sympy.Function):
@@ -43,7 +45,8 @@ class softplus(sympy.Function):
 
 class log1p(sympy.Function):
     def fdiff(self, argindex: int = 1) -> Expression:
-        return 1 / (1 + self.args[0])
+        x: Expression = self.args[0]
+        return 1 / (1 + x)
 
 
 class stirling(sympy.Function):
