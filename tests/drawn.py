@@ -152,7 +152,8 @@ class Values:
                 .to(dtype)
                 .double()
             )
-        return self._grained(SUITED[domain](x.clamp(-20, 20)))
+        found = self._grained(SUITED[domain](x.clamp(-20, 20)))
+        return found.clamp(1 / 64, 63 / 64) if domain.startswith("in (0") else found  # not rounded to their ends
 
     def of(self, numbers: tuple[float, ...], shape: tuple[int, ...]) -> Tensor:
         chosen = torch.randint(len(numbers), shape, generator=self.generator)

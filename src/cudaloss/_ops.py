@@ -7,7 +7,7 @@ others with their arguments checked (``thorough``). torch.compile and torch.expo
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
+from math import inf, nan
 from typing import Any, NamedTuple
 
 import torch
@@ -105,6 +105,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
     own, loss, forward = spec.mode << LOSS | BELOW_AUTOGRAD, _private.loss, _private.forward
     default, largest = spec.default, spec.parameter.largest if spec.parameter else inf
     takes_second = spec.second.takes if spec.second else bool
+    unchecked = 0.0 if spec.second is None or takes_second(0.0) else nan  # what the kernels take for no number
     may_lack_last = spec.parameter is not None and spec.parameter.may_lack_last
     # PyTorch's own, bound here once.
     is_grad_enabled, is_captured = torch.is_grad_enabled, _dispatch.is_captured
@@ -145,7 +146,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
         if (
             third is not None
             or type(second) is not float
-            or second != 0.0
+            or second != unchecked
             or weight is not None
             or mask is not None
             or normalizer is not None
@@ -162,7 +163,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
             how |= flags
             if type(second) is not float:
                 return None
-            if third is not None or second != 0.0:
+            if third is not None or second != unchecked:
                 if not takes_second(second):
                     return None
                 rest += third, second

@@ -51,10 +51,13 @@ def test_contestants_compute_the_same(mode: Mode, loss: str) -> None:
     assert ("indexed" in losses) == (mode.call is modes.MASK)
     value, gradient = computed(case, losses.pop("eager"), operands)
     assert value.dim() == 0 and value > 0 and gradient.count_nonzero() > gradient.numel() / 4
+    # What is composed takes its first steps in bfloat16 there.
+    near = {"rtol": 2e-3, "atol": 1e-7} if case.dtypes.autocast and loss in ("gaussian_nll", "sigmoid_focal") else {}
     for name, other in losses.items():
         found = computed(case, other, operands)
-        torch.testing.assert_close(found[0], value, msg=lambda text, name=name: f"{name}: {text}")
-        torch.testing.assert_close(found[1], gradient, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(found[0], value, msg=lambda text, name=name: f"{name}: {text}", **near)
+        near_gradient = {"rtol": 2e-2, "atol": 1e-2 * gradient.abs().max().item()} if near else {}
+        torch.testing.assert_close(found[1], gradient, msg=lambda text, name=name: f"{name}: {text}", **near_gradient)
 
 
 def test_operands_are_as_the_modes_say() -> None:

@@ -22,6 +22,8 @@ LIBRARY_ROW = 4096  # elements of a row, for a library whose loss is one of rows
 def _composed(value: Callable[..., Tensor]) -> Loss:
     def loss(x: Tensor, y: Tensor, reduction: str = "mean", **parameters: float | Tensor) -> Tensor:
         found = value(x, y, **parameters)
+        if reduction == "batchmean":
+            return found.sum() / len(x)
         return found if reduction == "none" else getattr(found, reduction)()
 
     return loss
@@ -35,7 +37,7 @@ def _focal(x: Tensor, y: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Ten
     return (alpha * y + (1 - alpha) * (1 - y)) * loss
 
 
-# As users compose what PyTorch's functions lack.
+# As users compose what PyTorch's functions lack, or warn of.
 COMPOSED: dict[str, Loss] = {
     "quantile": _composed(lambda x, y, quantile=0.5: torch.maximum(quantile * (y - x), (quantile - 1) * (y - x))),
     "pseudo_huber": _composed(lambda x, y, delta=1.0: delta**2 * ((1 + ((x - y) / delta) ** 2).sqrt() - 1)),
@@ -43,16 +45,18 @@ COMPOSED: dict[str, Loss] = {
     "log_cosh": _composed(lambda x, y: (x - y) + F.softplus(-2 * (x - y)) - math.log(2)),
     "hinge": _composed(lambda x, y, margin=1.0, power=1: (margin - y * x).clamp(min=0) ** power),
     "sigmoid_focal": _composed(_focal),
+    "kl_div": _composed(lambda x, y, **own: F.kl_div(x, y, reduction="none", **own)),  # whose "mean" warns
 }
 
 
 def rival(spec: LossSpec) -> Loss:
     """PyTorch's own loss; where it has none, as users compose it, or else as the row does."""
-    if hasattr(F, spec.function):
+    if hasattr(F, spec.function) and spec.name not in COMPOSED:
         return getattr(F, spec.function)
 
     def defined(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        return reference.loss(spec, x, y, reduction, spec.default, reference.result_dtype(x, y, None, False))
+        dtype = reference.result_dtype(x, y, None, False)
+        return reference.loss(spec, x, y, reduction, spec.default, dtype, second=spec.second_default)
 
     return COMPOSED.get(spec.name, defined)
 
