@@ -46,10 +46,12 @@ with warnings.catch_warnings(record=True) as said:
 found["warnings"] = [(w.category.__name__, str(w.message), w.filename) for w in said]
 found["losses"] = []
 for spec in SPECS:
-    x, y = torch.randn(7, 30, requires_grad=True), torch.randn(7, 30)
-    value = getattr(cudaloss, spec.function)(x, y)
+    x, y = (0.05 + 0.9 * torch.rand(7, 30) for _ in range(2))  # which every loss takes
+    x.requires_grad_()
+    own = dict(var=spec.default) if spec.parameter and spec.parameter.of_call else dict()
+    value = getattr(cudaloss, spec.function)(x, y, reduction="mean", **own)
     value.backward()
-    expected = reference.loss(spec, x, y, "mean", spec.default, torch.float32)
+    expected = reference.loss(spec, x, y, "mean", spec.default, torch.float32, second=spec.second_default)
     same = torch.equal(value, expected) and torch.equal(x.grad, torch.autograd.grad(expected, x)[0])
     found["losses"].append(same)
 from cudaloss.__main__ import main
