@@ -182,7 +182,8 @@ def test_a_loss_that_was_not_compiled(tmp_path):
     """The binary of another state of the source."""
     folder = package(tmp_path, binary())
     rows = folder / "cudaloss" / "_specs.py"
-    row = 'SPECS += (LossSpec(99, "cosh", "CoshLoss", (), OfDifference((lambda d, _: d.cosh(),)), "cosh(d)", "t"),)'
+    of_d = 'terms=OfDifference((lambda d, _: d.cosh(),)), formula="cosh(d)", source="t"'
+    row = f'SPECS += (LossSpec(id=99, name="cosh", module="CoshLoss", {of_d}),)'
     rows.write_text(f"{rows.read_text()}\n{row}\n")
     check(session(folder), "source", "built from other source", "no cosh")
 
