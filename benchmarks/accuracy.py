@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +29,10 @@ import cudaloss
 from cudaloss._specs import SPECS, LossSpec
 from cudaloss.bench import double_double as wide
 from cudaloss.bench import symbolic
-from cudaloss.bench.cases import Loss, rival
+from cudaloss.bench.domains import suited
 from cudaloss.bench.errors import largest_error, sum_and_error
+from cudaloss.bench.modes import Loss
+from cudaloss.bench.rivals import rival
 from cudaloss.bench.symbolic import INPUT_SLOPE, LOSS
 
 # Of a GPU's memory, and of a CPU's cache: the reference of exponentials is a thousand of PyTorch's kernels.
@@ -42,9 +45,10 @@ SPREAD = 20.0  # the standard deviation of logits: 2^22 of them reach beyond 100
 
 class Exact(NamedTuple):
     """Losses and slopes of a piece, with what float64 lacks of each (None: nothing that is known), and the sizes by
-    which errors of slopes are judged."""
+    which errors are judged."""
 
     value: Tensor
+    size_of_value: Tensor
     slope: Tensor
     size_of_slope: Tensor
     rest_of_value: Tensor | None = None
@@ -55,10 +59,10 @@ def exact(spec: LossSpec, input: Tensor, target: Tensor) -> Exact:
     x, t = input.detach().double(), target.double()
     if spec.is_rational or input.dtype != torch.float64:
         value, slope = (symbolic.term(spec, which, torch, x, t, spec.default) for which in (LOSS, INPUT_SLOPE))
-        return Exact(value.number, slope.number, slope.size)
+        return Exact(value.number, value.size, slope.number, slope.size)
     x, t = wide.pair(x), wide.pair(t)
     value, slope = (symbolic.term(spec, which, wide, x, t, spec.default) for which in (LOSS, INPUT_SLOPE))
-    return Exact(value.number.hi, slope.number.hi, slope.size.hi, value.number.lo, slope.number.lo)
+    return Exact(value.number.hi, value.size.hi, slope.number.hi, slope.size.hi, value.number.lo, slope.number.lo)
 
 
 def divided(exact: Exact, count: int) -> Exact:
@@ -72,14 +76,17 @@ def divided(exact: Exact, count: int) -> Exact:
 
 def operands(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
     torch.manual_seed(size)
-    input = torch.randn(size, dtype=dtype, device=device)
-    if spec.inputs == "logits":
-        input.mul_(SPREAD)
+    if spec.inputs in ("real", "logits", "logarithms"):
+        input = torch.randn(size, dtype=dtype, device=device).mul_(SPREAD if spec.inputs == "logits" else 1.0)
+    else:
+        input = suited(torch.rand(size, dtype=dtype, device=device), spec.inputs)
     if spec.targets == "real":
         return input.requires_grad_(), torch.randn(size, dtype=dtype, device=device)
     target = torch.rand(size, dtype=dtype, device=device)
-    target[::2].round_()
-    return input.requires_grad_(), target
+    if spec.targets in ("in [0, 1]", "1 or -1"):  # soft ones too
+        target[::2].round_()
+        return input.requires_grad_(), target
+    return input.requires_grad_(), suited(target, spec.targets)
 
 
 def with_factors(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> dict[str, float]:
@@ -87,13 +94,16 @@ def with_factors(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> 
     for a drawn grad_output: what is multiplied is rounded once more each."""
     x, t = operands(spec, size, dtype, device)
     third, weight, incoming = (torch.rand(size, dtype=dtype, device=device) + 0.2 for _ in range(3))
-    own = {parameter.name: number for parameter, number in zip(spec.parameters, (third, SECOND), strict=False)}
+    third = third.clamp(max=spec.parameter.largest) if spec.parameter else third
+    smooths = spec.second is not None and spec.second.interval == "in [0, 1]"
+    second = SECOND if smooths else spec.second_default
+    own = spec.own(third, second)
     value = getattr(cudaloss, spec.function)(x, t, reduction="none", weight=weight, **own)
     (gradient,) = torch.autograd.grad(value, x, incoming)
     is_double = dtype == torch.float64
     m, of = (wide, wide.pair) if is_double else (torch, lambda y: y)
-    second = torch.full_like(weight, SECOND, dtype=torch.float64)  # as wide as the rest
-    x, t, third, weight, incoming, second = (of(y.detach().double()) for y in (x, t, third, weight, incoming, second))
+    x, t, third, weight, incoming = (of(y.detach().double()) for y in (x, t, third, weight, incoming))
+    second = of(torch.full((size,), SECOND, dtype=torch.float64, device=device)) if smooths else second
     errors = {}
     for name, which, found, factor in (
         ("factored_single", LOSS, value, weight),
@@ -108,10 +118,11 @@ def with_factors(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> 
 
 def measure(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> dict[str, Any]:
     input, target = operands(spec, size, dtype, device)
-    losses: dict[str, Loss] = {"cudaloss": getattr(cudaloss, spec.function), "torch": rival(spec)}
+    both = {"cudaloss": getattr(cudaloss, spec.function), "torch": rival(spec)}
+    losses: dict[str, Loss] = {name: partial(loss, **spec.needed) for name, loss in both.items()}
     values, gradients = {}, {}
     for name, loss in losses.items():
-        values[name] = loss(input, target)
+        values[name] = loss(input, target, reduction="mean")
         (gradients[name],) = torch.autograd.grad(values[name], input)
     worst = dict.fromkeys([f"{name}_{kind}_ulp" for kind in kinds_of(spec) for name in losses], 0.0)
     total, length = Fraction(), PIECE[device]
@@ -127,7 +138,9 @@ def measure(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> dict[
                 errors = {"gradient": largest_error(gradients[name][piece], found.slope, *of_slope)}
                 if "single" in kinds_of(spec):
                     single = loss(x, t, reduction="none")
-                    errors["single"] = largest_error(single, found.value, dtype, rest=found.rest_of_value)
+                    errors["single"] = largest_error(
+                        single, found.value, dtype, found.size_of_value, found.rest_of_value
+                    )
                 for kind, error in errors.items():
                     worst[f"{name}_{kind}_ulp"] = max(worst[f"{name}_{kind}_ulp"], error)
     mean = total / size

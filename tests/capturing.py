@@ -44,3 +44,17 @@ CAPTURES = {
     "export, decomposed": lambda call, tensors: exported(call, tensors).run_decompositions().module(),
     "compiled make_fx": lambda call, tensors: torch.compile(make_fx(call)(*tensors), backend="aot_eager"),
 }
+
+
+def assert_same(replayed, expected, tensors):
+    """Values, and gradients of everything floating, of the loss beside another term."""
+    found = []
+    for call in (replayed, expected):
+        leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in tensors]
+        value = call(*leaves)
+        assert value.requires_grad
+        total = (value * 3).sum() + 0.01 * leaves[0].square().sum()
+        wanted = [x for x in leaves if x.requires_grad]
+        found.append((value.detach(), *torch.autograd.grad(total, wanted, allow_unused=True)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=1e-6)

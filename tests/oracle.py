@@ -184,16 +184,14 @@ SUITED = {
 def has_domain(spec: LossSpec) -> bool:
     """Whether the loss is one of certain numbers, or its function asks for more than two operands or has another
     default than the mean, so that a test must know it (``every_loss``)."""
-    of_call = spec.parameter is not None and spec.parameter.of_call
     usual = {"real", "logits"}, {"real", "in [0, 1]", "1 or -1"}
     known = spec.inputs in usual[0] and spec.targets in usual[1]
-    return not known or of_call or bool(spec.flags) or spec.reduction != "mean"
+    return not known or bool(spec.needed) or bool(spec.flags) or spec.reduction != "mean"
 
 
 def public(spec: LossSpec, **own: object):
     """The function of `spec` with what it must be given: a mean, its variant's flags, the third operand of a call."""
-    needed = {spec.parameter.name: 0.5} if spec.parameter and spec.parameter.of_call else {}
-    return partial(getattr(cudaloss, spec.function), **{"reduction": "mean", **spec.flag_values, **needed, **own})
+    return partial(getattr(cudaloss, spec.function), **{"reduction": "mean", **spec.flag_values, **spec.needed, **own})
 
 
 def of_probabilities(spec: LossSpec | None) -> bool:

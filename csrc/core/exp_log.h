@@ -48,8 +48,7 @@ struct ExpParts<float> {
   static constexpr float log2_e = 0x1.715476p+0f;
   static constexpr float ln2 = 0x1.62e430p-1f, ln2_rest = -0x1.05c610p-29f;  // log(2) and what float leaves of it
   static constexpr float magic = 0x1.8p23f + (127 + 40), small = 0x1p-40f, big = 0x1p40f;
-  static constexpr float magic_half = 0x1.8p23f + (127 - 1), limit_half = 80.0f, top = 89.0f, log2_big = 40.0f,
-                         lifted_below = -30.0f;
+  static constexpr float magic_half = 0x1.8p23f + (127 - 1), limit_half = 80.0f, top = 89.0f, lifted_below = -30.0f;
 };
 template <>
 struct ExpParts<double> {
@@ -59,8 +58,7 @@ struct ExpParts<double> {
   static constexpr double log2_e = 0x1.71547652b82fep+0;
   static constexpr double ln2 = 0x1.62e42fefa39efp-1, ln2_rest = 0x1.abc9e3b39803fp-56;
   static constexpr double magic = 0x1.8p52 + (1023 + 100), small = 0x1p-100, big = 0x1p100;
-  static constexpr double magic_half = 0x1.8p52 + (1023 - 1), limit_half = 700.0, top = 710.0, log2_big = 100.0,
-                          lifted_below = -70.0;
+  static constexpr double magic_half = 0x1.8p52 + (1023 - 1), limit_half = 700.0, top = 710.0, lifted_below = -70.0;
 };
 
 // The smaller one; NaN of a NaN x.
@@ -75,24 +73,26 @@ CUDALOSS_INLINE float clamped_to(float limit, float x) {
 }
 CUDALOSS_INLINE double clamped_to(double limit, double x) { return select(x > limit, limit, x); }
 
-// exp(x - less) as the exponent in magic scales it, for an x of which neither that nor 2^k leaves the range.
+// exp(x) as the exponent in magic scales it, for an x of which neither that nor 2^k leaves the range.
 template <class F>
-CUDALOSS_INLINE WithRest<F> exp_by(F magic, F x, F less = F(0)) {
+CUDALOSS_INLINE WithRest<F> exp_by(F magic, F x) {
   using Parts = ExpParts<F>;
   const F shifted = fused(x, F(Parts::log2_e), magic);
   const F power = bit_cast<F>(bit_cast<typename Parts::Bits>(shifted) << Parts::kMantissa);
   const F k = shifted - magic;
   const F r = fused(k, -Parts::ln2, x);  // exact: both are multiples of ln2's last place or of half of it
-  const F growth = exp_minus_1(fused(k, -Parts::ln2_rest, r - less));
+  const F growth = exp_minus_1(fused(k, -Parts::ln2_rest, r));
   const F e = fused(power, growth, power);
   return {e, fused(power, growth, power - e)};
 }
 
-// exp(-z - rest) / small for z >= 0 and a rest below its last place, which is left out where the result is 0.
+// exp(-z - rest) / small for z >= 0 and a rest below its last place, which is left out where the result is 0: it goes
+// to the result's rest, because beside z in the exponent it would be rounded.
 template <class F>
 CUDALOSS_INLINE WithRest<F> exp_of_minus(F z, F rest = F(0)) {
   constexpr F limit = ExpParts<F>::limit;
-  return exp_by(F(ExpParts<F>::magic), -clamped_to(limit, z), select(z <= limit, rest, F(0)));
+  const WithRest<F> e = exp_by(F(ExpParts<F>::magic), -clamped_to(limit, z));
+  return {e.value, fused(e.value, -select(z <= limit, rest, F(0)), e.rest)};
 }
 
 // exp(x), 0 below -limit and Inf above `top`. Where it is lifted, which asks for an x below `lifted_below`, it keeps

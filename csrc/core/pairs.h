@@ -59,16 +59,6 @@ CUDALOSS_INLINE WithRest<F> difference_of(WithRest<F> a, WithRest<F> b) {
   const WithRest<F> of_values = difference_of(a.value, b.value);
   return {of_values.value, of_values.rest + (a.rest - b.rest)};
 }
-template <class F>
-CUDALOSS_INLINE WithRest<F> minus(WithRest<F> x) {
-  return {-x.value, -x.rest};
-}
-// a + b of finite numbers in any order.
-template <class F>
-CUDALOSS_INLINE WithRest<F> sum_of_two(WithRest<F> a, WithRest<F> b) {
-  const F value = a.value + b.value, added = value - a.value;
-  return {value, ((a.value - (value - added)) + (b.value - added)) + (a.rest + b.rest)};
-}
 // The same number with the least rest.
 template <class F>
 CUDALOSS_INLINE WithRest<F> normalized(WithRest<F> x) {

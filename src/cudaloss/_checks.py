@@ -72,12 +72,11 @@ def check_third(spec: LossSpec, value: Any, input: Tensor, target: Tensor) -> An
     if parameter is None:
         return value
     name, accepts = parameter.name, f"{parameter.accepts} or a tensor"
-    is_optional = parameter.default is None and not parameter.of_call
     if parameter.may_lack_last and isinstance(value, Tensor) and not (input.is_nested or target.is_nested):
         shape = joint_shape(input, target)
         value = value.unsqueeze(-1) if value.shape == shape[:-1] != shape else value
     if not isinstance(value, Tensor):
-        return check_number(parameter, 1.0 if value is None and is_optional else value, accepts)
+        return check_number(parameter, 1.0 if value is None and parameter.is_optional else value, accepts)
     if input.is_nested or target.is_nested:
         raise RuntimeError(f"{name} must be a number where input is a nested tensor")
     if _is_elsewhere(value, input) and not (value.requires_grad or is_traced()):

@@ -84,7 +84,7 @@ _TENSOR = (
 
 
 def _of_third(third: Parameter) -> str:
-    optional = ", optional" if third.default is None and not third.of_call else ""
+    optional = ", optional" if third.is_optional else ""
     lacking = f"; {_MAY_LACK_LAST}" if third.may_lack_last else ""
     return f"{third.name} (float or Tensor{optional}): {third.meaning}; {third.accepts},\n    {_TENSOR}{lacking}."
 
@@ -137,7 +137,6 @@ def _fill(template: str, spec: LossSpec, rows: Iterable[Row], of_call: bool = Fa
         differentiable=f", {spec.parameter.name}" if spec.parameter else "",
         options=_options(spec, rows, of_call),
         of_call=indent("\n".join([*of_each, *_lines(spec, per_call)]), "    "),
-        third=f", {third.name}" if third and third.of_call else "",
         parameter_error="".join(errors),
     )
 

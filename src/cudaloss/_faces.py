@@ -129,8 +129,7 @@ def _annotations(spec: LossSpec) -> dict[str, str]:
     """The types of the function's arguments behind input and target."""
     found = {"weight": "Tensor | None", "size_average": "bool | None", "reduce": "bool | None", "reduction": "str"}
     if spec.parameter:
-        optional = spec.parameter.default is None and not spec.parameter.of_call
-        found[spec.parameter.name] = "Tensor | float | None" if optional else "Tensor | float"
+        found[spec.parameter.name] = "Tensor | float | None" if spec.parameter.is_optional else "Tensor | float"
     if spec.second:
         found[spec.second.name] = "float"
     return {**found, **{flag.name: "bool" for flag in spec.flags}}
@@ -148,12 +147,12 @@ def _of_call(spec: LossSpec) -> list[Row]:
 
 def _fields(spec: LossSpec) -> dict[str, str]:
     annotations, defaults, third = _annotations(spec), _defaults(spec), spec.parameter
-    of_call = [third.name] if third and third.of_call else []
+    of_call = list(spec.needed)
     names = spec.signature.split()
     given = {name: f"{name}: {annotations[name]}" for name in names}
     given = {name: said if name in of_call else f"{said} = {defaults[name]}" for name, said in given.items()}
     own = [name for name in names if name in spec.own(None, None)]
-    buffers = [name for name in names if name == "weight" or (third and name == third.name and not third.of_call)]
+    buffers = [name for name in names if name == "weight" or (third and name == third.name and name not in of_call)]
     kept = [(name, annotations[name]) for name in own if name not in (*buffers, *of_call)]
     kept += [(row.name, row.annotation) for row in ROWS if row.of_module]
     typed = [*((name, annotations[name]) for name in buffers), *kept]
@@ -162,8 +161,7 @@ def _fields(spec: LossSpec) -> dict[str, str]:
     passed = [repr(spec.default), repr(spec.second_default)]
     for place, row in enumerate((third, spec.second)):
         if row:
-            is_optional = row.default is None and not row.of_call
-            passed[place] = f"{row.number} if {row.name} is None else {row.name}" if is_optional else row.name
+            passed[place] = f"{row.number} if {row.name} is None else {row.name}" if row.is_optional else row.name
     bits = [f"{1 << bit} * bool({flag.name})" for bit, flag in enumerate(spec.flags)]
     stored = [f'keep(self, "{name}", {name})' for name in buffers] + [f"self.{name} = {name}" for name, _ in kept]
     return {

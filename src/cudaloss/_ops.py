@@ -176,9 +176,8 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
         return loss(input, target, how | own, parameter)
 
     def fused_over_batch(input, target, reduction, parameter, second, dtype, weight, mask, normalizer, *options):
-        if reduction != BATCHMEAN or normalizer is not None or type(input) not in PLAIN_TENSORS or is_captured():
-            return fused(input, target, reduction, parameter, second, dtype, weight, mask, normalizer, *options)
-        reduction, normalizer = _over_batch(input)
+        if reduction == BATCHMEAN and normalizer is None and type(input) in PLAIN_TENSORS and not is_captured():
+            reduction, normalizer = _over_batch(input)
         return fused(input, target, reduction, parameter, second, dtype, weight, mask, normalizer, *options)
 
     return fused_over_batch if spec.batchmean else fused

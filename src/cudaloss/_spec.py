@@ -49,6 +49,10 @@ class Parameter:
         return f"a number {self.interval}"
 
     @property
+    def is_optional(self) -> bool:
+        return self.default is None and not self.of_call
+
+    @property
     def takes(self) -> Callable[[float], bool]:
         return _INTERVALS[self.interval]
 
@@ -101,7 +105,7 @@ class LossSpec:
     second: Parameter | None = None  # its second number
     flags: tuple[Flag, ...] = ()
     by_flags: Callable[..., dict[str, Any]] | None = None  # of their values: the fields below that differ by them
-    variant: int = -1  # bit i: flag i
+    variant: int | None = None  # bit i: flag i; None: the flags' defaults
     terms: OfDifference | OfTwo = _NONE
     formula: str = ""  # of the documentation; the tests' oracle reads and differentiates it: bench/symbolic.py
     derivatives: tuple[str, ...] = ()  # for input and target, where the formula's own are not what is meant
@@ -118,20 +122,31 @@ class LossSpec:
     mean_over_count: bool = False  # the namesake's mean divides by the number of elements, whatever their weights
 
     def __post_init__(self) -> None:
-        found: dict[str, Any] = {"function": self.function or f"{self.name}_loss"}
-        if self.flags and self.variant < 0:
-            found["variant"] = sum(flag.default << bit for bit, flag in enumerate(self.flags))
-        found["variant"] = max(0, found.get("variant", self.variant))
-        own = [row.name for row in (self.parameter, self.second, *self.flags) if row]
-        found["signature"] = self.signature or " ".join(["reduction", *own])
-        for name, value in found.items():
-            object.__setattr__(self, name, value)
-        for name, value in self.by_flags(**self.flag_values).items() if self.by_flags else ():
+        usual = sum(flag.default << bit for bit, flag in enumerate(self.flags))
+        own = [row.name for row in (*self.parameters, *self.flags)]
+        self._set(
+            function=self.function or f"{self.name}_loss",
+            variant=usual if self.variant is None else self.variant,
+            signature=self.signature or " ".join(["reduction", *own]),
+        )
+        self._set(**(self.by_flags(**self.flag_values) if self.by_flags else {}))
+
+    def _set(self, **fields: Any) -> None:
+        for name, value in fields.items():
             object.__setattr__(self, name, value)
 
     @property
     def flag_values(self) -> dict[str, bool]:
-        return {flag.name: bool(self.variant >> bit & 1) for bit, flag in enumerate(self.flags)}
+        return {flag.name: bool(self.bits >> bit & 1) for bit, flag in enumerate(self.flags)}
+
+    @property
+    def bits(self) -> int:
+        return self.variant or 0
+
+    @property
+    def needed(self) -> dict[str, float]:
+        """What every call of the function must give besides, by some numbers."""
+        return {row.name: row.number for row in self.parameters if row.of_call}
 
     @functools.cached_property
     def variants(self) -> tuple[LossSpec, ...]:
@@ -180,4 +195,4 @@ class LossSpec:
     @property
     def mode(self) -> int:
         """What a private op's mode says of the loss (``_modes.LOSS``)."""
-        return self.id | self.mean_over_count << 8 | self.variant << 9
+        return self.id | self.mean_over_count << 8 | self.bits << 9

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 
 import cudaloss
 from calls import Call
-from capturing import CAPTURES
+from capturing import CAPTURES, assert_same
 from cudaloss._modes import REDUCTIONS
 from cudaloss._options import Options
+from cudaloss.bench.rivals import COMPOSED
 from oracle import DTYPES, SECONDS, leaf, op, operands, parameters, public
 
 inf, nan = math.inf, math.nan
@@ -73,12 +74,7 @@ def test_third_operands_of_elements(spec, device):
 # ---- PyTorch's namesakes ----
 
 
-def composed_focal(x, t, alpha=0.25, gamma=2.0, reduction="none"):
-    """As torchvision has it."""
-    p, bce = x.sigmoid(), F.binary_cross_entropy_with_logits(x, t, reduction="none")
-    loss = bce * (1 - (p * t + (1 - p) * (1 - t))) ** gamma
-    loss = loss if alpha < 0 else (alpha * t + (1 - alpha) * (1 - t)) * loss
-    return loss if reduction == "none" else getattr(loss, reduction)()
+composed_focal = COMPOSED["sigmoid_focal"]  # as torchvision has it
 
 
 @pytest.mark.each_variant
@@ -198,9 +194,9 @@ def test_a_negative_alpha_is_none(device):
     tensor = torch.tensor([-1.0, 0.25], device=device).repeat(250)
     for alpha in (-1.0, -0.5, tensor):
         ours = cudaloss.sigmoid_focal_loss(x, t, alpha)
-        chosen = alpha if isinstance(alpha, float) else -1.0
-        theirs = composed_focal(x, t, chosen)
-        theirs = theirs if chosen is alpha else torch.where(tensor < 0, theirs, composed_focal(x, t, 0.25))
+        theirs = 2 * composed_focal(x, t, "none", alpha=0.5)  # whose weights are all 1
+        if alpha is tensor:
+            theirs = torch.where(tensor < 0, theirs, composed_focal(x, t, "none", alpha=0.25))
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
         found = (torch.autograd.grad(value.sum(), x)[0] for value in (ours, theirs))
         torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
@@ -222,12 +218,7 @@ def test_captured_graphs_keep_values_and_gradients(spec, device, capture):
 
     given = input.detach(), target.detach(), mask, weight
     replayed = CAPTURES[capture](call, given)
-    for f in (replayed, call):
-        value = f(input, target, mask, weight)
-        found = value.detach(), *torch.autograd.grad(value, (input, target))
-        expected = found if f is replayed else expected  # noqa: F821
-    for ours, theirs in zip(expected, found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=1e-6)
+    assert_same(replayed, call, given)
 
 
 @pytest.mark.domains

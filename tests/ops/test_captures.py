@@ -8,7 +8,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudaloss
-from capturing import CAPTURES, Module
+from capturing import CAPTURES, Module, assert_same
 from cudaloss._modes import REDUCTIONS
 from oracle import of_probabilities, op, operands, suited, torch_op
 
@@ -74,20 +74,6 @@ def plainly(spec, given, reduction):
         return value * scale
 
     return called(call, given, reduction)[0]
-
-
-def assert_same(replayed, expected, tensors):
-    """Values, and gradients of everything floating, of the loss beside another term."""
-    found = []
-    for call in (replayed, expected):
-        leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in tensors]
-        value = call(*leaves)
-        assert value.requires_grad
-        total = (value * 3).sum() + 0.01 * leaves[0].square().sum()
-        wanted = [x for x in leaves if x.requires_grad]
-        found.append((value.detach(), *torch.autograd.grad(total, wanted, allow_unused=True)))
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -48,8 +48,7 @@ found["losses"] = []
 for spec in SPECS:
     x, y = (0.05 + 0.9 * torch.rand(7, 30) for _ in range(2))  # which every loss takes
     x.requires_grad_()
-    own = dict(var=spec.default) if spec.parameter and spec.parameter.of_call else dict()
-    value = getattr(cudaloss, spec.function)(x, y, reduction="mean", **own)
+    value = getattr(cudaloss, spec.function)(x, y, reduction="mean", **spec.needed)
     value.backward()
     expected = reference.loss(spec, x, y, "mean", spec.default, torch.float32, second=spec.second_default)
     same = torch.equal(value, expected) and torch.equal(x.grad, torch.autograd.grad(expected, x)[0])

@@ -128,7 +128,7 @@ FUNCTIONS: dict[type, Callable[..., Number]] = {
     log_cosh: _log_cosh,
     sympy.tanh: _tanh,
     sympy.exp: lambda m, x: m.exp(x),
-    sympy.log: lambda m, x: m.log(x),
+    sympy.log: lambda m, x: math.log(x) if isinstance(x, float) else m.log(x),
     sympy.Max: _largest,
     log1p: lambda m, x: m.log1p(x),
     stirling: _stirling,
@@ -236,6 +236,6 @@ def term(spec: LossSpec, which: int, m: Any, x: Number, t: Number, third: Number
     number = m.where(x == x, m.where(t == t, number, t), x)  # NaN of a NaN, also where a derivative does not have it
     size = m.abs(number)
     if not isinstance(spec.terms, OfDifference):
-        for part in map(m.abs, parts):
+        for part in (abs(part) if isinstance(part, float) else m.abs(part) for part in parts):
             size = m.where(part > size, part, size)
     return Term(number, size)

@@ -33,8 +33,7 @@ def _calls(spec: LossSpec) -> list[tuple[Tensor, Tensor, Options]]:
 def _found(spec: LossSpec, input: Tensor, target: Tensor, options: Options, device: str) -> list[Tensor]:
     input, target = (x.to(device).detach().requires_grad_() for x in (input, target))
     given = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options._asdict().items()}
-    own = {spec.parameter.name: spec.default} if spec.parameter and spec.parameter.of_call else {}
-    value = getattr(functional, spec.function)(input, target, reduction="mean", **own, **given)
+    value = getattr(functional, spec.function)(input, target, reduction="mean", **spec.needed, **given)
     value.sum().backward()
     assert input.grad is not None and target.grad is not None
     return [value.detach(), input.grad, target.grad]
