@@ -27,7 +27,7 @@ struct log_cosh {
   CUDALOSS_INLINE F value(const Terms& e) const {
     using Parts = ExpParts<F>;
     const F z = value_of(e.distance), rest = rest_of(e.distance), square = fused(z, z, twice(z) * rest);
-    const F far = (z - Parts::ln2) + (log1p_far(value_of(e.exp)) + (rest - Parts::ln2_rest));
+    const F far = (z - Parts::ln2) + (log1p_far(value_of(e.exp) + rest_of(e.exp)) + (rest - Parts::ln2_rest));
     return select(square < F(0.5), square * fused(square, log_cosh_tail(square), F(0.5)), far);
   }
   // tanh(d).

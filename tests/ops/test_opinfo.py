@@ -42,6 +42,7 @@ of_names = pytest.mark.parametrize("name", NAMES)
 of_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # Whose samples are also logarithms' of negative numbers, and targets of 0, by which PyTorch's gradients are NaN.
 DRAWN_OUTSIDE = ("kl_div", "poisson_nll_loss")
+LIKELIHOODS = (*DRAWN_OUTSIDE, "gaussian_nll_loss")
 EITHER = (RuntimeError, ValueError)
 pytestmark = [  # kl_div's of "mean", and ours where PyTorch's gaussian_nll_loss broadcasts without one
     pytest.mark.filterwarnings("ignore:reduction. 'mean' divides:UserWarning"),
@@ -101,11 +102,14 @@ def value_and_gradients(function, operands, keywords, grad_output=None):
     return value, *torch.autograd.grad(value, wanted, grad_output)
 
 
+def largest(x):
+    return x.nan_to_num(0, 0, 0).abs().max().item() if x.numel() else 0.0
+
+
 def assert_near(found, theirs, truth, least=0.0):
     """As near to the truth as PyTorch's, or some units in the last place of its largest number, or of the `least` that
     it was added up from: float64's truth is PyTorch's own, and the samples' weights are of both signs."""
     assert (found.shape, found.dtype) == (theirs.shape, theirs.dtype)
-    largest = lambda x: x.nan_to_num(0, 0, 0).abs().max().item() if x.numel() else 0.0  # noqa: E731
     allowed = (32 if found.dtype == torch.float64 else 4) * torch.finfo(found.dtype).eps * max(largest(truth), least)
     allowed = max(allowed, 1.01 * largest(theirs.double() - truth))
     torch.testing.assert_close(found.double(), truth, rtol=0, atol=allowed, equal_nan=True)
@@ -121,13 +125,16 @@ def test_samples(infos, name, device, dtype):
         theirs = value_and_gradients(namesake, operands, keywords, grad_output)
         truth = value_and_gradients(namesake, *converted(operands, keywords, Tensor.double), grad_output)
         assert len(ours) == len(theirs) >= 2
-        single = namesake(*operands, **{**keywords, "reduction": "none"}).detach().double().nan_to_num(0, 0, 0)
-        # Terms of both signs cancel in a mean, and a logarithm with what is added to it.
-        least = 8 * single.abs().max().item() if single.numel() and ours[0].dim() == 0 else 0.0
-        for which, rows in enumerate(zip(ours, theirs, truth, strict=True)):
+        sizes = [0.0] * len(ours)
+        if name in LIKELIHOODS:
+            # Terms of both signs cancel in a mean, and a logarithm with what is added to it; so do the gradients that
+            # are summed for a broadcast operand.
+            sizes = [8 * largest(namesake(*operands, **{**keywords, "reduction": "none"}).detach())]
+            sizes += [max(map(largest, truth[1:]))] * (len(ours) - 1)
+        for *rows, size in zip(ours, theirs, truth, sizes, strict=True):
             if name in DRAWN_OUTSIDE:  # where PyTorch has a number, so have we
                 rows = [torch.where(rows[2].isfinite(), x, 0) for x in rows]
-            assert_near(*rows, least=least if which == 0 else 0.0)
+            assert_near(*rows, least=size)
 
 
 def test_gradients_of_weights(infos, device):
@@ -261,10 +268,10 @@ def test_modules(module_infos, name, device, dtype, training):
         found = value_and_gradients(ours, operands, {})
         expected = value_and_gradients(theirs, operands, {})
         for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-6)
+            torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-6, equal_nan=True)
         if one.reference_fn is not None:
             reference = one.reference_fn(theirs, *(x.detach() for x in operands))  # which it copies
-            torch.testing.assert_close(found[0], torch.as_tensor(reference), rtol=2e-6, atol=2e-6)
+            torch.testing.assert_close(found[0], torch.as_tensor(reference), rtol=2e-6, atol=2e-6, equal_nan=True)
 
 
 def test_state_dicts_are_pytorchs():
