@@ -25,7 +25,8 @@ def assert_within(spec: LossSpec, found: Tensor, exact: Tensor, size: Tensor, th
     rounded to."""
     allowed = bar(spec, found.dtype, 2.0 if found.dtype == torch.float64 else 1.0, factored=True)
     allowed = max(allowed, min(error(theirs, exact, found.dtype, size), LARGEST_EXCUSE))
-    assert error(found, exact, found.dtype, size) <= allowed
+    worst = error(found, exact, found.dtype, size)
+    assert worst <= allowed, f"{worst:.2f} ulp, {allowed:.2f} are allowed"
 
 
 def selecting(shape: Sequence[int], device: str, batch_dims: int = 0) -> Options:

@@ -73,26 +73,46 @@ CUDALOSS_INLINE float clamped_to(float limit, float x) {
 }
 CUDALOSS_INLINE double clamped_to(double limit, double x) { return select(x > limit, limit, x); }
 
-// exp(x) as the exponent in magic scales it, for an x of which neither that nor 2^k leaves the range.
+// exp(x) = power exp(r), the power as the exponent in magic scales it, of an x for which it stays in the range.
+template <class F>
+struct ExpApart {
+  F power, r;
+};
+template <class F>
+CUDALOSS_INLINE ExpApart<F> exp_apart(F magic, F x) {
+  using Parts = ExpParts<F>;
+  const F shifted = fused(x, F(Parts::log2_e), magic), k = shifted - magic;
+  const F r = fused(k, -Parts::ln2, x);  // exact: both are multiples of ln2's last place or of half of it
+  const F power = bit_cast<F>(bit_cast<typename Parts::Bits>(shifted) << Parts::kMantissa);
+  return {power, fused(k, -Parts::ln2_rest, r)};
+}
 template <class F>
 CUDALOSS_INLINE WithRest<F> exp_by(F magic, F x) {
-  using Parts = ExpParts<F>;
-  const F shifted = fused(x, F(Parts::log2_e), magic);
-  const F power = bit_cast<F>(bit_cast<typename Parts::Bits>(shifted) << Parts::kMantissa);
-  const F k = shifted - magic;
-  const F r = fused(k, -Parts::ln2, x);  // exact: both are multiples of ln2's last place or of half of it
-  const F growth = exp_minus_1(fused(k, -Parts::ln2_rest, r));
-  const F e = fused(power, growth, power);
-  return {e, fused(power, growth, power - e)};
+  const ExpApart<F> apart = exp_apart(magic, x);
+  const F growth = exp_minus_1(apart.r), e = fused(apart.power, growth, apart.power);
+  return {e, fused(apart.power, growth, apart.power - e)};
 }
 
-// exp(-z - rest) / small for z >= 0 and a rest below its last place, which is left out where the result is 0: it goes
-// to the result's rest, because beside z in the exponent it would be rounded.
+// exp(-z) and w = (1 - exp(-z)) / 2, which does not cancel, with what it lost, of z >= 0.
+template <class F>
+struct ExpBelowOne {
+  F exp;
+  WithRest<F> w;
+};
+template <class F>
+CUDALOSS_INLINE ExpBelowOne<F> exp_below_one(F z) {
+  const ExpApart<F> apart = exp_apart(F(ExpParts<F>::magic_half), -clamped_to(ExpParts<F>::limit_half, z));
+  const F growth = exp_minus_1(apart.r), whole = F(0.5) - apart.power, w = fused(-apart.power, growth, whole);
+  return {twice(fused(apart.power, growth, apart.power)), {w, fused(-apart.power, growth, whole - w)}};
+}
+
+// exp(-z - rest) / small for z >= 0 and a rest below its last place, which is 0 where z is above `limit`: it goes to
+// the result's rest, because beside z in the exponent it would be rounded.
 template <class F>
 CUDALOSS_INLINE WithRest<F> exp_of_minus(F z, F rest = F(0)) {
   constexpr F limit = ExpParts<F>::limit;
   const WithRest<F> e = exp_by(F(ExpParts<F>::magic), -clamped_to(limit, z));
-  return {e.value, fused(e.value, -select(z <= limit, rest, F(0)), e.rest)};
+  return {e.value, fused(e.value, -rest, e.rest)};
 }
 
 // exp(x), 0 below -limit and Inf above `top`. Where it is lifted, which asks for an x below `lifted_below`, it keeps
@@ -127,39 +147,42 @@ CUDALOSS_INLINE double log_tail(double m) {
 // slope * other * scale, of a slope that is divided by `back`: the other takes that where the product could overflow.
 template <class F>
 CUDALOSS_INLINE F chained_back(WithRest<F> slope, WithRest<F> other, Constant<F> scale, F back) {
-  const F taken = select(absolute(other.value) > F(ExpParts<F>::big * 0x1p-16), back, F(1));
-  return chained(slope, WithRest<F>{other.value * taken, other.rest * taken}, scale) *
-         select(taken == back, F(1), back);
+  const bool is_large = absolute(other.value) > F(ExpParts<F>::big * 0x1p-16);
+  const F taken = select(is_large, back, F(1));
+  return chained(slope, WithRest<F>{other.value * taken, other.rest * taken}, scale) * select(is_large, F(1), back);
 }
 template <class F>
 CUDALOSS_INLINE F chained_back(F slope, F other, Constant<F> scale) {
   constexpr F small = ExpParts<F>::small;
   const bool is_large = absolute(other) > F(1);
-  const F factor = select(slope == F(0), F(0), select(is_large, other * small, other));
-  return rounded_product(product_in<WithRest<F>>(slope, factor), scale) * select(is_large, F(1), small);
+  const WithRest<F> product = sound(product_in<WithRest<F>>(slope, select(is_large, other * small, other)));
+  return rounded_finite_product(product, scale) * select(is_large, F(1), small);
 }
 
-// (log(cosh(z)) / z^2 - 1/2) / z^2 of m = z^2 <= 1/2 (fp64: 1), interpolated at Chebyshev's nodes: 2^-28 and 2^-56 of
-// log(cosh(z)).
-CUDALOSS_INLINE float log_cosh_tail(float m) {
-  return polynomial(m, -0x1.555556p-4f, 0x1.6c1680p-6f, -0x1.ba03a8p-8f, 0x1.1d01b8p-9f, -0x1.689af4p-11f,
-                    0x1.47364ep-13f);
+// (log(cosh(z)) / h - 1) / h of h = z^2 / 2 up to near_half_square (in fp64 interpolated at Chebyshev's nodes): 2^-28
+// and 2^-56 of log(cosh(z)).
+CUDALOSS_INLINE float near_half_square(float) { return 0.25f; }
+CUDALOSS_INLINE double near_half_square(double) { return 0.5; }
+CUDALOSS_INLINE float log_cosh_tail(float h) {
+  return polynomial(h, -0x1.555536p-2f, 0x1.6c086ap-3f, -0x1.b7fa36p-4f, 0x1.0c92c6p-4f, -0x1.e0aedcp-6f);
 }
-CUDALOSS_INLINE double log_cosh_tail(double m) {
-  return polynomial(m, -0x1.5555555555555p-4, 0x1.6c16c16c16b21p-6, -0x1.ba1ba1ba09a16p-8, 0x1.1ea5d397a0770p-9,
-                    -0x1.833d9b79192fcp-11, 0x1.0d0b3f8ca0cdcp-12, -0x1.7da187717a8cfp-14, 0x1.12e912c66a9d6p-15,
-                    -0x1.906e7ed5ed8e2p-17, 0x1.2440217d803f8p-18, -0x1.a1307ba3b2516p-20, 0x1.1319bfc4f54a1p-21,
-                    -0x1.2e63935c5c381p-23, 0x1.d553b8d753753p-26, -0x1.7199d3332b32fp-29);
+CUDALOSS_INLINE double log_cosh_tail(double h) {
+  return polynomial(h, -0x1.5555555555555p-2, 0x1.6c16c16c16b21p-3, -0x1.ba1ba1ba09a16p-4, 0x1.1ea5d397a0770p-4,
+                    -0x1.833d9b79192fcp-5, 0x1.0d0b3f8ca0cdcp-5, -0x1.7da187717a8cfp-6, 0x1.12e912c66a9d6p-6,
+                    -0x1.906e7ed5ed8e2p-7, 0x1.2440217d803f8p-7, -0x1.a1307ba3b2516p-8, 0x1.1319bfc4f54a1p-8,
+                    -0x1.2e63935c5c381p-9, 0x1.d553b8d753753p-11, -0x1.7199d3332b32fp-13);
 }
 
-// log1p(e) for e = exp(-2 z) and z^2 >= 1/2: in float likewise, 2^-30 of log(cosh(z)); in fp64 as below.
-CUDALOSS_INLINE float log1p_far(float e) {
-  return e * polynomial(e, 0x1.000000p+0f, -0x1.fffff6p-2f, 0x1.5552a6p-2f, -0x1.ff7874p-3f, 0x1.9320c8p-3f,
-                        -0x1.2b6592p-3f, 0x1.2656d8p-4f);
+// log1p(e) + rest for e = exp(-2 z) beyond it: in float likewise, 2^-30 of log(cosh(z)); in fp64 as below.
+CUDALOSS_INLINE float log1p_far(float e, float rest) {
+  return fused(
+      e,
+      polynomial(e, 0x1.fffff8p-1f, -0x1.fffbe6p-2f, 0x1.54f522p-2f, -0x1.f76f16p-3f, 0x1.655610p-3f, -0x1.51ca90p-4f),
+      rest);
 }
-CUDALOSS_INLINE double log1p_far(double e) {
+CUDALOSS_INLINE double log1p_far(double e, double rest) {
   const double q = e / (1.0 + e), log = 0.5 * (e + q);
-  return fused(log, log_tail(q * e), log);
+  return fused(log, log_tail(q * e), log) + rest;
 }
 
 // sigmoid(-z), and softplus(-z) = log1p(exp(-z)) in two parts, of z >= 0; all are divided by `small`.
@@ -179,6 +202,26 @@ CUDALOSS_INLINE Logistic<F> logistic(F z, F rest = F(0)) {
   const F correction = fused(exp.rest, r, missing), sigmoid = fused(correction, r, about);
   const F q = sigmoid * small, tail = log_tail(q * e);  // L = (e + q) / 2 (1 + tail), q = e (1 - q)
   return {sigmoid, exp.value, fused(exp.value, fused(q, fused(tail, F(-0.5), F(-0.5)), tail), exp.rest),
+          fused(correction, r, about - sigmoid)};
+}
+
+// log1p(e) for a sum of many, of q = e / (1 + e): 2^-26 of it.
+CUDALOSS_INLINE float log1p_in_sum(float e, float q) {
+  return (e + q) * polynomial(e * q, 0x1.000000p-1f, -0x1.555476p-4f, 0x1.10d888p-6f, -0x1.c9edaap-9f, 0x1.3d23aep-11f);
+}
+CUDALOSS_INLINE double log1p_in_sum(double e, double q) { return (e + q) * fused(0.5, log_tail(e * q), 0.5); }
+
+// sigmoid(-z) with its rest, and log1p(exp(-z)), of z >= 0 below 80 (fp64: 700); beyond they no longer fall.
+template <class F>
+struct PlainLogistic {
+  F sigmoid, log, sigmoid_rest;
+};
+template <class F>
+CUDALOSS_INLINE PlainLogistic<F> plain_logistic(F z) {
+  const WithRest<F> exp = twice(exp_by(F(ExpParts<F>::magic_half), -clamped_to(ExpParts<F>::limit_half, z)));
+  const F e = exp.value, r = reciprocal_of(F(1) + e), about = fused(e, r, F(0)), missing = fused(-about, e, e - about);
+  const F correction = fused(exp.rest, r, missing), sigmoid = fused(correction, r, about), tail = log_tail(sigmoid * e);
+  return {sigmoid, e + fused(e, fused(sigmoid, fused(tail, F(-0.5), F(-0.5)), tail), exp.rest),
           fused(correction, r, about - sigmoid)};
 }
 
@@ -209,25 +252,24 @@ CUDALOSS_INLINE float fast_exp(float x) {
 #endif
 }
 
-// exp(-z), of a number of a loss.
-CUDALOSS_INLINE float exp_of_negative(float z) { return fast_exp(-z); }
-template <class F>
-CUDALOSS_INLINE WithRest<F> exp_of_negative(WithRest<F> z) {
-  return scaled(exp_of_minus(z.value, z.rest), F(ExpParts<F>::small));
-}
-
 // sigmoid(-z) and softplus(-z) for results of 11 bits; what is below 2^-126 may become 0, unless it is gradual.
-struct FastLogistic {
-  float sigmoid, log;
-};
 
 template <bool kGradual = false>
-CUDALOSS_INLINE FastLogistic fast_logistic(float z) {
+CUDALOSS_INLINE PlainLogistic<float> fast_logistic(float z) {
   const float e = fast_exp<kGradual>(-z);
   const float q = e * reciprocal_of(1.0f + e);
   // G / 2: 2^-20 of L.
   const float half = polynomial(e * q, 0x1.ffffecp-2f, -0x1.55407ap-4f, 0x1.0dbc0ap-6f, -0x1.7a7d5ep-9f);
-  return {q, (e + q) * half};
+  return {q, (e + q) * half, 0.0f};
+}
+
+template <class T>
+CUDALOSS_INLINE PlainLogistic<Scalar<T>> plain_logistic_as(Scalar<T> z) {
+  if constexpr (std::is_same_v<T, FastFloat>) {
+    return fast_logistic(z);
+  } else {
+    return plain_logistic(z);
+  }
 }
 
 // exp(x) as precise as T's results.

@@ -36,4 +36,23 @@ CUDALOSS_INLINE auto either(Flag<F> flag, const Yes& yes, const No& no) {
 #endif
 }
 
+// A flag that the compiler knows.
+template <bool kSet>
+struct Known {
+  explicit Known(bool) {}
+
+  template <class V>
+  CUDALOSS_INLINE V choose(V yes, V no) const {
+    return kSet ? yes : no;
+  }
+};
+template <bool kSet, class Yes, class No>
+CUDALOSS_INLINE auto either(Known<kSet>, const Yes& yes, const No& no) {
+  if constexpr (kSet) {
+    return yes();
+  } else {
+    return no();
+  }
+}
+
 }  // namespace cudaloss

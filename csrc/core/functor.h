@@ -36,6 +36,13 @@ template <class Loss>
 constexpr bool kValuesHaveRests<
     Loss, std::void_t<decltype(std::declval<Loss>().value(std::declval<typename Loss::Terms>()).rest)>> = true;
 
+// Whether it has a cheaper value for sums of many terms, whose roundings average out: value_in_sum.
+template <class Loss, class = void>
+constexpr bool kHasValueInSum = false;
+template <class Loss>
+constexpr bool kHasValueInSum<
+    Loss, std::void_t<decltype(std::declval<Loss>().value_in_sum(std::declval<typename Loss::Terms>()))>> = true;
+
 // A loss of d = input - target: value(d), and grad(d, scale) of the input, which the target's mirrors.
 template <class T, class Loss>
 struct OfDifference : Loss {
@@ -59,7 +66,7 @@ struct OfDifference : Loss {
 };
 
 // A loss of (input, target), in the scalar arithmetic F: what costs most is in its Terms.
-template <class T, class Loss>
+template <class T, class Loss, bool kInSum = std::is_same_v<T, float> && kHasValueInSum<Loss>>
 struct OfOperands : Loss {
   using Arithmetic = T;
   using F = Scalar<T>;
@@ -75,7 +82,13 @@ struct OfOperands : Loss {
   CUDALOSS_INLINE Terms terms(A input, B target) const {
     return Loss::terms(widen<F>(input), widen<F>(target));
   }
-  CUDALOSS_INLINE T value(const Terms& terms) const { return as(Loss::value(terms)); }
+  CUDALOSS_INLINE T value(const Terms& terms) const {
+    if constexpr (kInSum) {
+      return Loss::value_in_sum(terms);
+    } else {
+      return as(Loss::value(terms));
+    }
+  }
 
  private:
   CUDALOSS_INLINE static T as(F value) { return T{value}; }
@@ -94,6 +107,10 @@ constexpr bool kIsOfOperands = kHasTerms<Loss<float>>;
 // Of these, whether its value comes as a WithRest: few of them can be summed as exactly as differences.
 template <template <class> class Loss>
 constexpr bool kHasRests = kIsOfOperands<Loss> && kValuesHaveRests<Loss<float>>;
+
+// Whether single results and sums are made in two ways.
+template <template <class> class Loss>
+constexpr bool kSumsApart = kHasRests<Loss> || kHasValueInSum<Loss<float>>;
 
 // What a loss of two operands computes its terms in, where an engine takes T: where T is FloatFloat in float, whose
 // rests it keeps, and where T is float without them.
@@ -116,20 +133,29 @@ using Functor = std::conditional_t<kIsOfOperands<Loss>, OfOperands<T, Loss<typen
 
 // The one that makes single results of numbers that are read as F, in T: a wider T needs no rests.
 template <template <class> class Loss, class T, class F>
-using SingleFunctor =
-    std::conditional_t<kHasRests<Loss> && (sizeof(T) > sizeof(F)), OfOperands<T, Loss<Plain<T>>>, Functor<Loss, T>>;
+using SingleFunctor = std::conditional_t<
+    kHasRests<Loss> && (sizeof(T) > sizeof(F)), OfOperands<T, Loss<Plain<T>>>,
+    std::conditional_t<kHasValueInSum<Loss<float>>, OfOperands<T, Loss<T>, false>, Functor<Loss, T>>>;
 
 // The arithmetic in which a loss computes where an engine would take FloatFloat. A loss of two operands does so in
 // float: its terms keep what float would lose, and value and gradients then share them.
 template <template <class> class Loss, class T>
 using ArithmeticOf =
-    std::conditional_t<kIsOfOperands<Loss> && !kHasRests<Loss> && std::is_same_v<T, FloatFloat>, float, T>;
+    std::conditional_t<kIsOfOperands<Loss> && !kSumsApart<Loss> && std::is_same_v<T, FloatFloat>, float, T>;
+
+// A loss may have a cheaper form for its usual numbers, which an engine then calls in its place: Loss::Usual. In that
+// the compiler knows the flags: a branch at each flag of each element costs more than the arithmetic, as elements no
+// longer overlap.
+template <class Loss, class = void>
+constexpr bool kHasUsual = false;
+template <class Loss>
+constexpr bool kHasUsual<Loss, std::void_t<decltype(Loss::is_usual(std::declval<Numbers>()))>> = true;
 
 // Whether value and gradients are made from one evaluation of the terms: where these are worth more than the registers
 // that they take meanwhile.
 template <class OfValue, class OfGradient>
 constexpr bool kSharesTerms = false;
-template <class TV, class TG, class Loss>
-constexpr bool kSharesTerms<OfOperands<TV, Loss>, OfOperands<TG, Loss>> = true;
+template <class TV, class TG, class Loss, bool kV, bool kG>
+constexpr bool kSharesTerms<OfOperands<TV, Loss, kV>, OfOperands<TG, Loss, kG>> = true;
 
 }  // namespace cudaloss

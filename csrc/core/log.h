@@ -84,6 +84,15 @@ CUDALOSS_INLINE WithRest<F> log_of(WithRest<F> x) {
   return with_ends(x.value, log_of(a.k, fused(x.rest, a.power, a.f)));
 }
 
+// log(x + rest) for a sum of many, to about its last place.
+template <class F>
+CUDALOSS_INLINE F log_in_sum(F x, F rest = F(0)) {
+  const Apart<F> a = apart(x);
+  const F f = fused(rest, a.power, a.f), s = f * reciprocal_of(F(2) + f), half_square = F(0.5) * f * f;
+  const F tail = fused(s, half_square + log_tail_of_square(s * s), a.k * ExpParts<F>::ln2_rest);
+  return with_ends(x, WithRest<F>{fused(a.k, ExpParts<F>::ln2, f - (half_square - tail)), F(0)}).value;
+}
+
 // For results of 11 bits; f is x - 1, with what x lost.
 CUDALOSS_INLINE float fast_log(float x, float f) {
 #if defined(__CUDA_ARCH__)

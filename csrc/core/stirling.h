@@ -12,11 +12,13 @@ struct Stirling {
   WithRest<F> log;
 };
 
-template <class T, class F>
-CUDALOSS_INLINE Stirling<F> stirling_as(Flag<F> wanted, F t) {
+template <class T, class Flag, class F>
+CUDALOSS_INLINE Stirling<F> stirling_as(Flag wanted, F t) {
   const F above = select(t > F(1), t, F(0));
   const WithRest<F> zero = {F(0), F(0)};
-  return {wanted.choose(above, F(0)), either(wanted, [&] { return log_as<T>(t); }, [&] { return zero; })};
+  return {wanted.choose(above, F(0)), either(
+                                          wanted, [&]() CUDALOSS_INLINE_LAMBDA { return log_as<T>(t); },
+                                          [&]() CUDALOSS_INLINE_LAMBDA { return zero; })};
 }
 // t log t - t + log(2 pi t) / 2 of a t above 1.
 template <class F>

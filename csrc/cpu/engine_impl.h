@@ -316,6 +316,9 @@ using Single = std::conditional_t<kIsOfOperands<Loss> && !kHasRests<Loss>, F, do
 
 template <template <class> class Loss>
 void pass(const Pass& r, ParallelFor parallel_for) {
+  if constexpr (kHasUsual<Loss<float>>) {
+    if (Loss<float>::is_usual(r.numbers)) return pass<Loss<float>::template Usual>(r, parallel_for);
+  }
   const auto is = [](const auto& has, DType dtype) { return has.data && has.dtype == dtype; };
   const auto any = [&](DType dtype) {
     return is(r.input, dtype) || is(r.target, dtype) || is(r.selection.weight, dtype) || is(r.third, dtype) ||

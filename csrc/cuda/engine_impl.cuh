@@ -106,6 +106,9 @@ template <template <class> class Loss, bool kDense>
 void pass(const Pass& r, const Memory& memory, Stream stream) {
   using K = PassKernel;
   using B = Extras;
+  if constexpr (kHasUsual<Loss<float>>) {
+    if (Loss<float>::is_usual(r.numbers)) return pass<Loss<float>::template Usual, kDense>(r, memory, stream);
+  }
   if constexpr (kDense) {
     if (is_dense(r) && launch_dense<Loss>(r, memory, stream)) return;
   }

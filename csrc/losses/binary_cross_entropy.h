@@ -14,20 +14,21 @@ struct binary_cross_entropy {
 
   struct Terms {
     F x, t;
-    WithRest<F> x_off, log_on, log_off;  // 1 - x, and the logs of x and of that
+    WithRest<F> x_off;  // 1 - x
   };
 
   explicit binary_cross_entropy(const Numbers&) {}
 
-  CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const WithRest<F> x_off = one_less(x);
-    return {x, t, x_off, clamped(log_as<T>(x)), clamped(log_as<T>(x_off))};
-  }
+  CUDALOSS_INLINE Terms terms(F x, F t) const { return {x, t, one_less(x)}; }
   CUDALOSS_INLINE F value(const Terms& e) const {
-    const WithRest<F> off = one_less(e.t);
-    if constexpr (kIsFast) return -fused(e.t, e.log_on.value, fused(off.value, e.log_off.value, F(0)));
-    const F rests = fused(e.t, e.log_on.rest, fused(off.value, e.log_off.rest, off.rest * e.log_off.value));
-    return -fused(e.t, e.log_on.value, fused(off.value, e.log_off.value, rests));
+    const WithRest<F> off = one_less(e.t), log_on = clamped(log_as<T>(e.x)), log_off = clamped(log_as<T>(e.x_off));
+    if constexpr (kIsFast) return -fused(e.t, log_on.value, fused(off.value, log_off.value, F(0)));
+    const F rests = fused(e.t, log_on.rest, fused(off.value, log_off.rest, off.rest * log_off.value));
+    return -fused(e.t, log_on.value, fused(off.value, log_off.value, rests));
+  }
+  CUDALOSS_INLINE F value_in_sum(const Terms& e) const {
+    const F log_on = clamped(log_in_sum(e.x)), log_off = clamped(log_in_sum(e.x_off.value, e.x_off.rest));
+    return -fused(e.t, log_on, (F(1) - e.t) * log_off);
   }
   // (x - t) / (x (1 - x)), of which the product is 1e-12 at least; outside of 0 to 1 it is negative.
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
@@ -39,10 +40,12 @@ struct binary_cross_entropy {
     return rounded_product(quotient_of(difference_of(e.x, e.t), product, reciprocal_of(product.value)), scale);
   }
   CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const {
-    return select(e.t == e.t, rounded_product(difference_of(e.log_off, e.log_on), scale), e.t);
+    const WithRest<F> slope = difference_of(clamped(log_as<T>(e.x_off)), clamped(log_as<T>(e.x)));
+    return select(e.t == e.t, rounded_product(slope, scale), e.t);
   }
 
  private:
+  CUDALOSS_INLINE static F clamped(F log) { return select(log < F(-100), F(-100), log); }
   CUDALOSS_INLINE static WithRest<F> clamped(WithRest<F> log) {
     return select(log.value + log.rest < F(-100), WithRest<F>{F(-100), F(0)}, log);
   }

@@ -43,7 +43,7 @@ struct binary_cross_entropy_with_logits {
   CUDALOSS_INLINE Terms terms(F x, F t) const {
     const F off = fused(F(1) - t, keep, half), on = fused(t, keep_on, half_on), slope = select(x < F(0), on, off);
     if constexpr (kIsFast) {
-      const FastLogistic of = fast_logistic(absolute(x));
+      const PlainLogistic<F> of = fast_logistic(absolute(x));
       return {x, slope, fused(fused(t, keep, half), excess, F(1)), of.sigmoid, of.log, F(0)};
     } else {
       const Logistic<F> of = logistic(absolute(x));

@@ -7,39 +7,72 @@
 
 namespace cudaloss::losses {
 
-template <class T>
-struct kl_div {
+template <class T, class LogTarget, class LogInput>
+struct kl_div_of {
   using F = Scalar<T>;
 
   struct Terms {
-    F x;
-    Lifted<F> mass;     // the target's probability
-    WithRest<F> above;  // its log less the input's
+    F x, t;
+    Lifted<F> mass;  // the target's probability
   };
 
-  Flag<F> log_target, log_input;
+  LogTarget log_target;
+  LogInput log_input;
 
-  explicit kl_div(const Numbers& n) : log_target((n.flags & 1) != 0), log_input((n.flags & 2) != 0) {}
+  explicit kl_div_of(const Numbers& n) : log_target((n.flags & 1) != 0), log_input((n.flags & 2) != 0) {}
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const WithRest<F> given = {t, F(0)}, log_of_input = {x, F(0)};
     const Lifted<F> plain = {{t, F(0)}, F(1)};
-    Lifted<F> mass = either(log_target, [&] { return exp_as<T>(t, is_lifted(t)); }, [&] { return plain; });
+    Lifted<F> mass = either(
+        log_target, [&]() CUDALOSS_INLINE_LAMBDA { return exp_as<T>(t, is_lifted(t)); },
+        [&]() CUDALOSS_INLINE_LAMBDA { return plain; });
     mass.number.value = select(x == x, mass.number.value, x);
-    const WithRest<F> of_target = either(log_target, [&] { return given; }, [&] { return log_as<T>(t); });
-    const WithRest<F> of_input = either(log_input, [&] { return log_of_input; }, [&] { return log_as<T>(x); });
-    return {x, mass, difference_of(of_target, of_input)};
+    return {x, t, mass};
   }
-  CUDALOSS_INLINE F value(const Terms& e) const { return product_as<T>(e.mass, e.above, Constant<F>{F(1), F(0)}); }
+  CUDALOSS_INLINE F value(const Terms& e) const { return product_as<T>(e.mass, above(e), Constant<F>{F(1), F(0)}); }
+  CUDALOSS_INLINE F value_in_sum(const Terms& e) const {
+    const F of_target = either(
+        log_target, [&]() CUDALOSS_INLINE_LAMBDA { return e.t; },
+        [&]() CUDALOSS_INLINE_LAMBDA { return log_in_sum(e.t); });
+    const F of_input = either(
+        log_input, [&]() CUDALOSS_INLINE_LAMBDA { return e.x; },
+        [&]() CUDALOSS_INLINE_LAMBDA { return log_in_sum(e.x); });
+    const F mass = e.mass.number.value;
+    return select(mass == F(0), F(0), mass * (of_target - of_input)) * e.mass.back;
+  }
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
     const Lifted<F> slope = {{-e.mass.number.value, -e.mass.number.rest}, e.mass.back};
-    const auto divided = [&] { return select(slope.number.value == F(0), F(0), divided_as<T>(slope, e.x, scale)); };
-    return either(log_input, [&] { return rounded_product(slope.number, scale) * slope.back; }, divided);
+    const auto divided = [&]() CUDALOSS_INLINE_LAMBDA {
+      return select(slope.number.value == F(0), F(0), divided_as<T>(slope, e.x, scale));
+    };
+    return either(
+        log_input, [&]() CUDALOSS_INLINE_LAMBDA { return rounded_product(slope.number, scale) * slope.back; }, divided);
   }
   CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const {
     const Lifted<F> here = {{select(e.mass.number.value == F(0), F(0), F(1)), F(0)}, F(1)};
-    return product_as<T>(log_target.choose(e.mass, here), difference_of(e.above, WithRest<F>{F(-1), F(0)}), scale);
+    return product_as<T>(log_target.choose(e.mass, here), difference_of(above(e), WithRest<F>{F(-1), F(0)}), scale);
   }
+
+ private:
+  // The target's log less the input's.
+  CUDALOSS_INLINE WithRest<F> above(const Terms& e) const {
+    const WithRest<F> t = {e.t, F(0)}, x = {e.x, F(0)};
+    const WithRest<F> of_target = either(
+        log_target, [&]() CUDALOSS_INLINE_LAMBDA { return t; },
+        [&]() CUDALOSS_INLINE_LAMBDA { return log_as<T>(e.t); });
+    return difference_of(of_target, either(
+                                        log_input, [&]() CUDALOSS_INLINE_LAMBDA { return x; },
+                                        [&]() CUDALOSS_INLINE_LAMBDA { return log_as<T>(e.x); }));
+  }
+};
+
+template <class T>
+struct kl_div : kl_div_of<T, Flag<Scalar<T>>, Flag<Scalar<T>>> {
+  template <class U>
+  using Usual = kl_div_of<U, Known<false>, Known<true>>;
+
+  using kl_div_of<T, Flag<Scalar<T>>, Flag<Scalar<T>>>::kl_div_of;
+  static bool is_usual(const Numbers& n) { return n.flags == 2; }
 };
 
 }  // namespace cudaloss::losses

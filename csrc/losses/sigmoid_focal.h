@@ -8,83 +8,142 @@
 
 namespace cudaloss::losses {
 
+// With s = sigmoid(-|x|): q = wrong + tilt s, where `wrong` is the target's share on the other side of 0, and tilt is
+// 1 - 2 wrong; the cross-entropy is wrong |x| + log1p(exp(-|x|)).
+template <class F>
+struct FocalSides {
+  F x, weight, wrong, tilt, linear;
+};
+
+// The weights of targets of 0 and 1.
+template <class F>
+struct FocalWeights {
+  F off, on;
+
+  static FocalWeights of(double alpha) {
+    return {static_cast<F>(alpha < 0.0 ? 1.0 : 1.0 - alpha), static_cast<F>(alpha < 0.0 ? 1.0 : alpha)};
+  }
+  CUDALOSS_INLINE static FocalWeights with(F own) {
+    return {select(own < F(0), F(1), F(1) - own), select(own < F(0), F(1), own)};
+  }
+  CUDALOSS_INLINE FocalSides<F> sides(F x, F t) const {
+    const F rest = F(1) - t, tilt = rest - t, wrong = select(x < F(0), t, rest);
+    const F linear = select(wrong == F(0), F(0), wrong * absolute(x));
+    return {x, fused(on, t, off * rest), wrong, select(x < F(0), tilt, -tilt), linear};
+  }
+};
+
+// Of gamma = 2, whose powers are products: they do not leave the range before the results do.
 template <class T>
-struct sigmoid_focal {
+struct squared_focal {
   using F = Scalar<T>;
   static constexpr bool kHasThird = true, kIsFast = std::is_same_v<T, FastFloat>;
 
-  // With s = sigmoid(-|x|): q = wrong + tilt s, where `wrong` is the target's share on the other side of 0, and tilt is
-  // 1 - 2 wrong; the cross-entropy is wrong |x| + log1p(exp(-|x|)).
   struct Terms {
-    F x, weight, wrong, tilt, s, q, loss;
+    FocalSides<F> of;
+    F s, q, loss, lost;  // by q
+  };
+
+  FocalWeights<F> weights;
+
+  explicit squared_focal(const Numbers& n) : weights(FocalWeights<F>::of(n.third)) {}
+  CUDALOSS_INLINE explicit squared_focal(FocalWeights<F> w) : weights(w) {}
+  CUDALOSS_INLINE squared_focal with(F own) const { return squared_focal(weights.with(own)); }
+
+  CUDALOSS_INLINE Terms terms(F x, F t) const {
+    const FocalSides<F> of = weights.sides(x, t);
+    const PlainLogistic<F> plain = plain_logistic_as<T>(absolute(x));
+    const F s = plain.sigmoid, q = fused(of.tilt, s, of.wrong);
+    return {of, s, q, of.linear + plain.log, fused(of.tilt, plain.sigmoid_rest, fused(of.tilt, s, of.wrong - q))};
+  }
+  CUDALOSS_INLINE F value(const Terms& e) const {
+    if constexpr (kIsFast) return value_in_sum(e);
+    return e.of.weight * e.loss * fused(e.q, e.q, twice(e.q) * e.lost);
+  }
+  CUDALOSS_INLINE F value_in_sum(const Terms& e) const { return e.of.weight * e.loss * (e.q * e.q); }
+  // a q^2 (wrong - s - 2 tilt (1 - s) s / q loss), with the sign of x.
+  CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
+    const F steep = twice(e.of.tilt) * ((F(1) - e.s) * clamped_to(F(0x1p60), e.loss));
+    const F sized = e.of.weight * fused(e.q, e.of.wrong - e.s, -steep * e.s);
+    if constexpr (kIsFast) return turned(e, sized * e.q * scale.hi);
+    const F product = fused(e.q, sized, F(0));
+    const WithRest<F> slope = {product, fused(e.lost, sized, fused(e.q, sized, -product))};
+    return turned(e, rounded_finite_product(slope, scale));
+  }
+  // q^2 ((on - off) loss - a x) - 2 a q (s(x) - s(-x)) loss.
+  CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const {
+    const bool is_gone = e.q * e.q == F(0);  // then 0, of an infinite x too
+    const F turn = select(e.of.x < F(0), twice(e.s) - F(1), F(1) - twice(e.s)), x = select(is_gone, F(0), e.of.x);
+    const F loss = select(is_gone, F(0), e.loss), slope = fused(-e.of.weight, x, (weights.on - weights.off) * loss);
+    return e.q * fused(e.q, slope, -twice(e.of.weight) * (turn * loss)) * scale.hi;
+  }
+
+ private:
+  CUDALOSS_INLINE static F turned(const Terms& e, F slope) { return select(e.of.x < F(0), -slope, slope); }
+};
+
+template <class T>
+struct sigmoid_focal {
+  using F = Scalar<T>;
+  static constexpr bool kHasThird = true;
+
+  template <class U>
+  using Usual = squared_focal<U>;
+  static bool is_usual(const Numbers& n) { return n.second == 2.0; }
+
+  struct Terms {
+    FocalSides<F> of;
+    F s, q, loss;
     Lifted<F> power;  // q^gamma
   };
 
-  F off, on;  // the weights of targets of 0 and 1
+  FocalWeights<F> weights;
   WithRest<F> gamma;
-  Flag<F> squares;
 
-  explicit sigmoid_focal(const Numbers& n)
-      : off(static_cast<F>(n.third < 0.0 ? 1.0 : 1.0 - n.third)),
-        on(static_cast<F>(n.third < 0.0 ? 1.0 : n.third)),
-        gamma(with_rest(n.second, F())),
-        squares(n.second == 2.0) {}
+  explicit sigmoid_focal(const Numbers& n) : weights(FocalWeights<F>::of(n.third)), gamma(with_rest(n.second, F())) {}
   CUDALOSS_INLINE sigmoid_focal with(F own) const {
     sigmoid_focal result = *this;
-    result.off = select(own < F(0), F(1), F(1) - own);
-    result.on = select(own < F(0), F(1), own);
+    result.weights = weights.with(own);
     return result;
   }
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const F z = absolute(x), rest = F(1) - t, tilt = rest - t;
-    Terms e = {x, fused(on, t, off * rest), select(x < F(0), t, rest), select(x < F(0), tilt, -tilt)};
-    const F linear = select(e.wrong == F(0), F(0), e.wrong * z);
-    F log, lost;
-    if constexpr (kIsFast) {
-      const FastLogistic of = fast_logistic(z);
-      e.s = of.sigmoid, log = of.log, lost = F(0);
+    const FocalSides<F> of = weights.sides(x, t);
+    const F z = absolute(x);
+    F s, log, lost;
+    if constexpr (std::is_same_v<T, FastFloat>) {
+      const PlainLogistic<F> logistic = fast_logistic(z);
+      s = logistic.sigmoid, log = logistic.log, lost = F(0);
     } else {
       constexpr F small = ExpParts<F>::small;
-      const Logistic<F> of = logistic(z);
-      e.s = of.sigmoid * small, log = fused(of.log, small, of.log_rest * small), lost = of.sigmoid_rest * small;
+      const Logistic<F> parts = logistic(z);
+      s = parts.sigmoid * small, log = fused(parts.log, small, parts.log_rest * small);
+      lost = parts.sigmoid_rest * small;
     }
-    e.loss = linear + log;
-    e.q = fused(e.tilt, e.s, e.wrong);
-    lost = fused(e.tilt, lost, fused(e.tilt, e.s, e.wrong - e.q));
-    const auto square = [&] {
-      if constexpr (kIsFast) return Lifted<F>{{fused(e.q, e.q, F(0)), F(0)}, F(1)};
-      const bool lifted = e.q < F(0x1p-30);
-      const F up = select(lifted, F(ExpParts<F>::big), F(1)), back = select(lifted, F(ExpParts<F>::small), F(1));
-      const WithRest<F> q = {e.q * up, lost * up}, power = {fused(q.value, q.value, F(0)), F(0)};
-      return Lifted<F>{{power.value, fused(twice(q.value), q.rest, fused(q.value, q.value, -power.value))},
-                       back * back};
-    };
+    const F q = fused(of.tilt, s, of.wrong);
+    lost = fused(of.tilt, lost, fused(of.tilt, s, of.wrong - q));
     // Far on the right side, where q = s leaves the range, log q is -(z + log).
-    e.power = either(squares, square, [&]() CUDALOSS_INLINE_LAMBDA {
-      const bool is_far = select(e.wrong == F(0), z, F(0)) > F(20);
-      return power_as<T>(WithRest<F>{e.q, lost}, is_far, WithRest<F>{-z, -log}, gamma);
-    });
-    return e;
+    const bool is_far = select(of.wrong == F(0), z, F(0)) > F(20);
+    return {of, s, q, of.linear + log, power_as<T>(WithRest<F>{q, lost}, is_far, WithRest<F>{-z, -log}, gamma)};
   }
   CUDALOSS_INLINE F value(const Terms& e) const {
     const WithRest<F> power = e.power.number;
-    const F loss = e.weight * e.loss, rest = select(power.rest == F(0), F(0), power.rest * loss);
+    const F loss = e.of.weight * e.loss, rest = select(power.rest == F(0), F(0), power.rest * loss);
     return fused(power.value, loss, rest) * e.power.back;
   }
   // a q^gamma (wrong - s - gamma tilt (1 - s) s / q loss), with the sign of x.
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
-    const F ratio = select(e.wrong == F(0), F(1), e.s * reciprocal_of(e.q)), finite = clamped_to(F(0x1p60), e.loss);
-    const F size = fused(-gamma.value * (e.tilt * (F(1) - e.s)), ratio * finite, e.wrong - e.s);
-    return select(e.x < F(0), F(-1), F(1)) *
-           rounded_product(e.power.number * WithRest<F>{e.weight * size, F(0)}, scale) * e.power.back;
+    const F ratio = select(e.of.wrong == F(0), F(1), e.s * reciprocal_of(e.q)), finite = clamped_to(F(0x1p60), e.loss);
+    const F size = fused(-gamma.value * (e.of.tilt * (F(1) - e.s)), ratio * finite, e.of.wrong - e.s);
+    return select(e.of.x < F(0), F(-1), F(1)) *
+           rounded_product(e.power.number * WithRest<F>{e.of.weight * size, F(0)}, scale) * e.power.back;
   }
   // q^gamma ((on - off) loss - a (x + gamma (s(x) - s(-x)) loss / q)).
   CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const {
     const bool is_gone = e.power.number.value == F(0);  // then 0, of an infinite x too
-    const F turn = select(e.x < F(0), twice(e.s) - F(1), F(1) - twice(e.s)), x = select(is_gone, F(0), e.x);
+    const F turn = select(e.of.x < F(0), twice(e.s) - F(1), F(1) - twice(e.s)), x = select(is_gone, F(0), e.of.x);
     const F steep = select(is_gone, F(0), gamma.value * (turn * (e.loss / e.q)));
-    const F size = fused(-e.weight, x + steep, (on - off) * select(is_gone, F(0), e.loss));
+    const F size = fused(-e.of.weight, x + steep, (weights.on - weights.off) * select(is_gone, F(0), e.loss));
     return rounded_product(e.power.number * WithRest<F>{size, F(0)}, scale) * e.power.back;
   }
 };

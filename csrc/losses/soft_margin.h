@@ -12,37 +12,43 @@ struct soft_margin {
   using F = Scalar<T>;
   using N = Number<T>;
 
-  // softplus(-w), and like it sigmoid(-w) divided by `small`.
+  // w, and sigmoid(-w) and the parts of log1p(exp(-|w|)) divided by `small`.
   struct Terms {
-    F x, t, value, slope;
+    F x, t, w, slope, behind;  // -w where that is above 0
+    Logistic<F> of;
   };
 
   explicit soft_margin(const Numbers&) {}
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const N w = product_in<N>(t, x), distance = absolute(w);
-    const F behind = select(value_of(w) < F(0), value_of(distance), F(0));
+    const N product = product_in<N>(t, x);
+    const F w = value_of(product), z = absolute(w), behind = select(w < F(0), z, F(0));
     if constexpr (kHasRest<N>) {
-      using Parts = ExpParts<F>;
-      const Logistic<F> of = logistic(distance.value, distance.rest);
-      const F sigmoid = select(distance.value > F(Parts::limit), F(0), of.sigmoid);
-      const F value = behind + fused(F(Parts::small), of.log, F(Parts::small) * of.log_rest);
-      return {x, t, value, select(w.value < F(0), Parts::big - sigmoid, sigmoid)};
+      const Logistic<F> of = logistic(z, select(z > F(ExpParts<F>::limit), F(0), signed_by(w, product.rest)));
+      return {x, t, w, select(w < F(0), F(ExpParts<F>::big) - of.sigmoid, of.sigmoid), behind, of};
     } else {
-      const FastLogistic of = fast_logistic<true>(distance);  // which a large target multiplies
-      return {x, t, behind + of.log, select(w < F(0), F(1) - of.sigmoid, of.sigmoid)};
+      const PlainLogistic<F> of = fast_logistic<true>(z);  // which a large target multiplies
+      return {x, t, w, select(w < F(0), F(1) - of.sigmoid, of.sigmoid), behind, {of.sigmoid, of.log}};
     }
   }
-  CUDALOSS_INLINE F value(const Terms& e) const { return e.value; }
-  CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const { return gradient(e.slope, -e.t, scale); }
-  CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const { return gradient(e.slope, -e.x, scale); }
+  CUDALOSS_INLINE F value(const Terms& e) const {
+    constexpr F small = ExpParts<F>::small;
+    if constexpr (kHasRest<N>) return e.behind + fused(small, e.of.log, small * e.of.log_rest);
+    return e.behind + e.of.log;
+  }
+  CUDALOSS_INLINE F value_in_sum(const Terms& e) const {
+    constexpr F small = ExpParts<F>::small;
+    return e.behind + log1p_in_sum(e.of.log * small, e.of.sigmoid * small);
+  }
+  CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const { return gradient(e, -e.t, scale); }
+  CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const { return gradient(e, -e.x, scale); }
 
  private:
-  CUDALOSS_INLINE static F gradient(F slope, F other, Constant<F> scale) {
+  CUDALOSS_INLINE static F gradient(const Terms& e, F other, Constant<F> scale) {
     if constexpr (kHasRest<N>) {
-      return chained_back(slope, other, scale);
+      return chained_back(e.slope, select(e.w > F(ExpParts<F>::limit), F(0), other), scale);
     } else {
-      return chained(slope, other, scale);
+      return chained(e.slope, other, scale);
     }
   }
 };
