@@ -191,10 +191,9 @@ struct Logistic {
   F sigmoid, log, log_rest, sigmoid_rest;
 };
 
+// Of exp(-z) / small.
 template <class F>
-CUDALOSS_INLINE Logistic<F> logistic(F z, F rest = F(0)) {
-  constexpr F small = ExpParts<F>::small;
-  const WithRest<F> exp = exp_of_minus(z, rest);
+CUDALOSS_INLINE Logistic<F> logistic_of(WithRest<F> exp, F small) {
   const F e = exp.value * small, r = reciprocal_of(F(1) + e);
   const F about = fused(exp.value, r, F(0));  // a product could be contracted into what follows, in one kernel and not
                                               // in another
@@ -204,12 +203,15 @@ CUDALOSS_INLINE Logistic<F> logistic(F z, F rest = F(0)) {
   return {sigmoid, exp.value, fused(exp.value, fused(q, fused(tail, F(-0.5), F(-0.5)), tail), exp.rest),
           fused(correction, r, about - sigmoid)};
 }
+template <class F>
+CUDALOSS_INLINE Logistic<F> logistic(F z, F rest = F(0)) {
+  return logistic_of(exp_of_minus(z, rest), F(ExpParts<F>::small));
+}
 
 // log1p(e) for a sum of many, of q = e / (1 + e): 2^-26 of it.
 CUDALOSS_INLINE float log1p_in_sum(float e, float q) {
   return (e + q) * polynomial(e * q, 0x1.000000p-1f, -0x1.555476p-4f, 0x1.10d888p-6f, -0x1.c9edaap-9f, 0x1.3d23aep-11f);
 }
-CUDALOSS_INLINE double log1p_in_sum(double e, double q) { return (e + q) * fused(0.5, log_tail(e * q), 0.5); }
 
 // sigmoid(-z) with its rest, and log1p(exp(-z)), of z >= 0 below 80 (fp64: 700); beyond they no longer fall.
 template <class F>
@@ -218,11 +220,9 @@ struct PlainLogistic {
 };
 template <class F>
 CUDALOSS_INLINE PlainLogistic<F> plain_logistic(F z) {
-  const WithRest<F> exp = twice(exp_by(F(ExpParts<F>::magic_half), -clamped_to(ExpParts<F>::limit_half, z)));
-  const F e = exp.value, r = reciprocal_of(F(1) + e), about = fused(e, r, F(0)), missing = fused(-about, e, e - about);
-  const F correction = fused(exp.rest, r, missing), sigmoid = fused(correction, r, about), tail = log_tail(sigmoid * e);
-  return {sigmoid, e + fused(e, fused(sigmoid, fused(tail, F(-0.5), F(-0.5)), tail), exp.rest),
-          fused(correction, r, about - sigmoid)};
+  const WithRest<F> half = exp_by(F(ExpParts<F>::magic_half), -clamped_to(ExpParts<F>::limit_half, z));
+  const Logistic<F> of = logistic_of(twice(half), F(1));
+  return {of.sigmoid, of.log + of.log_rest, of.sigmoid_rest};
 }
 
 // exp(log * gamma), of a log below 0 or near it.
@@ -253,7 +253,6 @@ CUDALOSS_INLINE float fast_exp(float x) {
 }
 
 // sigmoid(-z) and softplus(-z) for results of 11 bits; what is below 2^-126 may become 0, unless it is gradual.
-
 template <bool kGradual = false>
 CUDALOSS_INLINE PlainLogistic<float> fast_logistic(float z) {
   const float e = fast_exp<kGradual>(-z);
