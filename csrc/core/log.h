@@ -25,6 +25,7 @@ struct LogParts<double> {
 template <class F>
 struct Apart {
   F k, f, power;  // x = 2^k (1 + f), power = 2^-k or, where that is subnormal, 0
+  F normal;       // x, times a power of two where it is subnormal
 };
 
 template <class F>
@@ -34,11 +35,12 @@ CUDALOSS_INLINE Apart<F> apart(F x) {
   constexpr int kMantissa = ExpParts<F>::kMantissa;
   constexpr Bits last = (2 * Parts::one) >> kMantissa;
   const bool is_tiny = x < least(F());
-  const Bits bits = bit_cast<Bits>(select(is_tiny, x * Parts::up, x)) + (Parts::one - Parts::root_half);
+  const F normal = select(is_tiny, x * Parts::up, x);
+  const Bits bits = bit_cast<Bits>(normal) + (Parts::one - Parts::root_half);
   const Bits exponent = bits >> kMantissa;
   const F k = bit_cast<F>(exponent | Parts::magic_bits) - select(is_tiny, Parts::magic + Parts::bits_up, Parts::magic);
   const F f = bit_cast<F>((bits & Parts::mantissa) + Parts::root_half) - F(1);
-  return {k, f, bit_cast<F>(select(exponent < last, 2 * Parts::one - (exponent << kMantissa), Bits(0)))};
+  return {k, f, bit_cast<F>(select(exponent < last, 2 * Parts::one - (exponent << kMantissa), Bits(0))), normal};
 }
 
 // log(1 + f) = f - f^2 / 2 + s (f^2 / 2 + s^2 L(s^2)) of s = f / (2 + f); this is s^2 L: 2^-30 and 2^-58 of the log.
@@ -84,13 +86,33 @@ CUDALOSS_INLINE WithRest<F> log_of(WithRest<F> x) {
   return with_ends(x.value, log_of(a.k, fused(x.rest, a.power, a.f)));
 }
 
+// -Inf, Inf or NaN where the log of `a` is that, else anything finite: on a GPU what its own log says.
+CUDALOSS_INLINE float end_of(const Apart<float>& a) {
+#if defined(__CUDA_ARCH__)
+  float end;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(end) : "f"(a.normal));
+  return end;
+#else
+  return with_ends(a.normal, WithRest<float>{0.0f, 0.0f}).value;
+#endif
+}
+CUDALOSS_INLINE float ended(float end, float log) { return select(absolute(end) <= largest(end), log, end); }
+
 // log(x + rest) for a sum of many, to about its last place.
-template <class F>
-CUDALOSS_INLINE F log_in_sum(F x, F rest = F(0)) {
-  const Apart<F> a = apart(x);
-  const F f = fused(rest, a.power, a.f), s = f * reciprocal_of(F(2) + f), half_square = F(0.5) * f * f;
-  const F tail = fused(s, half_square + log_tail_of_square(s * s), a.k * ExpParts<F>::ln2_rest);
-  return with_ends(x, WithRest<F>{fused(a.k, ExpParts<F>::ln2, f - (half_square - tail)), F(0)}).value;
+CUDALOSS_INLINE float log_in_sum(float x, float rest = 0.0f) {
+  const Apart<float> a = apart(x);
+  const float f = fused(rest, a.power, a.f), s = f * reciprocal_of(2.0f + f), half_square = 0.5f * f * f;
+  const float tail = fused(s, half_square + log_tail_of_square(s * s), a.k * ExpParts<float>::ln2_rest);
+  return ended(end_of(a), fused(a.k, ExpParts<float>::ln2, f - (half_square - tail)));
+}
+// log(a / b) likewise, of one series: log(m / n) of what is left of both is 2 atanh(s) of s = (m - n) / (m + n), which
+// is 1/3 at most; 2^-27 of it.
+CUDALOSS_INLINE float log_quotient_in_sum(float a, float b) {
+  const Apart<float> x = apart(a), y = apart(b);
+  const float s = (x.f - y.f) * reciprocal_of((2.0f + x.f) + y.f), z = s * s, k = x.k - y.k;
+  const float tail = polynomial(z, 0x1.5555p-1f, 0x1.99d27cp-2f, 0x1.1eb612p-2f, 0x1.1ef870p-2f);
+  const float log = fused(k, ExpParts<float>::ln2, fused(2.0f, s, fused(s * z, tail, k * ExpParts<float>::ln2_rest)));
+  return ended(end_of(x) - end_of(y), log);
 }
 
 // For results of 11 bits; f is x - 1, with what x lost.

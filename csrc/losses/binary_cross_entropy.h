@@ -10,7 +10,7 @@ namespace cudaloss::losses {
 template <class T>
 struct binary_cross_entropy {
   using F = Scalar<T>;
-  static constexpr bool kIsFast = std::is_same_v<T, FastFloat>;
+  static constexpr bool kIsHeavy = true, kIsFast = std::is_same_v<T, FastFloat>;
 
   struct Terms {
     F x, t;
@@ -45,7 +45,7 @@ struct binary_cross_entropy {
   }
 
  private:
-  CUDALOSS_INLINE static F clamped(F log) { return select(log < F(-100), F(-100), log); }
+  CUDALOSS_INLINE static F clamped(F log) { return -clamped_to(F(100), -log); }
   CUDALOSS_INLINE static WithRest<F> clamped(WithRest<F> log) {
     return select(log.value + log.rest < F(-100), WithRest<F>{F(-100), F(0)}, log);
   }

@@ -13,7 +13,7 @@ struct kl_div_of {
 
   struct Terms {
     F x, t;
-    Lifted<F> mass;  // the target's probability
+    Lifted<F> mass;  // the target's probability, whatever the input is
   };
 
   LogTarget log_target;
@@ -23,25 +23,25 @@ struct kl_div_of {
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
     const Lifted<F> plain = {{t, F(0)}, F(1)};
-    Lifted<F> mass = either(
+    const Lifted<F> mass = either(
         log_target, [&]() CUDALOSS_INLINE_LAMBDA { return exp_as<T>(t, is_lifted(t)); },
         [&]() CUDALOSS_INLINE_LAMBDA { return plain; });
-    mass.number.value = select(x == x, mass.number.value, x);
     return {x, t, mass};
   }
-  CUDALOSS_INLINE F value(const Terms& e) const { return product_as<T>(e.mass, above(e), Constant<F>{F(1), F(0)}); }
+  CUDALOSS_INLINE F value(const Terms& e) const { return product_as<T>(mass(e), above(e), Constant<F>{F(1), F(0)}); }
   CUDALOSS_INLINE F value_in_sum(const Terms& e) const {
-    const F of_target = either(
-        log_target, [&]() CUDALOSS_INLINE_LAMBDA { return e.t; },
-        [&]() CUDALOSS_INLINE_LAMBDA { return log_in_sum(e.t); });
-    const F of_input = either(
-        log_input, [&]() CUDALOSS_INLINE_LAMBDA { return e.x; },
-        [&]() CUDALOSS_INLINE_LAMBDA { return log_in_sum(e.x); });
-    const F mass = e.mass.number.value;
-    return select(mass == F(0), F(0), mass * (of_target - of_input)) * e.mass.back;
+    const F above = either(
+        log_target, [&]() CUDALOSS_INLINE_LAMBDA { return e.t - log_input_in_sum(e.x); },
+        [&]() CUDALOSS_INLINE_LAMBDA {
+          return either(
+              log_input, [&]() CUDALOSS_INLINE_LAMBDA { return log_in_sum(e.t) - e.x; },
+              [&]() CUDALOSS_INLINE_LAMBDA { return log_quotient_in_sum(e.t, e.x); });
+        });
+    const bool is_gone = e.mass.number.value == F(0) && e.x == e.x;
+    return select(is_gone, F(0), e.mass.number.value * above) * e.mass.back;
   }
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
-    const Lifted<F> slope = {{-e.mass.number.value, -e.mass.number.rest}, e.mass.back};
+    const Lifted<F> of = mass(e), slope = {{-of.number.value, -of.number.rest}, of.back};
     const auto divided = [&]() CUDALOSS_INLINE_LAMBDA {
       return select(slope.number.value == F(0), F(0), divided_as<T>(slope, e.x, scale));
     };
@@ -49,11 +49,20 @@ struct kl_div_of {
         log_input, [&]() CUDALOSS_INLINE_LAMBDA { return rounded_product(slope.number, scale) * slope.back; }, divided);
   }
   CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const {
-    const Lifted<F> here = {{select(e.mass.number.value == F(0), F(0), F(1)), F(0)}, F(1)};
-    return product_as<T>(log_target.choose(e.mass, here), difference_of(above(e), WithRest<F>{F(-1), F(0)}), scale);
+    const Lifted<F> of = mass(e), here = {{select(of.number.value == F(0), F(0), F(1)), F(0)}, F(1)};
+    return product_as<T>(log_target.choose(of, here), difference_of(above(e), WithRest<F>{F(-1), F(0)}), scale);
   }
 
  private:
+  CUDALOSS_INLINE static Lifted<F> mass(const Terms& e) {
+    Lifted<F> of = e.mass;
+    of.number.value = select(e.x == e.x, of.number.value, e.x);
+    return of;
+  }
+  CUDALOSS_INLINE F log_input_in_sum(F x) const {
+    return either(
+        log_input, [&]() CUDALOSS_INLINE_LAMBDA { return x; }, [&]() CUDALOSS_INLINE_LAMBDA { return log_in_sum(x); });
+  }
   // The target's log less the input's.
   CUDALOSS_INLINE WithRest<F> above(const Terms& e) const {
     const WithRest<F> t = {e.t, F(0)}, x = {e.x, F(0)};
@@ -66,13 +75,23 @@ struct kl_div_of {
   }
 };
 
+// Of targets that are probabilities; with inputs that are logs the compiler knows both.
 template <class T>
-struct kl_div : kl_div_of<T, Flag<Scalar<T>>, Flag<Scalar<T>>> {
+struct kl_div_of_probabilities : kl_div_of<T, Known<false>, Known<false>> {
   template <class U>
   using Usual = kl_div_of<U, Known<false>, Known<true>>;
 
-  using kl_div_of<T, Flag<Scalar<T>>, Flag<Scalar<T>>>::kl_div_of;
-  static bool is_usual(const Numbers& n) { return n.flags == 2; }
+  using kl_div_of<T, Known<false>, Known<false>>::kl_div_of;
+  static bool is_usual(const Numbers& n) { return (n.flags & 2) != 0; }
+};
+
+template <class T>
+struct kl_div : kl_div_of<T, Known<true>, Flag<Scalar<T>>> {
+  template <class U>
+  using Usual = kl_div_of_probabilities<U>;
+
+  using kl_div_of<T, Known<true>, Flag<Scalar<T>>>::kl_div_of;
+  static bool is_usual(const Numbers& n) { return (n.flags & 1) == 0; }
 };
 
 }  // namespace cudaloss::losses

@@ -22,7 +22,7 @@ struct soft_margin {
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
     const N product = product_in<N>(t, x);
-    const F w = value_of(product), z = absolute(w), behind = select(w < F(0), z, F(0));
+    const F w = value_of(product), z = absolute(w), behind = -clamped_to(F(0), w);
     if constexpr (kHasRest<N>) {
       const Logistic<F> of = logistic(z, select(z > F(ExpParts<F>::limit), F(0), signed_by(w, product.rest)));
       return {x, t, w, select(w < F(0), F(ExpParts<F>::big) - of.sigmoid, of.sigmoid), behind, of};
