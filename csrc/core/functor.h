@@ -30,6 +30,14 @@ constexpr bool kDeclaresMirrors = false;
 template <class Loss>
 constexpr bool kDeclaresMirrors<Loss, std::void_t<decltype(Loss::kMirrors)>> = Loss::kMirrors;
 
+// Whether it has gradients of a third operand that is a tensor: grad_third.
+template <class Loss, class = void>
+constexpr bool kHasGradThird = false;
+template <class Loss>
+constexpr bool kHasGradThird<Loss, std::void_t<decltype(&Loss::grad_third)>> = true;
+
+constexpr char kNoGradThird[] = "cudaloss: the loss has no gradient for its third operand";
+
 template <class Loss, class = void>
 constexpr bool kValuesHaveRests = false;
 template <class Loss>
@@ -150,6 +158,17 @@ template <class Loss, class = void>
 constexpr bool kHasUsual = false;
 template <class Loss>
 constexpr bool kHasUsual<Loss, std::void_t<decltype(Loss::is_usual(std::declval<Numbers>()))>> = true;
+
+// Whether it is of the difference alone, and so of few instructions; whether it takes more than 40 registers a thread,
+// as it then says.
+template <class Functor>
+constexpr bool kIsOfDifference = false;
+template <class T, class Loss>
+constexpr bool kIsOfDifference<OfDifference<T, Loss>> = true;
+template <class Loss, class = void>
+constexpr bool kIsHeavy = false;
+template <class Loss>
+constexpr bool kIsHeavy<Loss, std::void_t<decltype(Loss::kIsHeavy)>> = Loss::kIsHeavy;
 
 // Whether value and gradients are made from one evaluation of the terms: where these are worth more than the registers
 // that they take meanwhile.

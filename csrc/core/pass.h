@@ -131,6 +131,7 @@ struct Pass {
   Result losses;       // at kFirst; not together with gradients
   Result grad_input;   // at kFirst
   Result grad_target;  // at kSecond
+  bool of_third;       // the gradients of the third operand are wanted, in the place of the input's
 };
 
 }  // namespace cudaloss

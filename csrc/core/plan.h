@@ -47,9 +47,10 @@ constexpr LaunchPolicy kMap = {512, 1};
 constexpr LaunchPolicy kTrain = {512, 2};
 
 // The same for a loss of two operands, whose arithmetic is nearly as long as its loads: many small blocks, so that some
-// load while others compute. BCE with logits of 2^28 fp32 elements takes 750 us of 128 threads and 12 blocks a
-// processor, 766 of 256 threads and four vectors, 839 of 512 and two; bf16 427 of 64 threads, 447 of 128, 539 of 512.
-constexpr LaunchPolicy kTrainOperands = {128, 1}, kTrainOperandsOfHalves = {64, 1};
+// load while others compute; the smaller ones are of halves and of heavy losses. BCE with logits of 2^28 fp32 elements
+// takes 750 us of 128 threads and 12 blocks a processor, 766 of 256 threads and four vectors, 839 of 512 and two; bf16
+// 427 of 64 threads, 447 of 128, 539 of 512.
+constexpr LaunchPolicy kTrainOperands = {128, 1}, kTrainSmallBlocks = {64, 1};
 
 // The general pass: any strides, masks and weights.
 constexpr int kPassThreads = 512;

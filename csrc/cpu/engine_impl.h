@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <stdexcept>
 #include <type_traits>
 
 #include "cpu/blocks.h"
@@ -234,10 +235,19 @@ class PassRun {
     gradients<kOf, false, T, F>(loss_, scale, factors..., found.input, found.target, nullptr, found.count, out);
   }
 
+  // Fills `out` with the gradients of the input, or of the third operand in its place.
+  template <class Out>
+  void fill_first(const Read& found, const double* segment_factors, Scratch& scratch, Out* out) const {
+    if constexpr (kHasGradThird<decltype(loss_)>) {
+      if (pass_.of_third) return fill_gradients<Of::Third>(found, segment_factors, scratch, out);
+    }
+    fill_gradients<Of::Input>(found, segment_factors, scratch, out);
+  }
+
   // Fills `out` with one operand's gradients. Where they mirror the other's, its loops make them, of a negative factor.
   template <Of kWanted, class Out>
   void fill_gradients(const Read& found, const double* segment_factors, Scratch& scratch, Out* out) const {
-    constexpr Of kOf = decltype(loss_)::kMirrors ? Of::Input : kWanted;
+    constexpr Of kOf = decltype(loss_)::kMirrors && kWanted == Of::Target ? Of::Input : kWanted;
     const bool each = found.block.segments > 1 && !one_factor_;
     const double* own_factors = segment_factors + (one_factor_ ? 0 : found.block.segment);
     const Constant<T> scale = constant_of((kOf == kWanted ? 1.0 : -1.0) * (each ? 1.0 : own_factors[0]), T());
@@ -265,7 +275,7 @@ class PassRun {
 
   void add_gradients(const Read& found, const double* segment_factors, Sums& sums, Scratch& scratch) const {
     if (pass_.summed == Summed::GradInput) {
-      fill_gradients<Of::Input>(found, segment_factors, scratch, scratch.terms);
+      fill_first(found, segment_factors, scratch, scratch.terms);
     } else {
       fill_gradients<Of::Target>(found, segment_factors, scratch, scratch.terms);
     }
@@ -277,7 +287,11 @@ class PassRun {
     const Result& result = kOf == Of::Input ? pass_.grad_input : pass_.grad_target;
     constexpr Place kPlace = kOf == Of::Input ? kFirst : kSecond;
     F* out = writable(result, strips_.walk(), found.at, kPlace, found.count, scratch.gradient);
-    fill_gradients<kOf>(found, segment_factors, scratch, out);
+    if constexpr (kOf == Of::Input) {
+      fill_first(found, segment_factors, scratch, out);
+    } else {
+      fill_gradients<kOf>(found, segment_factors, scratch, out);
+    }
     write(result, strips_.walk(), found.at, kPlace, found.count, out);
   }
 
@@ -319,6 +333,7 @@ void pass(const Pass& r, ParallelFor parallel_for) {
   if constexpr (kHasUsual<Loss<float>>) {
     if (Loss<float>::is_usual(r.numbers)) return pass<Loss<float>::template Usual>(r, parallel_for);
   }
+  if (r.of_third && !kHasGradThird<Loss<float>>) throw std::logic_error(kNoGradThird);
   const auto is = [](const auto& has, DType dtype) { return has.data && has.dtype == dtype; };
   const auto any = [&](DType dtype) {
     return is(r.input, dtype) || is(r.target, dtype) || is(r.selection.weight, dtype) || is(r.third, dtype) ||

@@ -120,12 +120,14 @@ CUDALOSS_MULTIVERSION void losses(Loss loss, const F* input, const F* target, co
 }
 
 // Whose gradients a loop makes.
-enum class Of { Input, Target };
+enum class Of { Input, Target, Third };
 
 template <Of kOf, class Loss, class F>
 CUDALOSS_INLINE typename Loss::F gradient(const Loss& loss, Constant<typename Loss::F> factor, F input, F target) {
   if constexpr (kOf == Of::Input) {
     return loss.grad_input(loss.terms(input, target), factor);
+  } else if constexpr (kOf == Of::Third) {
+    return loss.grad_third(loss.terms(input, target), factor);
   } else {
     return loss.grad_target(loss.terms(input, target), factor);
   }

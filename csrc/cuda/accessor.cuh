@@ -29,6 +29,28 @@ namespace cudaloss::cuda {
 
 constexpr int kVectorBytes = 16;
 
+// An element of which the compiler no longer knows that it is the same: what it makes of it is computed again, where it
+// would else keep the first results in registers meanwhile.
+template <class Element>
+__device__ __forceinline__ Element anew(Element x) {
+  if constexpr (sizeof(Element) == 8) {
+    auto bits = bit_cast<unsigned long long>(x);
+    asm volatile("" : "+l"(bits));
+    return bit_cast<Element>(bits);
+  } else if constexpr (sizeof(Element) == 4) {
+    auto bits = bit_cast<unsigned>(x);
+    asm volatile("" : "+r"(bits));
+    return bit_cast<Element>(bits);
+  } else if constexpr (sizeof(Element) == 2) {
+    auto bits = bit_cast<unsigned short>(x);
+    asm volatile("" : "+h"(bits));
+    return bit_cast<Element>(bits);
+  } else {
+    return x;
+  }
+}
+__device__ __forceinline__ TaggedHalf anew(TaggedHalf x) { return {anew(x.bits), x.is_bfloat}; }
+
 // One 16-byte access for every 16 bytes; a shorter vector is one access of its own size.
 template <class Element, int N>
 struct alignas(N * sizeof(Element) < kVectorBytes ? N * sizeof(Element) : kVectorBytes) Vector {

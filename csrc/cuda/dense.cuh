@@ -81,7 +81,7 @@ struct Gradients {
       if constexpr (Loss::kMirrors) {
         gradient[i] = -gradient[i];
       } else {
-        gradient[i] = loss.grad_target(loss.terms(read.a.element[i], read.b.element[i]), factor(i));
+        gradient[i] = loss.grad_target(loss.terms(anew(read.a.element[i]), anew(read.b.element[i])), factor(i));
       }
     }
     target.store(begin, length, gradient);
@@ -159,20 +159,26 @@ __global__ void __launch_bounds__(plan::kSum.threads)
 
 // The policy of a sum and its gradients, and how many of its blocks a processor must hold, for one's end to hide behind
 // the others: three of 42 registers a thread, but two where the loads alone are heavier (bf16 with fp32: 4.36 TB/s,
-// with three 4.08), and of exact losses and halves known at run time. Of two operands that are halves: of 20 blocks,
-// and so 48 registers a thread, four spill, and 2^28 elements take 6 % longer.
+// with three 4.08), and of exact losses and halves known at run time. Of a loss of two operands as many as its
+// registers allow without spilling: log-cosh of 2^28 fp32 elements takes 773 us with 12 blocks, 931 with 9; focal,
+// which is heavy, 868 with 20 blocks of 64 threads, 1,055 with 12 of 128; of bf16 557 with 4 elements a thread, 1,724
+// with 8.
 struct TrainPolicy {
   plan::LaunchPolicy launch;
-  int blocks;
+  int blocks, vector;
 };
 template <class LossV, class A, class B>
 constexpr TrainPolicy train_policy() {
   using T = typename LossV::Arithmetic;
   constexpr bool is_light = sizeof(A) == sizeof(B) && sizeof(A) < 8 && !std::is_same_v<T, FloatFloat>;
-  if (LossV::kMirrors) return {plan::kTrain, is_light && !std::is_same_v<A, AnyHalf> ? 3 : 2};
-  if (std::is_same_v<T, float> && std::is_same_v<A, float>) return {plan::kTrainOperands, 12};
-  if (std::is_same_v<T, FastFloat>) return {plan::kTrainOperandsOfHalves, 18};
-  return {plan::kTrainOperands, 8};
+  constexpr int vector = plan::vector_elements(sizeof(A), sizeof(B));
+  if (kIsOfDifference<LossV>) return {plan::kTrain, is_light && !std::is_same_v<A, AnyHalf> ? 3 : 2, vector};
+  if (std::is_same_v<T, float> && std::is_same_v<A, float>) {
+    return kIsHeavy<LossV> ? TrainPolicy{plan::kTrainSmallBlocks, 20, vector}
+                           : TrainPolicy{plan::kTrainOperands, 12, vector};
+  }
+  if (std::is_same_v<T, FastFloat>) return {plan::kTrainSmallBlocks, 18, kIsHeavy<LossV> ? vector / 2 : vector};
+  return {plan::kTrainOperands, 8, vector};
 }
 
 // A tile a block: also the quickest way to the loss alone of few elements, with neither gradient wanted. LossV computes
@@ -195,15 +201,24 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const bool wants_gradients = gradients.input.data || gradients.target.data;
   const auto make = [&](int64_t begin, const auto& read) {
     constexpr int kCount = sizeof(read.a) / sizeof(read.a.element[0]);
-    TV value[kCount];
-    typename LossG::F gradient[kCount];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
+    // Of many registers, if the compiler made them before the branch.
+    const auto terms_apart = [&](int i) {
       const auto a = read.a.element[i];
       const auto b = read.b.element[i];
-      const auto terms = loss.terms(a, b);
-      value[i] = loss.value(terms);
-      if constexpr (kShares) gradient[i] = loss_of_gradients.grad_input(terms, scale);
+      return kShares ? loss.terms(anew(a), anew(b)) : loss.terms(a, b);
+    };
+    TV value[kCount];
+    typename LossG::F gradient[kCount];
+    if (kShares && wants_gradients) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const auto terms = loss.terms(read.a.element[i], read.b.element[i]);
+        value[i] = loss.value(terms);
+        if constexpr (kShares) gradient[i] = loss_of_gradients.grad_input(terms, scale);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) value[i] = loss.value(terms_apart(i));
     }
     sum += tree_sum(value);
     if (!wants_gradients) return;
@@ -271,7 +286,7 @@ struct MapParameters {
 // what comes, the kernel is over at once. By a power of two (loss / 2, a GradScaler's 65,536) they are multiplied. Any
 // other number would round a second time: those gradients are computed anew.
 template <class A, class B, int N, class LossV, class LossG>
-__global__ void __launch_bounds__(plan::kMap.threads, (LossV::kMirrors && N == 4 ? 3 : 2))
+__global__ void __launch_bounds__(plan::kMap.threads, (kIsOfDifference<LossV> && N == 4 ? 3 : 2))
     map_kernel(LossV loss, LossG loss_of_gradients, Constant<typename LossG::F> scale, Dense<A, B> operands,
                Gradients<A, B> gradients, MapParameters p) {
   using F = typename LossG::F;

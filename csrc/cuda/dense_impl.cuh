@@ -69,8 +69,8 @@ struct DenseLauncher {
   template <bool kWhole, class TV, class TG, class A, class B>
   bool train() const {
     using P = Partial<ArithmeticOf<Loss, TV>>;
-    constexpr int N = vector<A, B>();
     constexpr TrainPolicy policy = train_policy<Value<TV>, A, B>();
+    constexpr int N = policy.vector;
     const int64_t blocks = plan::train_blocks(count, N, policy.launch);
     folded<P>(blocks, quotient(), memory, stream, [&](const auto& fold) {
       launch(train_kernel<policy.launch.threads, policy.launch.vectors, policy.blocks, kWhole, P, A, B, N, Value<TV>,
@@ -91,6 +91,15 @@ struct DenseLauncher {
            Value<TV>(r.numbers), Value<TG>(r.numbers), scale<TG>(), operands<A, B>(), gradients<A, B>(),
            MapParameters{r.losses, r.scale, {r.grad_output, !each}, r.hold_unit_gradients});
     return true;
+  }
+
+  // A training step of many aligned fp32 or bfloat16 elements, or its loss alone.
+  bool train_many() const {
+    if (!r.reduction.data || count <= plan::kExactCount || !is_aligned() || r.input.dtype != r.target.dtype)
+      return false;
+    if (r.input.dtype == DType::Float32) return train<true, float, FloatFloat, float, float>();
+    if (r.input.dtype == DType::BFloat16) return train<true, FastFloat, FastFloat, BFloat16, BFloat16>();
+    return false;
   }
 
   bool is_aligned() const {
@@ -126,9 +135,8 @@ struct DenseLauncher {
 // By one of the kernels of the dtypes that training code brings: 15 a loss; the two halves share those whose work they
 // do not bound. False of others, which are a general pass.
 template <template <class> class Loss>
-bool launch_dense(const Pass& r, const Memory& memory, Stream stream) {
-  if (!is_native(r)) return false;
-  const DenseLauncher<Loss> to = {r, memory, stream};
+bool launch_any_dense(const DenseLauncher<Loss>& to) {
+  const Pass& r = to.r;
   const DType input = r.input.dtype, target = r.target.dtype;
   const bool trains = r.grad_input.data || r.grad_target.data;
   if (!r.reduction.data) {
@@ -160,6 +168,18 @@ bool launch_dense(const Pass& r, const Memory& memory, Stream stream) {
   if (!is_half(target)) return to.template sum<float, AnyHalf, float>();
   if (input == DType::BFloat16) return to.template sum<FastFloat, BFloat16, BFloat16>();
   return to.template sum<FastFloat, Half, Half>();
+}
+
+// kAll: by any of these, else by the two of many elements alone.
+template <template <class> class Loss, bool kAll>
+bool launch_dense(const Pass& r, const Memory& memory, Stream stream) {
+  const DenseLauncher<Loss> to = {r, memory, stream};
+  if (!is_native(r)) return false;
+  if constexpr (kAll) {
+    return launch_any_dense(to);
+  } else {
+    return to.train_many();
+  }
 }
 
 }  // namespace cudaloss::cuda

@@ -2,6 +2,7 @@
 // where sums must be folded. Included by the source of each loss, which setup.py writes.
 #pragma once
 
+#include <stdexcept>
 #include <type_traits>
 
 #include "cuda/dense_impl.cuh"
@@ -15,6 +16,13 @@ namespace cudaloss::cuda {
 template <class Element>
 Accessor<Element> accessor(const Pass& r, Place place, const Operand& operand, int n) {
   return accessor_of<Element>(operand, spacing(r.segments, r.inner, place, operand, n));
+}
+
+// The last dimension along which a place varies, and all before.
+inline int dims_of(const OffsetCalculator& offsets, Place place) {
+  int dims = offsets.rank;
+  while (dims > 0 && offsets.step[dims - 1][place] == 0) --dims;
+  return dims;
 }
 
 template <class F, class P, class A, class B, int N>
@@ -39,9 +47,8 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   }
   const Operand& weight = weight_is_third ? r.third : r.selection.weight;
   p.weight = {weight.data, p.inner.stride[kWeight], weight.dtype};
-  for (int d = 0; d < p.inner.rank; ++d) {
-    if (p.inner.step[d][kWeight] != 0) p.weight_dims = d + 1;
-  }
+  p.weight_dims = dims_of(p.inner, kWeight);
+  p.target_dims = is_linear(r.segments, r.inner, kTarget) ? 0 : dims_of(p.inner, kTarget);
   p.ignore_nan = r.selection.ignore_nan;
   p.scale = r.scale;
   p.denominator = r.denominator;
@@ -52,6 +59,7 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   p.hold_unit_gradients = r.hold_unit_gradients;
   p.sums_losses = r.reduction.data && r.summed == Summed::Losses;
   p.summed = r.summed;
+  p.of_third = r.of_third;
   p.grad_input = accessor<A>(r, kFirst, as_operand(r.grad_input), N);
   p.grad_target = accessor<B>(r, kSecond, as_operand(r.grad_target), N);
   p.losses = accessor<Any<F>>(r, kFirst, as_operand(r.losses), N);
@@ -101,7 +109,7 @@ struct PassLauncher {
   }
 };
 
-// kDense: the loss has the kernels of dense.cuh too.
+// kDense: the loss has all kernels of dense.cuh, not those of the commonest training steps alone.
 template <template <class> class Loss, bool kDense>
 void pass(const Pass& r, const Memory& memory, Stream stream) {
   using K = PassKernel;
@@ -109,9 +117,8 @@ void pass(const Pass& r, const Memory& memory, Stream stream) {
   if constexpr (kHasUsual<Loss<float>>) {
     if (Loss<float>::is_usual(r.numbers)) return pass<Loss<float>::template Usual, kDense>(r, memory, stream);
   }
-  if constexpr (kDense) {
-    if (is_dense(r) && launch_dense<Loss>(r, memory, stream)) return;
-  }
+  if (r.of_third && !kHasGradThird<Loss<float>>) throw std::logic_error(kNoGradThird);
+  if (is_dense(r) && launch_dense<Loss, kDense>(r, memory, stream)) return;
   const PassPlan plan = plan_of(r, kDense, kPassThreads<Functor<Loss, float>>);
   const PassLauncher<Loss> to = {r, plan, memory, stream};
   switch (plan.kernel) {
@@ -139,7 +146,8 @@ void pass(const Pass& r, const Memory& memory, Stream stream) {
     case K::HalfWithExtras:
       return to.template whole<K::HalfWithExtras, B::Any, float, FastFloat, AnyHalf, Stored>();
     case K::StridedFloats:
-      return to.template strided<K::StridedFloats, float, FloatFloat, float, float>();
+      if constexpr (kDense) return to.template strided<K::StridedFloats, float, FloatFloat, float, float>();
+      break;
     case K::StridedFloatsOnce:
       return to.template strided<K::StridedFloatsOnce, FloatFloat, FloatFloat, float, float>();
     case K::StridedAny:

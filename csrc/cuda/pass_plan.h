@@ -9,11 +9,13 @@
 
 namespace cudaloss::cuda {
 
-// The commonest, over operands that are read in whole vectors, dense and alike: fp32; halves (fp16 or bfloat16), a half
-// against fp32, fp32 against uint8; with a mask that lies as they do, or weights of fp32 that may be broadcast and such
-// a mask. Then fp32 or a half with anything beside it: NaN to be looked for, masks and weights of any strides, operands
-// that are not dense. Last, operands of any strides; fp32 once more for single losses and sums of few, in arithmetic
-// that rounds once. Each is 35 to 55 KB of machine code a loss and architecture.
+// The commonest, over operands that are read in whole vectors, dense and alike: fp32, whose target may be broadcast;
+// halves (fp16 or bfloat16), a half against fp32, fp32 against uint8; with a mask that lies as they do, or weights of
+// fp32 that may be broadcast and such a mask. Then fp32 or a half with anything beside it: NaN to be looked for, masks
+// and weights of any strides, operands that are not dense. Last, operands of any strides; fp32 once more for single
+// losses and sums of few, in arithmetic that rounds once. Each is 25 to 70 KB of machine code a loss and architecture.
+// A loss that has not all kernels lacks MaskedFloatAndUInt8 and StridedFloats, whose work FloatWithExtras and
+// StridedFloatsOnce do.
 enum class PassKernel {
   Floats,
   MaskedFloats,
@@ -73,11 +75,13 @@ inline bool is_half(DType dtype) { return dtype == DType::Float16 || dtype == DT
 // Whether a float's, or a half's, whole vectors may stand beside such a target.
 inline bool is_stored(DType dtype) { return is_half(dtype) || dtype == DType::Float32 || dtype == DType::UInt8; }
 
-// Whether input, target and gradients lie densely and alike.
-inline bool is_linear(const Pass& r) {
+// Whether input and gradients lie densely and alike, and then whether the target does.
+inline bool is_linear_but_target(const Pass& r) {
   const auto serves = [&](Place place, const void* data) { return !data || is_linear(r.segments, r.inner, place); };
-  return serves(kInput, r.input.data) && serves(kTarget, r.target.data) && serves(kFirst, r.grad_input.data) &&
-         serves(kSecond, r.grad_target.data);
+  return serves(kInput, r.input.data) && serves(kFirst, r.grad_input.data) && serves(kSecond, r.grad_target.data);
+}
+inline bool is_linear(const Pass& r) {
+  return is_linear_but_target(r) && (!r.target.data || is_linear(r.segments, r.inner, kTarget));
 }
 
 // Whether a mask, if there is one, lies as linear operands do.
@@ -114,7 +118,7 @@ inline PassKernel kernel_of(const Pass& r, int n, const OffsetCalculator& segmen
   const DType input = r.input.dtype, target = r.target.dtype;
   if (wants_float64(r)) return K::StridedDoubles;
   const bool are_floats = input == DType::Float32 && target == DType::Float32;
-  const bool is_once = r.losses.data || distinct_terms(r.inner) <= plan::kExactCount;
+  const bool is_once = !all_kernels || r.losses.data || distinct_terms(r.inner) <= plan::kExactCount;
   const K strided = !are_floats || r.third.data ? K::StridedAny : is_once ? K::StridedFloatsOnce : K::StridedFloats;
   if (!(input == DType::Float32 || is_half(input)) || !is_stored(target)) return strided;
   // The gradient of a float takes more arithmetic than halves have beside it.
@@ -123,6 +127,8 @@ inline PassKernel kernel_of(const Pass& r, int n, const OffsetCalculator& segmen
   const bool is_narrow = inner.narrow && segments.narrow;
   const Selection& selection = r.selection;
   const Operand& weight = r.third.data ? r.third : selection.weight;  // either is read in the same way
+  const bool are_plain = are_floats && !weight.data && !selection.mask.data && !selection.ignore_nan;
+  if (are_plain && inner.rank <= kFewDims && is_narrow && is_linear_but_target(r)) return K::Floats;
   if (inner.rank <= kFewDims && is_linear(r) && !selection.ignore_nan && has_plain_mask(r, n)) {
     if (!weight.data) {
       if (are_floats) return selection.mask.data ? K::MaskedFloats : K::Floats;

@@ -18,9 +18,10 @@ CUDALOSS_INLINE FloatFloat weighted(FloatFloat value, float weight) {
 
 // Threads of a block, of which a processor holds 1,024 at least.
 template <class Loss>
-constexpr int kPassThreads = Loss::kMirrors ? plan::kPassThreads : plan::kPassThreadsOfOperands;
+constexpr int kPassThreads = kIsOfDifference<Loss> ? plan::kPassThreads : plan::kPassThreadsOfOperands;
+// Vectors whose loads are in flight together: the terms of a loss of two operands take the registers of a second.
 template <class Loss>
-constexpr int kPassUnroll = Loss::kMirrors ? plan::kPassUnroll : 1;  // whose terms take the registers of a second
+constexpr int kPassUnroll = kIsOfDifference<Loss> ? plan::kPassUnroll : 1;
 
 // A Pass as its kernel takes it. F is the scalar arithmetic, P what sums are kept in.
 template <class A, class B, class F, class P>
@@ -36,6 +37,7 @@ struct PassParameters {
   Weights<F> weight;
   Weights<F> third;  // operands of the loss itself, if not in the place of the weights; without data: a number
   int weight_dims;   // the last dimension along which it varies, and all before
+  int target_dims;   // likewise of a target that is broadcast; else 0
   bool ignore_nan;
 
   double scale;
@@ -48,6 +50,7 @@ struct PassParameters {
 
   bool sums_losses;
   Summed summed;
+  bool of_third;
   Accessor<A> grad_input;
   Accessor<B> grad_target;
   Accessor<Any<F>> losses;
@@ -161,6 +164,9 @@ __device__ __forceinline__ double process(const PassParameters<A, B, F, P>& p, c
   const auto terms_of = [&](const auto& loss, int i) {
     return loss.terms(reading.operands.a.element[i], reading.operands.b.element[i]);
   };
+  const auto terms_anew = [&](const auto& loss, int i) {
+    return loss.terms(anew(reading.operands.a.element[i]), anew(reading.operands.b.element[i]));
+  };
   Constant<F> incoming[N];
   const auto read_factors = [&] {
     if (alike) scale = times(scale, Constant<F>{reading.weight[0], F(0)});
@@ -171,6 +177,12 @@ __device__ __forceinline__ double process(const PassParameters<A, B, F, P>& p, c
     Constant<F> found = scale;
     if (wanted.weighted && !alike) found = times(found, Constant<F>{reading.weight[i], F(0)});
     return wanted.scattered_grad_output ? times(found, incoming[i]) : found;
+  };
+  const auto first_gradient = [&](const auto& loss, const auto& terms, int i) {
+    if constexpr (kThird && kHasGradThird<LossG>) {
+      if (p.of_third) return loss.grad_third(terms, factor(i));
+    }
+    return loss.grad_input(terms, factor(i));
   };
   const auto is_selected = [&](int i) { return (selected >> i & 1) != 0; };
   const auto in_play = [&](TV value, int i) {
@@ -192,33 +204,32 @@ __device__ __forceinline__ double process(const PassParameters<A, B, F, P>& p, c
     }
   };
   F gradient[N];
-  TV value[N];
+  const bool shares = kSharesTerms<LossV, LossG> && wants_gradients;
+  if (wants_value && !shares) {
+    TV value[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) value[i] = in_play(own(loss, i).value(terms_of(own(loss, i), i)), i);
+    finish_losses(value);
+  }
+  if (!wants_gradients) return sum;
+  read_factors();
   if constexpr (kSharesTerms<LossV, LossG>) {
-    if (wants_gradients) read_factors();
+    TV value[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const auto& of_element = own(loss, i);
       const auto terms = terms_of(of_element, i);
       value[i] = in_play(of_element.value(terms), i);
-      gradient[i] = select(is_selected(i), of_element.grad_input(terms, factor(i)), F(0));
+      gradient[i] = select(is_selected(i), first_gradient(of_element, terms, i), F(0));
     }
     if (wants_value) finish_losses(value);
   } else {
-    if (wants_value) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) value[i] = in_play(own(loss, i).value(terms_of(own(loss, i), i)), i);
-      finish_losses(value);
-    }
-    if (wants_gradients) {
-      read_factors();
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const auto& of_element = own(loss_of_gradients, i);
-        gradient[i] = select(is_selected(i), of_element.grad_input(terms_of(of_element, i), factor(i)), F(0));
-      }
+    for (int i = 0; i < N; ++i) {
+      const auto& of_element = own(loss_of_gradients, i);
+      gradient[i] = select(is_selected(i), first_gradient(of_element, terms_of(of_element, i), i), F(0));
     }
   }
-  if (!wants_gradients) return sum;
   const auto turn_to_target = [&] {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
@@ -226,7 +237,7 @@ __device__ __forceinline__ double process(const PassParameters<A, B, F, P>& p, c
         gradient[i] = -gradient[i];
       } else {
         const auto& of_element = own(loss_of_gradients, i);
-        gradient[i] = select(is_selected(i), of_element.grad_target(terms_of(of_element, i), factor(i)), F(0));
+        gradient[i] = select(is_selected(i), of_element.grad_target(terms_anew(of_element, i), factor(i)), F(0));
       }
     }
   };
@@ -292,9 +303,12 @@ __device__ __forceinline__ void run(const PassParameters<A, B, F, P>& p, const V
 }
 
 // Operands of any strides, a vector at a time. Where their dtypes are looked at at run time, elements may have third
-// operands of their own.
+// operands of their own, and a loss of two operands has 128 registers a thread: of 64 it spills 100 to 450 bytes.
+template <class LossV, class A>
+constexpr int kStridedBlocks = (kIsOfDifference<LossV> || std::is_same_v<A, float> ? 1024 : 512) / kPassThreads<LossV>;
+
 template <class P, class A, class B, int N, class LossV, class LossG>
-__global__ void __launch_bounds__(kPassThreads<LossV>, 1024 / kPassThreads<LossV>)
+__global__ void __launch_bounds__(kPassThreads<LossV>, (kStridedBlocks<LossV, A>))
     strided_pass_kernel(LossV loss, LossG loss_of_gradients,
                         const __grid_constant__ PassParameters<A, B, typename LossG::F, P> p) {
   using F = typename LossG::F;

@@ -37,7 +37,7 @@ struct FocalWeights {
 template <class T>
 struct squared_focal {
   using F = Scalar<T>;
-  static constexpr bool kHasThird = true, kIsFast = std::is_same_v<T, FastFloat>;
+  static constexpr bool kHasThird = true, kIsHeavy = true, kIsFast = std::is_same_v<T, FastFloat>;
 
   struct Terms {
     FocalSides<F> of;

@@ -17,6 +17,7 @@ struct Mode {
   bool ignore_nan;
   bool may_decline;  // the caller has not looked at the operands: the answer may be undefined tensors, None in Python
   bool is_below_autograd;  // the caller is the op's autograd, or knows that nothing asks for it
+  bool for_third;          // of a backward: the third operand's gradient is wanted, in the place of the input's
   bool mean_over_count;    // a mean divides by the number of elements in play, not by the sum of their weights
   int flags;               // of the loss itself
   int64_t batch_dims;
@@ -30,6 +31,7 @@ struct Mode {
         ignore_nan(packed >> 6 & 1),
         may_decline(packed >> 7 & 1),
         is_below_autograd(packed >> 15 & 1),
+        for_third(packed >> 29 & 1),
         mean_over_count(packed >> 24 & 1),
         flags(packed >> 25 & 0xf),
         batch_dims(packed >> 8 & 0x7f),

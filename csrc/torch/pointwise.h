@@ -143,6 +143,7 @@ void full_gradients(const Call& call, Layout layout, const Tensor& grad_output, 
   pass.grad_input = result(grad_input);
   pass.grad_target = result(grad_target);
   pass.hold_unit_gradients = hold_unit_gradients;
+  pass.of_third = call.mode.for_third;
   Engine::pass(call.mode.loss, pass, call.input);
 }
 
@@ -159,8 +160,22 @@ Tensor summed_gradient(const Call& call, Layout layout, const Tensor& grad_outpu
   const Tensor gradient = empty_contiguous(operand.sizes(), operand.scalar_type(), operand);
   pass.reduction = result(gradient);
   pass.summed = summed;
+  pass.of_third = call.mode.for_third;
   Engine::pass(call.mode.loss, pass, call.input);
   return gradient;
+}
+
+// The gradient of a third operand that is a tensor.
+template <class Engine>
+Tensor third_gradient(const Call& call, const Layout& layout, const Tensor& grad_output, const Maybe& denominators) {
+  require(call.third && !call.mode.for_input && !call.mode.for_target,
+          "the gradient of a third operand is of a tensor, and comes in a pass of its own");
+  if (!layout.is_full(*call.third)) {
+    return summed_gradient<Engine>(call, layout, grad_output, denominators, *call.third, Summed::GradInput);
+  }
+  const Maybe gradient = gradient_as(*call.third, true);
+  full_gradients<Engine>(call, layout, grad_output, denominators, gradient, {}, false);
+  return *gradient;
 }
 
 // The gradients that are wanted, from the operands.
@@ -169,6 +184,7 @@ std::tuple<Tensor, Tensor> backward(Tensor grad_output, Maybe denominators, CUDA
   const Call call = CUDALOSS_CALL;
   const Layout layout = layout_of(call, &grad_output);
   if (declines(call, backward_fault(call, layout, grad_output, denominators))) return {};
+  if (call.mode.for_third) return {third_gradient<Engine>(call, layout, grad_output, denominators), Tensor()};
   const bool is_full[] = {layout.is_full(input), layout.is_full(target)};
   Maybe grad_input = gradient_as(input, call.mode.for_input && is_full[0]);
   Maybe grad_target = gradient_as(target, call.mode.for_target && is_full[1]);
