@@ -10,7 +10,17 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _private, reference
-from ._modes import FOR_INPUT, FOR_TARGET, IGNORE_NAN, MAY_DECLINE, batch_dims_of, dtype_of, loss_of, reduction_of
+from ._modes import (
+    FOR_INPUT,
+    FOR_TARGET,
+    FOR_THIRD,
+    IGNORE_NAN,
+    MAY_DECLINE,
+    batch_dims_of,
+    dtype_of,
+    loss_of,
+    reduction_of,
+)
 from ._options import Options
 from ._specs import BY_MODE
 
@@ -21,6 +31,7 @@ _is_included, _VMAP = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.
 _loss_with_grad, _rescale_ = _private.loss_with_grad, _private.rescale_
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
 _OTHERS = (None,) * 9  # the gradients of all arguments but input and target
+_THIRD = _private.Call._fields.index("third")
 
 
 def transformed() -> bool:
@@ -108,16 +119,28 @@ def _backward(ctx, grad_output):
         and not (_dispatch_modes() or _is_included(_VMAP))
         and grad_output.item() == 1.0
     )
+    others = _others(ctx, grad_output, denominators, call)
     if not is_one and not (is_first and _rescale_(grad_input, grad_target, grad_output, denominators, *call)):
-        return *gradients(grad_output, denominators, *call), *_OTHERS
+        return *gradients(grad_output, denominators, *call), *others
     if _keeps_graph():  # it keeps the saved tensors, and would notice if the receiver wrote to those very ones
         grad_input = None if grad_input is None else grad_input.data
         grad_target = None if grad_target is None else grad_target.data
-    return grad_input, grad_target, *_OTHERS
+    return grad_input, grad_target, *others
+
+
+def _others(ctx, grad_output, denominators, call, find=None):
+    """The gradients of all arguments but input and target: of a third operand that is a tensor, where it is wanted."""
+    if len(call) <= _THIRD or not ctx.needs_input_grad[_THIRD]:
+        return _OTHERS
+    input, target, how, *rest = call
+    third = input, target, how & ~(FOR_INPUT | FOR_TARGET) | FOR_THIRD, *rest
+    found = gradients(grad_output, denominators, *third) if find is None else find(grad_output, third)
+    return *_OTHERS[: _THIRD - 2], found[0], *_OTHERS[_THIRD - 1 :]
 
 
 def _differentiable_backward(ctx, grad_output):
-    return *by_reference(grad_output, _kept(ctx)[1]), *_OTHERS
+    call = _kept(ctx)[1]
+    return *by_reference(grad_output, call), *_others(ctx, grad_output, None, call, by_reference)
 
 
 def _two_passes_forward(ctx, *call):
@@ -146,8 +169,10 @@ def _traced_backward(ctx, grad_output):
 def gradients(grad_output, denominators, input, target, how, *rest):
     """The gradients wanted, from a second reading of the operands; by the reference where the kernels decline, because
     hooks on saved tensors have changed dtypes or devices."""
+    if not how & (FOR_INPUT | FOR_TARGET | FOR_THIRD):
+        return None, None
     given = grad_output, denominators
-    if denominators is not None and denominators.shape[0] > 1 and input.shape != target.shape:
+    if denominators is not None and denominators.shape[0] > 1 and (how & FOR_THIRD or input.shape != target.shape):
         # A broadcast operand's gradient sums over segments: their denominators go into what is summed.
         divided = grad_output.double() * denominators[:, 1].view(grad_output.shape)
         given = divided, denominators.new_ones(1, 2)
@@ -158,9 +183,11 @@ def gradients(grad_output, denominators, input, target, how, *rest):
 
 
 def by_reference(grad_output, call):
+    """What the backward op gives."""
     spec, input, target, reduction, third, dtype, options, second = unpacked(*call)
-    wanted = bool(call[2] & FOR_INPUT), bool(call[2] & FOR_TARGET)
-    return reference.gradients(spec, grad_output, input, target, reduction, third, dtype, wanted, options, second)
+    wanted = tuple(bool(call[2] & flag) for flag in (FOR_INPUT, FOR_TARGET, FOR_THIRD))
+    found = reference.gradients(spec, grad_output, input, target, reduction, third, dtype, wanted, options, second)
+    return (found[2], None) if wanted[2] else found[:2]
 
 
 def _node(name: str, forward: Callable, backward: Callable) -> Callable[..., Tensor | None]:

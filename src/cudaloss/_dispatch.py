@@ -64,8 +64,11 @@ def _is_readable(tensor: Tensor, device: torch.device) -> bool:
     )
 
 
-def _is_served(input: Tensor, target: Tensor, third: Tensor | None, dtype: torch.dtype, options: Options) -> bool:
-    """Whether the compiled kernels serve this call; the reference serves all others."""
+def _is_served(
+    input: Tensor, target: Tensor, third: Tensor | None, dtype: torch.dtype, options: Options, for_third: bool
+) -> bool:
+    """Whether the compiled kernels serve this call, with the third operand's gradient where that may come from them;
+    the reference serves all others."""
     weight, mask = options.weight, options.mask
     normalizer = options.normalizer if isinstance(options.normalizer, Tensor) else None
     beside = [tensor for tensor in (weight, mask, normalizer, third) if tensor is not None]
@@ -76,7 +79,10 @@ def _is_served(input: Tensor, target: Tensor, third: Tensor | None, dtype: torch
         and all(tensor is None or tensor.dtype in DTYPES for tensor in (weight, third))
         and (normalizer is None or normalizer.dtype in DTYPES or normalizer.dtype in INTEGERS)
         and all(_is_readable(tensor, input.device) for tensor in (input, target, *beside))
-        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in beside))
+        and not (
+            torch.is_grad_enabled()
+            and any(tensor.requires_grad and not (for_third and tensor is third) for tensor in beside)
+        )
         and not transformed()
         and max(input.dim(), target.dim()) <= MAX_DIMS
     )
@@ -126,7 +132,9 @@ def loss(
     weight, mask, normalizer, scale, batch_dims, ignore_nan = options
     # A compiler fuses PyTorch's own ops with what comes next, where that is of the data's size; ONNX knows no other.
     decomposes = not is_plain and ((reduction == "none" and _is_compiled()) or _is_exporting_to_onnx())
-    is_served = _is_served(input, target, third, dtype, options)
+    for_third = third is not None and third.requires_grad and is_plain and type(third) in PLAIN_TENSORS
+    for_third = for_third and spec.has_third_gradient and torch.is_grad_enabled()
+    is_served = _is_served(input, target, third, dtype, options, for_third)
     if decomposes or not is_served:
         value = reference.loss(spec, input, target, reduction, parameter, dtype, options, second)
         return _private.laid_out(value, input, target) if reduction == "none" and is_served else value
@@ -140,12 +148,12 @@ def loss(
     if torch.is_grad_enabled():
         how |= (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
         wanting = [operand for operand in (input, target) if operand.requires_grad]
-    if not wanting:
+    if not wanting and not for_third:
         return _private.forward(input, target, how, number, *call)[0]
     whole = input.shape == target.shape or all(
         x.shape == torch.broadcast_shapes(input.shape, target.shape) for x in wanting
     )
-    if whole and takes_one_pass(reduction, [x.dtype for x in wanting]):
+    if wanting and whole and takes_one_pass(reduction, [x.dtype for x in wanting]):
         way = _autograd.one_pass if is_plain else _autograd.traced_one_pass
     else:
         way = _autograd.two_passes if is_plain else _autograd.traced_two_passes

@@ -117,14 +117,13 @@ def value(spec: LossSpec, operands: Operands, third: Third, second: float) -> Te
 
 
 def slopes(
-    spec: LossSpec, operands: Operands, third: Third, second: float, needed: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """The derivatives for input and target, where needed."""
+    spec: LossSpec, operands: Operands, third: Third, second: float, needed: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """The derivatives for input, target and, of a loss of both, a third operand that is a tensor, where needed."""
     terms = spec.terms
     if isinstance(terms, OfDifference):
         slope = derivative(spec, operands[0], third, 1)
         return slope if needed[0] else None, -slope if needed[1] else None
     x, t = operands
-    both = zip((terms.for_input, terms.for_target), needed, strict=True)
-    for_input, for_target = (formula(x, t, third, second) if wanted else None for formula, wanted in both)
-    return for_input, for_target
+    each = zip(terms[1:], needed, strict=False)
+    return tuple(formula(x, t, third, second) if wanted and formula else None for formula, wanted in each)

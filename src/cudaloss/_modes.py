@@ -19,6 +19,7 @@ FOR_INPUT = 1 << 4  # the input's gradient is wanted
 FOR_TARGET = 1 << 5  # the target's is
 IGNORE_NAN = 1 << 6
 MAY_DECLINE = 1 << 7  # nobody has looked at the operands: an op that does not serve them answers None, or False
+FOR_THIRD = 1 << 29  # of a backward: the third operand's is wanted, in the place of the input's
 BELOW_AUTOGRAD = 1 << 15  # the caller is the op's autograd, or knows that nothing asks for it
 BATCH_DIMS = 8  # where their number begins
 LOSS = 16  # where the loss begins (LossSpec.mode): its id, of 8 bits,

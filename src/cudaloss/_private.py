@@ -2,7 +2,8 @@
 
 ``_pointwise_forward``            the loss, and the denominators that had to be counted for it.
 ``_pointwise_forward_with_grad``  the loss, the gradients that are wanted, for a grad_output of 1, and the denominators.
-``_pointwise_backward``           the gradients that are wanted, from the operands and the denominators.
+``_pointwise_backward``           the gradients that are wanted, from the operands and the denominators; or, in place
+                                  of the input's, a third operand's that is a tensor.
 ``_pointwise_finish``             makes the gradients of ``forward_with_grad`` those for another grad_output, as a
                                   compiler may see it: see :func:`claimed`.
 
@@ -31,6 +32,7 @@ from ._checks import joint_shape
 from ._modes import (
     FOR_INPUT,
     FOR_TARGET,
+    FOR_THIRD,
     IGNORE_NAN,
     MAY_DECLINE,
     MEAN_OVER_COUNT,
@@ -174,7 +176,9 @@ def _fake_forward_with_grad(input, target, how, *call):
     return value, *(_empty_as(x, x.dtype) if how & flag else None for x, flag in wanted), denominators
 
 
-def _fake_backward(grad_output, denominators, input, target, how, *call):
+def _fake_backward(grad_output, denominators, *arguments):
+    call = Call(*arguments)
+    input, target, how = call.input, call.target, call.how
     shape = joint_shape(input, target)
 
     def gradient(operand, wanted):
@@ -182,6 +186,8 @@ def _fake_backward(grad_output, denominators, input, target, how, *call):
             return None
         return _empty_as(operand, operand.dtype) if operand.shape == shape else operand.new_empty(operand.shape)
 
+    if how & FOR_THIRD:
+        return gradient(call.third, FOR_THIRD), None
     return gradient(input, FOR_INPUT), gradient(target, FOR_TARGET)
 
 

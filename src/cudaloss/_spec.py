@@ -159,6 +159,11 @@ class LossSpec:
         return {**{row.name: value for row, value in given if row}, **self.flag_values}
 
     @property
+    def has_third_gradient(self) -> bool:
+        """Whether the kernels make the gradients of a third operand that is a tensor, as each call has one."""
+        return self.parameter is not None and self.parameter.of_call
+
+    @property
     def reductions(self) -> tuple[str, ...]:
         return (*REDUCTIONS, BATCHMEAN) if self.batchmean else REDUCTIONS
 

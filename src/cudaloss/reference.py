@@ -169,11 +169,12 @@ def gradients(
     reduction: str,
     parameter: Third,
     dtype: torch.dtype,
-    needed: tuple[bool, bool],
+    needed: tuple[bool, ...],
     options: Options = NONE,
     second: float = 0.0,
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of :func:`loss` for input and target, where `needed`; differentiable where grad mode is on."""
+) -> tuple[Tensor | None, ...]:
+    """The gradients of :func:`loss` for input, target and a third operand, where `needed`; differentiable where grad
+    mode is on."""
     operands, third, weight, left_out = _terms(spec, input, target, parameter, dtype, options)
     shape = operands[0].shape
     factor = grad_output.to(operands[0].dtype)
@@ -183,16 +184,16 @@ def gradients(
     if reduction != "none":
         factor = factor.view(factor.shape + (1,) * (len(shape) - factor.dim()))
 
-    def gradient(slope: Tensor | None, operand: Tensor) -> Tensor | None:
-        if slope is None:
+    def gradient(slope: Tensor | None, operand: Third) -> Tensor | None:
+        if slope is None or not isinstance(operand, Tensor):
             return None
         found = slope * factor
         found = found if weight is None else found * weight
         found = found if left_out is None else torch.where(left_out, 0, found)
         return _sum_to(found, operand.shape).to(operand.dtype)
 
-    for_input, for_target = _formulas.slopes(spec, operands, third, second, needed)
-    return gradient(for_input, input), gradient(for_target, target)
+    slopes = _formulas.slopes(spec, operands, third, second, needed)
+    return tuple(gradient(*each) for each in zip(slopes, (input, target, parameter), strict=False))
 
 
 def denominators(spec: LossSpec, input: Tensor, target: Tensor, dtype: torch.dtype, options: Options) -> Tensor | None:
