@@ -17,6 +17,7 @@ from cudaloss.bench.tables import size_text
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 HOST_SIZE = 4096
+FAMILY_DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 COLUMNS = ("eager", "compile")  # the rivals that the tables' headers name
 
 Row = dict[str, Any]
@@ -126,6 +127,23 @@ def _times(row: Row) -> list[str]:
     return [f"{row['seconds']['cudaloss']['median'] * 1e3:.2f}", *ratios]
 
 
+def family_table(rows: list[Row]) -> str | None:
+    """The losses that have fewer kernels, at the largest size: what each is to eager and to compile."""
+    found = select(rows, suite="family")
+    first = largest(found)
+    if not first:
+        return None
+    body = []
+    for loss in dict.fromkeys(row["loss"] for row in found):
+        of_loss = select(found, loss=loss, size=first["size"])
+        cells = [largest(of_loss, mode=mode, dtype=dtype) for mode in ("forward", "step") for dtype in FAMILY_DTYPES]
+        share = f"{cells[2]['of_ceiling']:.2f}" if cells[2] and "of_ceiling" in cells[2] else ""
+        body.append([loss, *(ratios(cell) if cell else "" for cell in cells), share])
+    titles = [f"{title} {dtype}" for title in ("forward", "training") for dtype in FAMILY_DTYPES.values()]
+    header = [f"times as fast as eager, as compile, {size_text(first['size'])}", *titles, "of `torch.add`'s throughput"]
+    return markdown(header, body)
+
+
 def features_table(rows: list[Row]) -> str | None:
     """Of one loss at the largest size."""
     own = [mode.name for mode in OWN_FEATURES]
@@ -171,11 +189,12 @@ def caption(environment: dict[str, Any]) -> str:
 def block(report: dict[str, Any]) -> str:
     """What stands between the comments. Tables and lines for which the report has no rows are left out."""
     rows = [row for row in report["bench"]["report"]["rows"] if "skipped" not in row]
-    made = (kernelbench_table(rows), losses_table(rows), features_table(rows), own_features_table(rows))
-    tables = [table for table in made if table]
-    if not tables:
+    tables = (kernelbench_table, losses_table, family_table, features_table, own_features_table)
+    made = [table(rows) for table in tables]
+    found = [table for table in made if table]
+    if not found:
         raise ValueError("the report has no rows of the suites that the README shows")
-    return "\n\n".join([caption(report["environment"]), *tables])
+    return "\n\n".join([caption(report["environment"]), *found])
 
 
 def replaced(text: str, new: str) -> str:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cudaloss.bench import cases, cli, domains, modes, plan, rivals, suites, tables
+from cudaloss.bench import cases, domains, modes, plan, rivals, suites, tables
 from cudaloss.bench.cases import COMPARABLE, KERNELBENCH, Case
 from cudaloss.bench.modes import BFLOAT16, FEATURES, FLOAT32, FORWARD, STEP, TRAINING_MODES, Dtypes, Mode
 from cudaloss.bench.plan import Options
@@ -60,16 +60,26 @@ def test_every_row_says_known_numbers() -> None:
     assert domains.suited(torch.tensor([0, 1]), "1 or -1").tolist() == [0, 1]
 
 
-def test_general_losses_are_asked_for_in_a_word() -> None:
-    general = tuple(name for name, spec in COMPARABLE.items() if spec.kernels == "general")
-    assert 0 < len(general) < len(COMPARABLE)
-    words = "--device cpu --suites forward training --modes step --dtypes float32 bfloat16 --sizes 8 --losses"
-    _, options = cli._parse([*words.split(), "general"])
-    assert options.losses == general
-    rows = {(row["suite"], row["loss"], row["dtype"]) for row in (one.row() for one in plan.cases(options))}
-    assert rows == {(s, n, d) for s in ("forward", "training") for n in general for d in ("float32", "bfloat16")}
-    assert len(rows) == len(plan.cases(options))
-    assert cli._parse([*words.split(), "mse", "general"])[1].losses == ("mse", *general)
+def test_every_loss_is_in_a_suite_of_throughput() -> None:
+    found = [(case.suite, case.spec.name) for case in plan.cases(Options(device="cuda"))]
+    family = {loss for suite, loss in found if suite == "family"}
+    assert family == {name for name, spec in COMPARABLE.items() if spec.kernels == "general"}
+    assert {loss for suite, loss in found if suite == "training"} == set(COMPARABLE) - family
+    named = plan.cases(Options(device="cuda", suites=("training", "family"), losses=("mse", "kl_div"), sizes=(8,)))
+    assert {(case.suite, case.spec.name) for case in named} == {
+        (suite, loss) for suite in ("training", "family") for loss in ("mse", "kl_div")
+    }
+
+
+def test_a_variance_has_a_gradient_of_its_own() -> None:
+    (one,) = plan.cases(Options(suites=("features",), losses=("gaussian_nll",), modes=("variance",), sizes=(8,)))
+    assert one.bytes_an_element == 4 * 5
+    *_, var = operands = one.operands()
+    step = cases._work(one.mode, cases._losses(one, False, with_op=False)["cudaloss"], *operands)
+    step()
+    first = var.grad
+    step()
+    assert var.grad is not first and torch.equal(var.grad, first) and var.grad.count_nonzero() > 0
 
 
 def test_focal_loss_is_composed_as_it_is_defined() -> None:

@@ -84,6 +84,23 @@ def test_readme_has_every_problem_at_its_largest_size() -> None:
     assert [line for line in lines if "98" in line] == ["| problem 98, kl_div, 8 x 8 | 4.00 ms: 2.00x eager |  |"]
 
 
+def test_readme_has_the_family_at_its_largest_size() -> None:
+    readme, more = script("readme"), report()
+    fields = {"suite": "family", "loss": "kl_div"}
+    more["bench"]["report"]["rows"] += [
+        made_up((0.001, 0.001, 0.001), **fields, mode="forward"),
+        made_up((0.002, 0.002, 0.002), **fields, mode="step") | {"of_ceiling": 0.971},
+        made_up((0.004, 0.004, 0.004), **fields, mode="step") | {"dtype": "bfloat16"},
+        made_up((0.004, 0.004, 0.004), **fields, mode="step", size=4),
+    ]
+    table = next(table for table in readme.block(more).split("\n\n") if "kl_div" in table)
+    header, _, *body = table.splitlines()
+    assert header.endswith(
+        "| forward fp32 | forward bf16 | training fp32 | training bf16 | of `torch.add`'s throughput |"
+    )
+    assert body == ["| kl_div | 2000.00x |  | 1000.00x | 500.00x | 0.97 |"]
+
+
 def test_readme_shows_the_rivals_that_its_headers_name() -> None:
     row = made_up((1.0, 0.9, 1.1))
     row["speedup"] |= {"torchvision": 9.0, "compile": 3.0}

@@ -158,7 +158,8 @@ def _work(mode: Mode, loss: Loss, input: Tensor, target: Tensor, *arguments: Ten
         return lambda: loss(input, target, *arguments)
 
     def step() -> None:
-        input.grad = target.grad = None
+        for operand in (input, target, *arguments):
+            operand.grad = None
         value = loss(input, target, *arguments)
         if mode.factor is not None:
             value = value * mode.factor

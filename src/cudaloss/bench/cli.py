@@ -29,6 +29,7 @@ suites:
   ceilings     GB/s of a copy, a sum (reads only) and an addition (two reads, one write)
   forward      a mean without grad, time on the device
   training     forward and backward of a mean; --modes has its variants
+  family       both of the losses that have fewer kernels, at two sizes
   latency      the host's time of a call: function, op, training step
   graph        the GPU's time of a forward under CUDA graph replay
   memory       peak memory of forward and backward above the operands (CUDA)
@@ -47,9 +48,7 @@ EPILOG = """
 Dtypes and modes of training that are not asked for are measured one at a time, at the largest size; all that is asked
 for is crossed. Features that all losses have, and masked calls in latency and memory, are of smooth_l1 unless --losses
 says otherwise. Where PyTorch lacks a loss, its rival is composed as users do; torchvision's and liger_kernel's losses
-are timed too where they are installed. The losses that have the general kernels alone, at one size:
-
-  python -m cudaloss.bench --suites forward training --losses general --modes step --dtypes float32 bfloat16 --sizes 28
+are timed too where they are installed. Suites of the commonest losses take the others too, where --losses names them.
 
 CUDA_VISIBLE_DEVICES chooses among GPUs.
 """
@@ -66,13 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add, losses = parser.add_argument, list(COMPARABLE)
     add("--suites", nargs="+", choices=plan.SUITE_NAMES, default=plan.SUITE_NAMES, metavar="SUITE", help="default: all")
     add("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
-    add(
-        "--losses",
-        nargs="+",
-        choices=[*losses, "general"],
-        metavar="LOSS",
-        help=f"of {', '.join(losses)}; general: {', '.join(plan.GENERAL)}",
-    )
+    add("--losses", nargs="+", choices=losses, metavar="LOSS", help=f"of {', '.join(losses)}")
     modes = "of training and of features; misaligned is one of forward too"
     add("--modes", nargs="+", choices=plan.MODE_NAMES, metavar="MODE", help=modes)
     dtypes = "each a dtype, or a pair input/target such as bfloat16/float32, which is called under autocast"
@@ -87,10 +80,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--plot", type=Path, metavar="FOLDER", help="where to draw figures (needs matplotlib)")
     add("--fail-if-slower", action="store_true", help="exit with 1 where cudaloss is slower than eager beyond noise")
     return parser
-
-
-def _chosen_losses(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(loss for name in names for loss in (plan.GENERAL if name == "general" else (name,)))
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, plan.Options]:
@@ -114,7 +103,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, plan.Options
         sizes=sizes,
         dtypes=tuple(arguments.dtypes) if arguments.dtypes else None,
         modes=tuple(arguments.modes) if arguments.modes else None,
-        losses=_chosen_losses(arguments.losses) if arguments.losses else None,
+        losses=tuple(arguments.losses) if arguments.losses else None,
         ceiling_size=arguments.ceiling_size,
         rounds=arguments.rounds,
         compile=not arguments.no_compile,

@@ -170,6 +170,15 @@ CLASS_WEIGHTS = _for_classes("weight")
 QUANTILES = _for_classes("quantile", op="quantile_tensor")
 BETAS = _for_classes("beta", eager=lambda loss, x, y, betas: _smooth_l1_of(x, y, betas), op="beta_tensor")
 
+# A variance for each element, which has a gradient of its own.
+VARIANCE = Call(
+    ours=_given_as("var"),
+    eager=_given_as("var"),
+    arguments=lambda shape, dtype, device: (_numbers(shape, dtype, device).add_(1).requires_grad_(),),
+    bytes_an_element=4,  # the gradient
+    full_sized=1,
+)
+
 # By loss: the plain call of what PyTorch does not compute without a third operand.
 WITH_THIRD = {
     "gaussian_nll": Call(
@@ -199,7 +208,8 @@ class Mode:
     @property
     def losses(self) -> tuple[str, ...]:
         """Those that can be called so."""
-        return tuple(name for name in self.only if self.call is PLAIN or name not in WITH_THIRD)
+        is_own = len(self.only) == 1
+        return tuple(name for name in self.only if self.call is PLAIN or is_own or name not in WITH_THIRD)
 
 
 # Not a vector's multiple from the start of the allocation, and not the other operand's distance either.
@@ -244,4 +254,5 @@ OWN_FEATURES = (
     Mode("quantile", "quantile loss, one quantile", only=_QUANTILE),
     Mode("quantiles", "quantile loss, a quantile for each column", QUANTILES, only=_QUANTILE),
     Mode("betas", "smooth L1, a beta for each column", BETAS, only=_SMOOTH_L1),
+    Mode("variance", "Gauss, a var that needs a gradient", VARIANCE, only=("gaussian_nll",)),
 )

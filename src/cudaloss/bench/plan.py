@@ -25,7 +25,9 @@ from .modes import (
     Mode,
 )
 
-GENERAL = tuple(name for name, spec in COMPARABLE.items() if spec.kernels == "general")
+# The losses that have all kernels, which most suites are of, and the others, which have a suite of their own.
+COMMON = tuple(name for name, spec in COMPARABLE.items() if spec.kernels == "all")
+FAMILY = tuple(name for name in COMPARABLE if name not in COMMON)
 MODE_NAMES = tuple(mode.name for mode in (*TRAINING_MODES, *FEATURES, *OWN_FEATURES))  # those that can be asked for
 
 # Fewer on the CPU: a run of four losses took three minutes on two cores.
@@ -35,7 +37,7 @@ DEFAULT_MODES = {"cuda": MODE_NAMES, "cpu": _CPU_MODES}
 LARGEST_CEILING = {"cuda": 28, "cpu": 24}
 NEEDS_GPU = ("graph", "memory")
 # Rows of these are compared with a ceiling.
-THROUGHPUT = ("forward", "training", "kernelbench", "features")
+THROUGHPUT = ("forward", "training", "family", "kernelbench", "features")
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,18 @@ class Part:
 _THROUGHPUT_SIZES = {"cuda": (12, 16, 20, 24, 28), "cpu": (16, 24)}
 _ONE_LOSS = ("smooth_l1",)
 SUITES = {
-    "forward": (Part(FORWARD_MODES, _THROUGHPUT_SIZES, varied_modes=True, varied_dtypes=True),),
-    "training": (Part(TRAINING_MODES, _THROUGHPUT_SIZES, varied_modes=True, varied_dtypes=True),),
+    "forward": (Part(FORWARD_MODES, _THROUGHPUT_SIZES, default_losses=COMMON, varied_modes=True, varied_dtypes=True),),
+    "training": (
+        Part(TRAINING_MODES, _THROUGHPUT_SIZES, default_losses=COMMON, varied_modes=True, varied_dtypes=True),
+    ),
+    "family": (Part((FORWARD, STEP), {"cuda": (20, 28), "cpu": (12, 24)}, default_losses=FAMILY, varied_dtypes=True),),
     "latency": (
         Part((FORWARD, STEP), {"cuda": (6, 12, 16), "cpu": (12,)}),
         Part((MASKED_FORWARD, *FEATURES), {"cuda": (12,), "cpu": (12,)}, default_losses=_ONE_LOSS),
     ),
     "graph": (Part((FORWARD,), {"cuda": (10, 12, 17, 20, 22)}),),
     "memory": (
-        Part((STEP,), {"cuda": (28,)}, varied_dtypes=True),
+        Part((STEP,), {"cuda": (28,)}, default_losses=COMMON, varied_dtypes=True),
         Part((MASKED,), {"cuda": (28,)}, default_losses=_ONE_LOSS),
     ),
     "kernelbench": tuple(

@@ -125,6 +125,7 @@ def _memory(case: Case, options: Options, _: Ceilings) -> Row:
 MEASURES: dict[str, Callable[[Case, Options, Ceilings], Row]] = {
     "forward": _throughput,
     "training": _throughput,
+    "family": _throughput,
     "kernelbench": _throughput,
     "features": _throughput,
     "latency": _latency,

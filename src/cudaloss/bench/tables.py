@@ -12,6 +12,7 @@ from .rivals import RIVALS
 TITLES = {
     "forward": "forward without grad, time on the device",
     "training": "forward and backward of a mean, time on the device",
+    "family": "forward, and forward and backward, of a mean, time on the device",
     "kernelbench": "KernelBench's problems 94, 96, 98 and 100, time on the device",
     "latency": "the host's time for one call",
     "graph": "forward under CUDA graph replay, the GPU's time for one call",
