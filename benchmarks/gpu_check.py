@@ -68,7 +68,8 @@ OF_FUNCTORS = [
 ]
 SANITIZERS = ("memcheck", "racecheck")
 # Test processes at once, each of two cores, in turn one a GPU. Of 16 cores and an H200 eight take 9 minutes, sixteen
-# more than 10; of 32 cores and two H200s sixteen take 8.
+# more than 10; of 32 cores and two H200s sixteen take 9, 24 beside the sanitizers 8.5.
+# CUDALOSS_PROCESSES: another number.
 PROCESSES = int(os.environ.get("CUDALOSS_PROCESSES", max(1, (os.cpu_count() or 1) // 2)))
 SHARED = {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 PIP = [sys.executable, "-m", "pip", "install"]
