@@ -14,6 +14,24 @@ from cudaloss._specs import SPECS, LossSpec, Parameter
 from cudaloss.bench import symbolic
 from oracle import has_domain, leaf, reduced
 
+SHAPE = (6, 5, 8)
+# Of the third operand beside operands of SHAPE, and how it lies in memory.
+LAYOUTS = {
+    "0-d": lambda make: make(()),
+    "one element": lambda make: make((1,)),
+    "per class": lambda make: make((8,)),
+    "per sample": lambda make: make((6, 1, 1)),
+    "per row": lambda make: make((6, 5, 1)),
+    "column": lambda make: make((5, 1)),
+    "full": lambda make: make(SHAPE),
+    "full, misaligned": lambda make: make((241,))[1:].view(SHAPE),
+    "every second class": lambda make: make((16,))[::2],
+    "every second": lambda make: make((6, 5, 16))[..., ::2],
+    "transposed": lambda make: make((8, 5, 6)).permute(2, 1, 0),
+    "backwards in one dimension": lambda make: make((6, 8, 5)).mT,
+    "expanded": lambda make: make((1, 5, 1)).expand(SHAPE),
+}
+
 
 def incoming(value: Tensor) -> Tensor:
     """A grad_output that every dtype holds, and that is nowhere 0."""
