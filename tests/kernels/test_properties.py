@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from drawn import calls
-from oracle import nothing, op
+from calls import Call
+from cudaloss._options import NONE
+from drawn import INTEGERS, Values, calls, parameters_of
+from oracle import has_domain, nothing, of_probabilities, op
 
 drawn = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -37,6 +41,22 @@ def test_keywords_with_dense_operands(spec, device, data):
 @given(data=st.data())
 def test_keywords_with_any_operands(spec, device, data):
     assert_right(data.draw(calls(spec, device, keywords=True, dense=False)))
+
+
+@pytest.mark.every_loss
+def test_wide_weights_beside_whole_targets(spec, device):
+    """Operands of three dtypes in fp64 arithmetic, in which three losses' kernels have once been wrong."""
+    shape, values = (5, 3, 7, 2), Values(torch.Generator().manual_seed(0), 1 / 64, 1.0)
+    for dtype, of_weight in itertools.product(INTEGERS, ((5, 3, 1, 2), shape)):
+        target = (values.probabilities if of_probabilities(spec) else values.of_dtype)(shape, dtype)
+        input = values.of_dtype(shape, torch.float32)
+        if has_domain(spec):
+            input = values.within(spec.inputs, input, torch.float32)
+            target = target if of_probabilities(spec) else values.within(spec.targets, target, dtype)
+        x, t = input.to(device, torch.float32).requires_grad_(), target.to(device, dtype)
+        third = values.of(parameters_of(spec), (5, 3, 7, 1)).to(device, torch.float32) if spec.parameter else None
+        weight = values.weights(of_weight, "positive").to(device)
+        Call(spec, x, t, parameter=third, options=NONE._replace(weight=weight)).assert_right()
 
 
 @pytest.mark.cuda
