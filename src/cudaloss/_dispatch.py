@@ -64,11 +64,9 @@ def _is_readable(tensor: Tensor, device: torch.device) -> bool:
     )
 
 
-def _is_served(
-    input: Tensor, target: Tensor, third: Tensor | None, dtype: torch.dtype, options: Options, for_third: bool
-) -> bool:
-    """Whether the compiled kernels serve this call, with the third operand's gradient where that may come from them;
-    the reference serves all others."""
+def _is_served(input: Tensor, target: Tensor, third: Tensor | None, dtype: torch.dtype, options: Options) -> bool:
+    """Whether the compiled kernels serve this call, the third operand's gradient apart; the reference serves all
+    others."""
     weight, mask = options.weight, options.mask
     normalizer = options.normalizer if isinstance(options.normalizer, Tensor) else None
     beside = [tensor for tensor in (weight, mask, normalizer, third) if tensor is not None]
@@ -79,10 +77,7 @@ def _is_served(
         and all(tensor is None or tensor.dtype in DTYPES for tensor in (weight, third))
         and (normalizer is None or normalizer.dtype in DTYPES or normalizer.dtype in INTEGERS)
         and all(_is_readable(tensor, input.device) for tensor in (input, target, *beside))
-        and not (
-            torch.is_grad_enabled()
-            and any(tensor.requires_grad and not (for_third and tensor is third) for tensor in beside)
-        )
+        and not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (weight, normalizer)))
         and not transformed()
         and max(input.dim(), target.dim()) <= MAX_DIMS
     )
@@ -132,9 +127,10 @@ def loss(
     weight, mask, normalizer, scale, batch_dims, ignore_nan = options
     # A compiler fuses PyTorch's own ops with what comes next, where that is of the data's size; ONNX knows no other.
     decomposes = not is_plain and ((reduction == "none" and _is_compiled()) or _is_exporting_to_onnx())
-    for_third = third is not None and third.requires_grad and is_plain and type(third) in PLAIN_TENSORS
-    for_third = for_third and spec.has_third_gradient and torch.is_grad_enabled()
-    is_served = _is_served(input, target, third, dtype, options, for_third)
+    for_third = third is not None and third.requires_grad and torch.is_grad_enabled()
+    is_served = _is_served(input, target, third, dtype, options)
+    if for_third and not (is_plain and type(third) in PLAIN_TENSORS and spec.has_third_gradient):
+        is_served = False
     if decomposes or not is_served:
         value = reference.loss(spec, input, target, reduction, parameter, dtype, options, second)
         return _private.laid_out(value, input, target) if reduction == "none" and is_served else value
