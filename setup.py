@@ -137,18 +137,21 @@ def rows():
     return found
 
 
-def has_dense_kernels(loss):
-    """Whether the loss has kernels of its own for dense operands, or the general pass alone: ``true`` or ``false``."""
+def has_all_kernels(loss):
+    """Whether the loss has all of CUDA's kernels, or those of the commonest calls alone: ``true`` or ``false``."""
     return str(rows()[loss].kernels == "all").lower()
 
 
 def write_losses():
-    """The list of losses that the C++ of all of them is made from, with their ids and their kernels."""
+    """The list of losses that the C++ of all of them is made from, with their ids and their kernels; their headers."""
     unknown = [loss for loss in LOSSES if loss not in rows()]
     if unknown:
         sys.exit(f"cudaloss: csrc/losses has {unknown[0]}.h, but src/cudaloss/_rows has no row of that name.")
-    lines = (f"CUDALOSS_LOSS({loss}, {rows()[loss].id}, {has_dense_kernels(loss)})\n" for loss in LOSSES)
+    lines = (f"CUDALOSS_LOSS({loss}, {rows()[loss].id}, {has_all_kernels(loss)})\n" for loss in LOSSES)
     write_if_changed(GENERATED / "losses.inc", "".join(lines))
+    write_if_changed(
+        GENERATED / "losses.h", "#pragma once\n" + "".join(f'#include "losses/{loss}.h"\n' for loss in LOSSES)
+    )
 
 
 class Engine(NamedTuple):
@@ -160,8 +163,8 @@ class Engine(NamedTuple):
     suffix: str
 
     def instantiate(self, loss):
-        dense = f", {has_dense_kernels(loss)}" if self.name == "cuda" else ""
-        return f"template void pass<losses::{loss}{dense}>(const Pass&, {self.arguments});\n"
+        kernels = f", {has_all_kernels(loss)}" if self.name == "cuda" else ""
+        return f"template void pass<losses::{loss}{kernels}>(const Pass&, {self.arguments});\n"
 
 
 CPU = Engine("cpu", "cpu/engine_impl.h", "ParallelFor", ".cpp")
@@ -224,7 +227,7 @@ def extension(found):
         os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(names)
         cpp_extension.CUDA_HOME = str(found.root)  # a CPU-only torch leaves it None, whatever the environment says
         sources += generate_sources(CPU)
-        shared = ["cuda/fold.cu", "cuda/count.cu"]
+        shared = ["cuda/fold.cu", "cuda/count.cu", "cuda/strided.cu"]
         if len(names) > 1:
             sources += [one_source(shared)]
         else:

@@ -16,7 +16,7 @@ namespace {
 py::dict build_info() {
   py::dict info;
   info["losses"] = std::vector<std::string>{
-#define CUDALOSS_LOSS(name, id, dense) #name,
+#define CUDALOSS_LOSS(name, id, all) #name,
 #include "losses.inc"
 #undef CUDALOSS_LOSS
   };

@@ -159,6 +159,22 @@ constexpr bool kHasUsual = false;
 template <class Loss>
 constexpr bool kHasUsual<Loss, std::void_t<decltype(Loss::is_usual(std::declval<Numbers>()))>> = true;
 
+// A form of a loss: its own is 0, its usual one's is 1, and that may have one in turn.
+template <template <class> class Loss, int kForm>
+struct FormOf {
+  static constexpr int kIndex = kForm;
+  template <class T>
+  using Of = Loss<T>;
+};
+// Calls `visit` with the form that the numbers ask for.
+template <template <class> class Loss, int kForm = 0, class Visit>
+auto with_form(const Numbers& numbers, const Visit& visit) {
+  if constexpr (kHasUsual<Loss<float>>) {
+    if (Loss<float>::is_usual(numbers)) return with_form<Loss<float>::template Usual, kForm + 1>(numbers, visit);
+  }
+  return visit(FormOf<Loss, kForm>());
+}
+
 // Whether it is of the difference alone, and so of few instructions; whether it takes more than 40 registers a thread,
 // as it then says.
 template <class Functor>

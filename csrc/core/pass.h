@@ -118,6 +118,7 @@ struct Pass {
   Operand input, target;
   Selection selection;
   Dims segments, inner;
+  int64_t loss;  // the id of its row
   Numbers numbers;
   Operand third;  // in the place of numbers.third
   double scale;

@@ -329,11 +329,7 @@ template <template <class> class Loss, class F>
 using Single = std::conditional_t<kIsOfOperands<Loss> && !kHasRests<Loss>, F, double>;
 
 template <template <class> class Loss>
-void pass(const Pass& r, ParallelFor parallel_for) {
-  if constexpr (kHasUsual<Loss<float>>) {
-    if (Loss<float>::is_usual(r.numbers)) return pass<Loss<float>::template Usual>(r, parallel_for);
-  }
-  if (r.of_third && !kHasGradThird<Loss<float>>) throw std::logic_error(kNoGradThird);
+void pass_in_form(const Pass& r, ParallelFor parallel_for) {
   const auto is = [](const auto& has, DType dtype) { return has.data && has.dtype == dtype; };
   const auto any = [&](DType dtype) {
     return is(r.input, dtype) || is(r.target, dtype) || is(r.selection.weight, dtype) || is(r.third, dtype) ||
@@ -344,13 +340,20 @@ void pass(const Pass& r, ParallelFor parallel_for) {
     return pass_as<double, double, double, Loss>(r, parallel_for);
   }
   const bool many = distinct_terms(r.inner) > kFewTerms && r.inner.count() * r.segments.count() > kSmallRequest;
+  const bool are_halves = !any(DType::Float32) && (many || !is(r.reduction, DType::Float32));
   using Exact = Single<Loss, float>;
-  if (!any(DType::Float32)) {
-    if (many || !is(r.reduction, DType::Float32)) return pass_as<float, float, float, Loss>(r, parallel_for);
-    return pass_as<Exact, float, float, Loss>(r, parallel_for);
+  // A form that is not the usual one has the exact loops alone: the others would be a tenth of the binary.
+  if constexpr (!kHasUsual<Loss<float>>) {
+    if (are_halves) return pass_as<float, float, float, Loss>(r, parallel_for);
+    if (many) return pass_as<float, Exact, float, Loss>(r, parallel_for);
   }
-  if (many) return pass_as<float, Exact, float, Loss>(r, parallel_for);
   pass_as<Exact, Exact, float, Loss>(r, parallel_for);
+}
+
+template <template <class> class Loss>
+void pass(const Pass& r, ParallelFor parallel_for) {
+  if (r.of_third && !kHasGradThird<Loss<float>>) throw std::logic_error(kNoGradThird);
+  with_form<Loss>(r.numbers, [&](auto form) { pass_in_form<decltype(form)::template Of>(r, parallel_for); });
 }
 
 }  // namespace cudaloss::cpu

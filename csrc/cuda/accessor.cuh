@@ -343,4 +343,17 @@ __device__ __forceinline__ unsigned selected_by(const Accessor<uint8_t>& mask, c
   return bits_of(bytes) & all;
 }
 
+// Host code.
+inline Operand as_operand(const Result& result) { return {result.data, result.dtype}; }
+
+template <class Element>
+Accessor<Element> accessor_of(const Operand& operand, const Spacing& spacing) {
+  Accessor<Element> made = {};
+  made.data = static_cast<decltype(made.data)>(const_cast<void*>(operand.data));
+  made.spacing = spacing;
+  if constexpr (std::is_same_v<decltype(made.data), void*>) made.dtype = operand.dtype;
+  if constexpr (std::is_same_v<Element, AnyHalf>) made.is_bfloat = operand.dtype == DType::BFloat16;
+  return made;
+}
+
 }  // namespace cudaloss::cuda

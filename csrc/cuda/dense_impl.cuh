@@ -10,18 +10,6 @@
 
 namespace cudaloss::cuda {
 
-inline Operand as_operand(const Result& result) { return {result.data, result.dtype}; }
-
-template <class Element>
-Accessor<Element> accessor_of(const Operand& operand, const Spacing& spacing) {
-  Accessor<Element> made = {};
-  made.data = static_cast<decltype(made.data)>(const_cast<void*>(operand.data));
-  made.spacing = spacing;
-  if constexpr (std::is_same_v<decltype(made.data), void*>) made.dtype = operand.dtype;
-  if constexpr (std::is_same_v<Element, AnyHalf>) made.is_bfloat = operand.dtype == DType::BFloat16;
-  return made;
-}
-
 // Whether there is nothing but dense operands that lie alike and a divisor that the host knows.
 inline bool is_dense(const Pass& r) {
   const Dims& inner = r.inner;

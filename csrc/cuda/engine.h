@@ -28,7 +28,7 @@ struct Memory {
   }
 };
 
-template <template <class> class Loss, bool kDense>
+template <template <class> class Loss, bool kAll>
 void pass(const Pass& request, const Memory& memory, Stream stream);
 
 void count(const Count& request, const Memory& memory, Stream stream);

@@ -12,10 +12,11 @@ namespace cudaloss::cuda {
 // The commonest, over operands that are read in whole vectors, dense and alike: fp32, whose target may be broadcast;
 // halves (fp16 or bfloat16), a half against fp32, fp32 against uint8; with a mask that lies as they do, or weights of
 // fp32 that may be broadcast and such a mask. Then fp32 or a half with anything beside it: NaN to be looked for, masks
-// and weights of any strides, operands that are not dense. Last, operands of any strides; fp32 once more for single
-// losses and sums of few, in arithmetic that rounds once. Each is 25 to 70 KB of machine code a loss and architecture.
-// A loss that has not all kernels lacks MaskedFloatAndUInt8 and StridedFloats, whose work FloatWithExtras and
-// StridedFloatsOnce do.
+// and weights of any strides, operands that are not dense. Each of these is 20 to 40 KB of machine code a loss and
+// architecture. A loss that has not all kernels lacks MaskedHalfAndFloat, MaskedFloatAndUInt8 and WeightedFloats, whose
+// work the next two do: fp32 weights take 11 to 16 % longer so, a half against fp32 5 % less to 11 % more, with a mask
+// up to 29 % (H200, 2^26 elements). Last, three kernels for all losses: operands of any strides, single losses and sums
+// of few, in arithmetic that rounds once.
 enum class PassKernel {
   Floats,
   MaskedFloats,
@@ -27,7 +28,6 @@ enum class PassKernel {
   FloatWithExtras,
   HalfWithExtras,
   StridedFloats,
-  StridedFloatsOnce,
   StridedAny,
   StridedDoubles
 };
@@ -113,17 +113,16 @@ inline int vector_of(const Pass& r) {
 
 // `segments` and `inner` are the offsets of vectors of n.
 inline PassKernel kernel_of(const Pass& r, int n, const OffsetCalculator& segments, const OffsetCalculator& inner,
-                            bool all_kernels) {
+                            bool all_kernels, bool is_usual) {
   using K = PassKernel;
   const DType input = r.input.dtype, target = r.target.dtype;
   if (wants_float64(r)) return K::StridedDoubles;
   const bool are_floats = input == DType::Float32 && target == DType::Float32;
-  const bool is_once = !all_kernels || r.losses.data || distinct_terms(r.inner) <= plan::kExactCount;
-  const K strided = !are_floats || r.third.data ? K::StridedAny : is_once ? K::StridedFloatsOnce : K::StridedFloats;
+  const K strided = are_floats && !r.third.data ? K::StridedFloats : K::StridedAny;
   if (!(input == DType::Float32 || is_half(input)) || !is_stored(target)) return strided;
   // The gradient of a float takes more arithmetic than halves have beside it.
   if (is_half(input) && target == DType::Float32 && r.grad_target.data) return strided;
-  if (!reads_vectors(r, n)) return strided;
+  if (!is_usual || !reads_vectors(r, n)) return strided;
   const bool is_narrow = inner.narrow && segments.narrow;
   const Selection& selection = r.selection;
   const Operand& weight = r.third.data ? r.third : selection.weight;  // either is read in the same way
@@ -133,10 +132,11 @@ inline PassKernel kernel_of(const Pass& r, int n, const OffsetCalculator& segmen
     if (!weight.data) {
       if (are_floats) return selection.mask.data ? K::MaskedFloats : K::Floats;
       if (is_half(input) && is_half(target)) return K::MaskedHalves;
-      if (is_half(input) && target == DType::Float32) return K::MaskedHalfAndFloat;
+      if (is_half(input) && target == DType::Float32 && all_kernels) return K::MaskedHalfAndFloat;
       if (input == DType::Float32 && target == DType::UInt8 && all_kernels) return K::MaskedFloatAndUInt8;
-    } else if (are_floats && weight.dtype == DType::Float32 && is_narrow && !(r.third.data && selection.weight.data)) {
-      return r.third.data ? K::ThirdFloats : K::WeightedFloats;
+    } else if (are_floats && weight.dtype == DType::Float32 && is_narrow) {
+      if (!r.third.data && all_kernels) return K::WeightedFloats;
+      if (r.third.data && !selection.weight.data) return K::ThirdFloats;
     }
   }
   if (r.third.data || inner.rank > kFewDims || !is_narrow) return strided;
@@ -149,17 +149,19 @@ struct PassPlan {
   OffsetCalculator segments, inner;
 };
 
-// Of a loss that has all kernels, or but those of the commonest passes.
-inline PassPlan plan_of(const Pass& r, bool all_kernels, int threads) {
+// Of a loss that has all kernels, or but those of the commonest passes; in its usual form, or in one for which nothing
+// but strided kernels are there.
+inline PassPlan plan_of(const Pass& r, bool all_kernels, bool is_usual, int threads) {
   const int whole = vector_of(r);
   PassPlan plan = {};
   plan.segments = offsets_of(r.segments);
   plan.inner = vector_offsets(r.inner, whole);
-  plan.kernel = kernel_of(r, whole, plan.segments, plan.inner, all_kernels);
+  plan.kernel = kernel_of(r, whole, plan.segments, plan.inner, all_kernels, is_usual);
   const int vector = pass_vector(plan.kernel);
   if (vector != whole) plan.inner = vector_offsets(r.inner, vector);
-  plan.partition = partition_of(r.segments, r.inner, vector, vectors_per_thread(plan.kernel), plan::kMaxBlocks, threads,
-                                reads_whole_vectors(plan.kernel));
+  const bool is_whole = reads_whole_vectors(plan.kernel);
+  plan.partition = partition_of(r.segments, r.inner, vector, vectors_per_thread(plan.kernel), plan::kMaxBlocks,
+                                is_whole ? threads : plan::kStridedThreads, is_whole);
   return plan;
 }
 

@@ -2,7 +2,7 @@
 // one.
 #pragma once
 
-#include "cuda/strided_pass.cuh"
+#include "cuda/general_pass.cuh"
 
 namespace cudaloss::cuda {
 
@@ -10,6 +10,13 @@ namespace cudaloss::cuda {
 // they do; weights, or in their place third operands, of the arithmetic's own dtype and such a mask; or anything but
 // third operands: NaN to be looked for, masks of any strides, weights of any dtype, operands that are not dense.
 enum class Extras { None, Mask, Weight, Third, Any };
+
+// Threads of a block, of which a processor holds 1,024 at least.
+template <class Loss>
+constexpr int kPassThreads = kIsOfDifference<Loss> ? plan::kPassThreads : plan::kPassThreadsOfOperands;
+// Vectors whose loads are in flight together: the terms of a loss of two operands take the registers of a second.
+template <class Loss>
+constexpr int kPassUnroll = kIsOfDifference<Loss> ? plan::kPassUnroll : 1;
 
 // The offset of a vector's weight, or of its target, by the first dimensions, which are those along which it varies.
 template <Place kPlace, class A, class B, class F, class P>
@@ -99,6 +106,88 @@ __device__ __forceinline__ Reading<A, B, F, kLength> part_of(const Reading<A, B,
   return part;
 }
 
+// Everything that is made of one vector; what it adds to the segment's sum. kThird: element i has a third operand of
+// its own, third(i).
+template <bool kThird, class A, class B, class F, class P, int N, class LossV, class LossG, class Third>
+__device__ __forceinline__ double process(const PassParameters<A, B, F, P>& p, const Wanted& wanted, const LossV& loss,
+                                          const LossG& loss_of_gradients, const Reading<A, B, F, N>& reading,
+                                          Constant<F> scale, const Third& third) {
+  using TV = typename LossV::Arithmetic;
+  const bool alike = wanted.weighted && p.weight.stride == 0;  // one weight for the whole vector
+  const unsigned selected = selected_in<N>(p, wanted, reading);
+  const auto own = [&](const auto& loss, int i) -> decltype(auto) {
+    if constexpr (kThird) {
+      return loss.with(third(i));
+    } else {
+      return loss;  // by reference: a copy would take registers
+    }
+  };
+  const auto terms_of = [&](const auto& loss, int i) {
+    return loss.terms(reading.operands.a.element[i], reading.operands.b.element[i]);
+  };
+  const auto terms_anew = [&](const auto& loss, int i) {
+    return loss.terms(anew(reading.operands.a.element[i]), anew(reading.operands.b.element[i]));
+  };
+  const auto factor = [&](int i) {
+    return wanted.weighted && !alike ? times(scale, Constant<F>{reading.weight[i], F(0)}) : scale;
+  };
+  const auto first_gradient = [&](const auto& loss, const auto& terms, int i) {
+    if constexpr (kThird && kHasGradThird<LossG>) {
+      if (p.of_third) return loss.grad_third(terms, factor(i));
+    }
+    return loss.grad_input(terms, factor(i));
+  };
+  const auto is_selected = [&](int i) { return (selected >> i & 1) != 0; };
+  const auto in_play = [&](TV value, int i) {
+    if (wanted.weighted && !alike) value = weighted(value, reading.weight[i]);
+    return select(is_selected(i), value, TV());
+  };
+  double sum = 0.0;
+  const auto finish_losses = [&](const TV(&value)[N]) {
+    sum = tree_sum(value);
+    if (alike && selected != 0) sum *= static_cast<double>(reading.weight[0]);
+  };
+  F gradient[N];
+  if (wanted.losses && !(kSharesTerms<LossV, LossG> && wanted.gradients)) {
+    TV value[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) value[i] = in_play(own(loss, i).value(terms_of(own(loss, i), i)), i);
+    finish_losses(value);
+  }
+  if (!wanted.gradients) return sum;
+  if (alike) scale = times(scale, Constant<F>{reading.weight[0], F(0)});
+  if constexpr (kSharesTerms<LossV, LossG>) {
+    TV value[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const auto& of_element = own(loss, i);
+      const auto terms = terms_of(of_element, i);
+      value[i] = in_play(of_element.value(terms), i);
+      gradient[i] = select(is_selected(i), first_gradient(of_element, terms, i), F(0));
+    }
+    if (wanted.losses) finish_losses(value);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const auto& of_element = own(loss_of_gradients, i);
+      gradient[i] = select(is_selected(i), first_gradient(of_element, terms_of(of_element, i), i), F(0));
+    }
+  }
+  if (p.grad_input.data) p.grad_input.store_vector(reading.first, gradient);
+  if (!p.grad_target.data) return sum;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if constexpr (LossG::kMirrors) {
+      gradient[i] = -gradient[i];
+    } else {
+      const auto& of_element = own(loss_of_gradients, i);
+      gradient[i] = select(is_selected(i), of_element.grad_target(terms_anew(of_element, i), factor(i)), F(0));
+    }
+  }
+  p.grad_target.store_vector(reading.second, gradient);
+  return sum;
+}
+
 template <Extras kExtras, class Loss, class A, class B>
 constexpr int kVectorizedBlocks = !kIsOfDifference<Loss>    ? 1024 / kPassThreads<Loss>
                                   : kExtras == Extras::None ? train_policy<Loss, A, B>().blocks
@@ -116,7 +205,6 @@ __global__ void __launch_bounds__(kPassThreads<LossV>, (kVectorizedBlocks<kExtra
   wanted.masked = kExtras != Extras::None && p.mask.data;
   wanted.without_nan = kExtras == Extras::Any && p.ignore_nan;
   wanted.weighted = kExtras == Extras::Weight || (kExtras == Extras::Any && p.weight.data);
-  wanted.whole = true;
   const auto make = [&](const auto& reading, Constant<F> scale) {
     const auto third = [&](int i) { return p.weight.stride == 0 ? reading.weight[0] : reading.weight[i]; };
     constexpr int kLength = sizeof(reading.weight) / sizeof(F);

@@ -17,7 +17,7 @@ struct CpuKernels {
 };
 
 struct Cpu {
-  static void pass(int64_t loss, const Pass& request, const Tensor& input) { run_of<CpuKernels>(loss)(request, input); }
+  static void pass(const Pass& request, const Tensor& input) { run_of<CpuKernels>(request.loss)(request, input); }
   static void count(const Count& request, const Tensor&) { cpu::count(request, parallel_for); }
 };
 

@@ -36,15 +36,13 @@ void with_scratch(const Request& request, const Tensor& input, const Launch& lau
   launch(request, scratch.memory(), context.stream);
 }
 
-template <template <class> class Loss, bool kDense>
+template <template <class> class Loss, bool kAll>
 struct CudaKernels {
-  static void pass(const Pass& request, const Tensor& input) { with_scratch(request, input, cuda::pass<Loss, kDense>); }
+  static void pass(const Pass& request, const Tensor& input) { with_scratch(request, input, cuda::pass<Loss, kAll>); }
 };
 
 struct Cuda {
-  static void pass(int64_t loss, const Pass& request, const Tensor& input) {
-    run_of<CudaKernels>(loss)(request, input);
-  }
+  static void pass(const Pass& request, const Tensor& input) { run_of<CudaKernels>(request.loss)(request, input); }
   static void count(const Count& request, const Tensor& input) { with_scratch(request, input, cuda::count); }
 };
 

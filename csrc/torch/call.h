@@ -129,6 +129,7 @@ inline Pass pass_of(const Call& call, const Layout& layout, const Maybe& denomin
   pass.input = operand(call.input);
   pass.target = any_operand(call.target);
   pass.selection = selection_of(call);
+  pass.loss = call.mode.loss;
   pass.numbers = call.numbers;
   pass.third = call.third ? operand(*call.third) : kNoOperand;
   pass.scale = call.scale;

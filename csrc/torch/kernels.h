@@ -4,7 +4,7 @@
 #include "core/pass.h"
 #include "torch/operands.h"
 
-#define CUDALOSS_LOSS(name, id, dense) \
+#define CUDALOSS_LOSS(name, id, all) \
   namespace cudaloss::losses {         \
   template <class T>                   \
   struct name;                         \
@@ -20,9 +20,9 @@ using Run = void (*)(const Pass&, const Tensor&);
 template <template <template <class> class, bool> class Of>
 Run run_of(int64_t loss) {
   switch (loss) {
-#define CUDALOSS_LOSS(name, id, dense) \
+#define CUDALOSS_LOSS(name, id, all) \
   case id:                             \
-    return Of<losses::name, dense>::pass;
+    return Of<losses::name, all>::pass;
 #include "losses.inc"
 #undef CUDALOSS_LOSS
     default:

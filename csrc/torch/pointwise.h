@@ -63,7 +63,7 @@ Found forward_of(const Call& call, bool for_input, bool for_target) {
   (call.elementwise() ? pass.losses : pass.reduction) = result(found.value);
   pass.grad_input = result(found.grad_input);
   pass.grad_target = result(found.grad_target);
-  Engine::pass(call.mode.loss, pass, call.input);
+  Engine::pass(pass, call.input);
   return found;
 }
 
@@ -128,6 +128,7 @@ inline Pass backward_pass(const Call& call, Layout& layout, const Tensor& grad_o
   layout.add(kGradOutput, grad_output, true);
   Pass pass = pass_of(call, layout, denominators);
   pass.grad_output = operand(grad_output);
+  pass.of_third = call.mode.for_third;
   return pass;
 }
 
@@ -143,8 +144,7 @@ void full_gradients(const Call& call, Layout layout, const Tensor& grad_output, 
   pass.grad_input = result(grad_input);
   pass.grad_target = result(grad_target);
   pass.hold_unit_gradients = hold_unit_gradients;
-  pass.of_third = call.mode.for_third;
-  Engine::pass(call.mode.loss, pass, call.input);
+  Engine::pass(pass, call.input);
 }
 
 // The gradient of an operand that is broadcast: a segment for each of its elements, summed over all others.
@@ -160,8 +160,7 @@ Tensor summed_gradient(const Call& call, Layout layout, const Tensor& grad_outpu
   const Tensor gradient = empty_contiguous(operand.sizes(), operand.scalar_type(), operand);
   pass.reduction = result(gradient);
   pass.summed = summed;
-  pass.of_third = call.mode.for_third;
-  Engine::pass(call.mode.loss, pass, call.input);
+  Engine::pass(pass, call.input);
   return gradient;
 }
 

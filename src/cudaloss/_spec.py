@@ -114,7 +114,7 @@ class LossSpec:
     signature: str = ""  # the namesake's arguments behind input and target; else the reduction and the loss's own
     reduction: str = "mean"  # where none is given
     batchmean: bool = False  # the sum over the first size is a reduction too
-    kernels: str = "all"  # or "general": the pass over any layout alone; setup.py reads it
+    kernels: str = "all"  # or "general": those of the commonest calls alone; setup.py reads it
     ulps: float = 1.0  # the bound on an error of float32 and float64
     inputs: str = "real"  # or one of bench/domains.py: what tests and benchmarks draw
     targets: str = "real"

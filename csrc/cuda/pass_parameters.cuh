@@ -1,0 +1,82 @@
+// From a Pass and its plan to the parameters of a general kernel, and its launch. Host code.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/general_pass.cuh"
+#include "cuda/launch.h"
+#include "cuda/pass_plan.h"
+
+namespace cudaloss::cuda {
+
+template <class Element>
+Accessor<Element> accessor(const Pass& r, Place place, const Operand& operand, int n) {
+  return accessor_of<Element>(operand, spacing(r.segments, r.inner, place, operand, n));
+}
+
+// The last dimension along which a place varies, and all before.
+inline int dims_of(const OffsetCalculator& offsets, Place place) {
+  int dims = offsets.rank;
+  while (dims > 0 && offsets.step[dims - 1][place] == 0) --dims;
+  return dims;
+}
+
+template <class F, class P, class A, class B, int N>
+PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
+  PassParameters<A, B, F, P> p = {};
+  p.partition = plan.partition;
+  p.segments = plan.segments;
+  p.inner = plan.inner;
+  p.input = accessor<A>(r, kInput, r.input, N);
+  p.target = accessor<B>(r, kTarget, r.target, N);
+  p.whole = !std::is_same_v<A, Any<F>> && p.input.spacing.vectorized && p.target.spacing.vectorized;
+  p.linear = is_linear(r);
+  p.input_is_first = same_strides(r.segments, r.inner, kInput, kFirst);
+  p.target_is_second = same_strides(r.segments, r.inner, kTarget, kSecond);
+  p.mask = accessor<uint8_t>(r, kMask, {r.selection.mask.data, DType::Bool}, N);
+  p.third = {r.third.data, p.inner.stride[kThird], r.third.dtype};
+  const bool weight_is_third = plan.kernel == PassKernel::ThirdFloats;  // which is read in the place of a weight
+  for (OffsetCalculator* offsets : {&p.segments, &p.inner}) {
+    if (!weight_is_third) break;
+    for (auto& step : offsets->step) step[kWeight] = step[kThird];
+    offsets->stride[kWeight] = offsets->stride[kThird];
+  }
+  const Operand& weight = weight_is_third ? r.third : r.selection.weight;
+  p.weight = {weight.data, p.inner.stride[kWeight], weight.dtype};
+  p.weight_dims = dims_of(p.inner, kWeight);
+  p.target_dims = is_linear(r.segments, r.inner, kTarget) ? 0 : dims_of(p.inner, kTarget);
+  p.ignore_nan = r.selection.ignore_nan;
+  p.scale = r.scale;
+  p.denominator = r.denominator;
+  p.scale_is_known = !r.denominator.counted && !r.denominator.normalizer.data;
+  p.known_scale = ratio(r.scale, r.denominator.constant.value, F());
+  p.scattered_grad_output = is_scattered(r);
+  p.grad_output = {r.grad_output, !p.scattered_grad_output && !varies(r.segments, kGradOutput)};
+  p.hold_unit_gradients = r.hold_unit_gradients;
+  p.sums_losses = r.reduction.data && r.summed == Summed::Losses;
+  p.summed = r.summed;
+  p.of_third = r.of_third;
+  p.grad_input = accessor<A>(r, kFirst, as_operand(r.grad_input), N);
+  p.grad_target = accessor<B>(r, kSecond, as_operand(r.grad_target), N);
+  p.losses = accessor<Any<F>>(r, kFirst, as_operand(r.losses), N);
+  return p;
+}
+
+// Starts `kernel(functors..., parameters)` by the plan, and the fold that it may need.
+template <class T, class A, class B, int N, class Kernel, class... Functors>
+void launch_pass(const Pass& r, const PassPlan& plan, int threads, const Memory& memory, Stream stream, Kernel kernel,
+                 const Functors&... functors) {
+  using P = Partial<T>;
+  auto p = parameters<Scalar<T>, P, A, B, N>(r, plan);
+  const SegmentLoss store = {r.denominator, r.scale, r.summed == Summed::Losses, r.reduction};
+  int64_t blocks = p.partition.blocks(threads);
+  if (r.hold_unit_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
+  const auto start = [&](const Fold<P, SegmentLoss>& fold) {
+    p.fold = fold;
+    launch(kernel, r.denominator.counted ? Start::Behind : Start::Alone, blocks, threads, stream, functors..., p);
+  };
+  if (!r.reduction.data) return start({nullptr, nullptr, store});
+  launch_folded<P>(p.partition, blocks, store, memory, stream, start, threads);
+}
+
+}  // namespace cudaloss::cuda
