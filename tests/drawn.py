@@ -280,6 +280,9 @@ def calls(draw, spec, device, *, keywords, dense):
     for name in draw(st.sampled_from([("input",), ("input", "target"), ("input", "target"), ("target",), ()])):
         held[name].requires_grad_(dtypes[name].is_floating_point)
 
+    rows = torch.Size(shape)[:-1]
+    if "third" in held and spec.parameter.may_lack_last and shape and held["third"].shape == rows:
+        held["third"] = held["third"].unsqueeze(0)  # else it would be one number for each row
     normalizer = None
     if "normalizer" in given and reduction == "mean":
         dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.int64]))

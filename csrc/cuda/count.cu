@@ -160,7 +160,7 @@ void launch_count(const Count& r, const Memory& memory, Stream stream) {
   };
   p.linear = r.inner.rank > 0 && is_line(kMask, {r.selection.mask.data, DType::Bool}) &&
              is_line(kWeight, r.selection.weight) && (r.selection.weight.data || kMaskAlone) &&
-             !r.selection.ignore_nan && (r.inner.size[0] % N == 0 || r.segments.rank == 0);
+             !r.selection.ignore_nan && has_whole_vectors(r.segments, r.inner, N);
   p.weight = {r.selection.weight.data, p.inner.stride[kWeight], r.selection.weight.dtype};
   if (r.selection.ignore_nan) {
     p.target = {const_cast<void*>(r.target.data), {p.inner.stride[kTarget], false}, r.target.dtype};

@@ -201,6 +201,11 @@ inline bool is_linear(const Dims& segments, const Dims& inner, Place place) {
   return true;
 }
 
+// Whether rows of vectors of n end with a whole one, or there is one row and no other.
+inline bool has_whole_vectors(const Dims& segments, const Dims& inner, int n) {
+  return inner.size[0] % n == 0 || (inner.rank == 1 && segments.rank == 0);
+}
+
 inline bool same_strides(const Dims& segments, const Dims& inner, Place a, Place b) {
   for (const Dims* dims : {&inner, &segments}) {
     for (int d = 0; d < dims->rank; ++d) {

@@ -45,7 +45,7 @@ def test_keywords_with_any_operands(spec, device, data):
 
 @pytest.mark.every_loss
 def test_wide_weights_beside_whole_targets(spec, device):
-    """Operands of three dtypes in fp64 arithmetic, in which three losses' kernels have once been wrong."""
+    """Operands of three dtypes, in fp64 arithmetic."""
     shape, values = (5, 3, 7, 2), Values(torch.Generator().manual_seed(0), 1 / 64, 1.0)
     for dtype, of_weight in itertools.product(INTEGERS, ((5, 3, 1, 2), shape)):
         target = (values.probabilities if of_probabilities(spec) else values.of_dtype)(shape, dtype)

@@ -63,7 +63,7 @@ def test_the_third_operand_may_want_a_gradient_alone(third, device):
     tensors = *third.operands((3, 5), device, torch.float64), third.third((3, 5), device, torch.float64)
     input, target, p = tensors[0], tensors[1], leaf(tensors[2])
     value = third.call(input, target, p)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profiled:
         value.backward(retain_graph=True)
     names = [event.name for event in profiled.events() if event.name.startswith("cudaloss::")]
     assert names == (["cudaloss::_pointwise_backward"] if device in DEVICES else [])

@@ -52,6 +52,15 @@ def test_dtypes_of_a_weight(spec, device, dtype, weight_dtype, reduction):
     assert op(spec)(input, target, reduction, weight=weight).dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_weight_without_a_middle_dimension(spec, device, dtype):
+    """Its rows, dense one behind the other, may be shorter than what the counting kernel reads at once."""
+    for last in range(1, 10):
+        pair = operands((5, 3, 7, last), (torch.float32,) * 2, device)
+        weight = (torch.rand(5, 3, 1, last, device=device) + 0.1).to(dtype)
+        Call(spec, *map(leaf, pair), options=Options(weight=weight)).assert_right()
+
+
 @pytest.mark.parametrize("size", [1e200, 1e-200])
 def test_weights_beyond_float32(spec, pair, size):
     weight = size * (torch.rand(SHAPE, dtype=torch.float64, device=pair[0].device) + 0.5)
