@@ -100,8 +100,7 @@ inline bool reads_vectors(const Pass& r, int n) {
          !r.losses.data && r.summed == Summed::Losses && !is_scattered(r) &&
          serves(kInput, r.input.data, r.input.dtype) && serves(kTarget, r.target.data, r.target.dtype) &&
          serves(kFirst, r.grad_input.data, r.grad_input.dtype) &&
-         serves(kSecond, r.grad_target.data, r.grad_target.dtype) &&
-         has_whole_vectors(r.segments, r.inner, n) &&
+         serves(kSecond, r.grad_target.data, r.grad_target.dtype) && has_whole_vectors(r.segments, r.inner, n) &&
          !lies_across(r.segments, r.inner) &&
          (r.segments.count() <= 1 || vectors_of(r.inner, n) >= plan::kBlockVectors);
 }

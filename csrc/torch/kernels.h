@@ -5,9 +5,9 @@
 #include "torch/operands.h"
 
 #define CUDALOSS_LOSS(name, id, all) \
-  namespace cudaloss::losses {         \
-  template <class T>                   \
-  struct name;                         \
+  namespace cudaloss::losses {       \
+  template <class T>                 \
+  struct name;                       \
   }
 #include "losses.inc"
 #undef CUDALOSS_LOSS
@@ -21,7 +21,7 @@ template <template <template <class> class, bool> class Of>
 Run run_of(int64_t loss) {
   switch (loss) {
 #define CUDALOSS_LOSS(name, id, all) \
-  case id:                             \
+  case id:                           \
     return Of<losses::name, all>::pass;
 #include "losses.inc"
 #undef CUDALOSS_LOSS
