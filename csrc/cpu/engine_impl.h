@@ -225,14 +225,31 @@ class PassRun {
     write(pass_.losses, strips_.walk(), found.at, kFirst, found.count, out);
   }
 
-  template <Of kOf, class Scale, class... Factors, class Out>
-  void fill_gradients(const Read& found, Scale scale, Out* out, const Factors*... factors) const {
+  // With a factor for each element, and its own third operand where there are any.
+  template <Of kOf, class Out>
+  void fill_gradients(const Read& found, T scale, const T* factors, Out* out) const {
     if constexpr (decltype(loss_)::kHasThird) {
       if (found.third) {
-        return gradients<kOf, true>(loss_, scale, factors..., found.input, found.target, found.third, found.count, out);
+        return gradients<kOf, true>(loss_, scale, factors, found.input, found.target, found.third, found.count, out);
       }
     }
-    gradients<kOf, false, T, F>(loss_, scale, factors..., found.input, found.target, nullptr, found.count, out);
+    gradients<kOf, false, T, F>(loss_, scale, factors, found.input, found.target, nullptr, found.count, out);
+  }
+
+  // Of a block's elements: weights, incoming gradients and the factors of segments, of those that there are.
+  const T* factors_of(const Read& found, const F* outgoing, const double* of_segments, Scratch& scratch) const {
+    const F* single = found.weights ? found.weights : outgoing;
+    if constexpr (std::is_same_v<T, F>) {
+      if (single && !of_segments && !(found.weights && outgoing)) return single;
+    }
+    if (single) {
+      convert(single, found.count, scratch.factors);
+    } else {
+      std::fill(scratch.factors, scratch.factors + found.count, T(1));
+    }
+    if (found.weights && outgoing) multiply(outgoing, found.count, scratch.factors);
+    if (of_segments) multiply_segments(of_segments, strips_.grid(found.block), scratch.factors);
+    return scratch.factors;
   }
 
   // Fills `out` with the gradients of the input, or of the third operand in its place.
@@ -255,20 +272,10 @@ class PassRun {
     if (elementwise_grad_output_) {
       outgoing = read_at(pass_.grad_output, found.at, kGradOutput, found.count, scratch.grad_output);
     }
-    const F* single = found.weights ? found.weights : outgoing;
-    if (each || (found.weights && outgoing)) {
-      if (single) {
-        convert(single, found.count, scratch.factors);
-      } else {
-        std::fill(scratch.factors, scratch.factors + found.count, T(1));
-      }
-      if (found.weights && outgoing) multiply(outgoing, found.count, scratch.factors);
-      if (each) multiply_segments(own_factors, strips_.grid(found.block), scratch.factors);
-      fill_gradients<kOf>(found, scale.hi, out, scratch.factors);
-    } else if (single) {
-      fill_gradients<kOf>(found, scale.hi, out, single);
+    if (each || found.weights || outgoing || found.third) {
+      fill_gradients<kOf>(found, scale.hi, factors_of(found, outgoing, each ? own_factors : nullptr, scratch), out);
     } else {
-      fill_gradients<kOf>(found, scale, out);
+      gradients<kOf, T, F>(loss_, scale, found.input, found.target, found.count, out);
     }
     if (found.keep) select_out<F>(found.keep, found.count, out);
   }

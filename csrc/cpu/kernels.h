@@ -134,20 +134,20 @@ CUDALOSS_INLINE typename Loss::F gradient(const Loss& loss, Constant<typename Lo
 }
 
 // out = scale * gradient, the same scale for all elements.
-template <Of kOf, bool kThird, class T, class F, class Loss, class Out>
-CUDALOSS_MULTIVERSION void gradients(Loss loss, Constant<T> scale, const F* input, const F* target, const F* third,
-                                     int64_t count, Out* out) {
+template <Of kOf, class T, class F, class Loss, class Out>
+CUDALOSS_MULTIVERSION void gradients(Loss loss, Constant<T> scale, const F* input, const F* target, int64_t count,
+                                     Out* out) {
   for (int64_t i = 0; i < count; ++i) {
-    out[i] = static_cast<Out>(gradient<kOf>(own<kThird>(loss, third, i), scale, input[i], target[i]));
+    out[i] = static_cast<Out>(gradient<kOf>(loss, scale, input[i], target[i]));
   }
 }
 
 // The same with one more factor for each element.
-template <Of kOf, bool kThird, class T, class F, class Factor, class Loss, class Out>
-CUDALOSS_MULTIVERSION void gradients(Loss loss, T scale, const Factor* factors, const F* input, const F* target,
+template <Of kOf, bool kThird, class T, class F, class Loss, class Out>
+CUDALOSS_MULTIVERSION void gradients(Loss loss, T scale, const T* factors, const F* input, const F* target,
                                      const F* third, int64_t count, Out* out) {
   for (int64_t i = 0; i < count; ++i) {
-    const Constant<T> factor = {scale * static_cast<T>(factors[i]), T(0)};
+    const Constant<T> factor = {scale * factors[i], T(0)};
     out[i] = static_cast<Out>(gradient<kOf>(own<kThird>(loss, third, i), factor, input[i], target[i]));
   }
 }
