@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cudaloss
 import scaffold
+from cudaloss import distributed
 from scaffold import require
 
 GRADIENT_BAR = 1e-6  # of the gradient's largest element: 8 units in the last place of float32
@@ -54,19 +55,6 @@ def network() -> nn.Module:
 def visible(images: Tensor, hidden: Tensor) -> Tensor:
     """What the network is given: the pixels that are not hidden, and which those are."""
     return torch.cat([images.masked_fill(hidden, 0), hidden.float()], dim=1)
-
-
-def global_normalizer(hidden: Tensor) -> Tensor:
-    """What each micro-batch's sum is divided by: the count over all micro-batches of all processes, over their number.
-
-    DistributedDataParallel divides the sum of the processes' gradients by their number; dividing the count by it too
-    leaves the whole sum over the whole count. Stays on the mask's device: nothing waits for its value.
-    """
-    count = hidden.sum()
-    if dist.is_initialized():
-        dist.all_reduce(count)
-        return count.clamp(min=1) / dist.get_world_size()
-    return count.clamp(min=1)
 
 
 def loss_of(predicted: Tensor, images: Tensor, hidden: Tensor, normalizer: Tensor | None = None) -> Tensor:
@@ -101,7 +89,8 @@ def train(processes: int, count: int, rank: int, steps: int, seed: int) -> tuple
         reference = nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(plain.parameters())))
         own, hidden = (rows.unflatten(0, (processes, count, -1))[rank].flatten(1, 2) for rows in batch)
         by_local_means = accumulate(model, own, hidden, lambda *three: selected_mean(*three) / count)  # as is usual
-        by_global_mean = accumulate(model, own, hidden, partial(loss_of, normalizer=global_normalizer(hidden)))
+        normalizer = distributed.normalizer(distributed.in_play(own, mask=hidden))  # of all micro-batches and processes
+        by_global_mean = accumulate(model, own, hidden, partial(loss_of, normalizer=normalizer))
         found = by_local_means, by_global_mean
         differences.append(torch.stack([scaffold.relative_difference(each, reference) for each in found]))
         optimizer.step()

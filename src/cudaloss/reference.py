@@ -37,7 +37,7 @@ def _compute_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
-def _left_out(target: Tensor, options: Options) -> Tensor | None:
+def where_left_out(target: Tensor, options: Options) -> Tensor | None:
     """Where elements do not count, of a shape that broadcasts to the loss's; None: nowhere."""
     masked = None if options.mask is None else ~options.mask
     if not (options.ignore_nan and target.is_floating_point()):
@@ -60,7 +60,7 @@ def _compute_dtype_of(input: Tensor, target: Tensor, dtype: torch.dtype, weight:
 
 
 def _terms(spec: LossSpec, input: Tensor, target: Tensor, third: Third, dtype: torch.dtype, options: Options) -> _Terms:
-    weight, left_out = options.weight, _left_out(target, options)
+    weight, left_out = options.weight, where_left_out(target, options)
     compute = _compute_dtype_of(input, target, dtype, weight)
     x, t = input.to(compute), target.to(compute)
     if isinstance(spec.terms, OfDifference):

@@ -5,6 +5,7 @@ The processes are started once, for all losses; each leaves the gradients that i
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn.parallel import DistributedDataParallel
 
+from cudaloss import distributed
 from cudaloss._specs import SPECS
 from oracle import op, torch_op
 
@@ -34,6 +36,7 @@ SHARES = {
     "nothing anywhere": ((0.0,) * 3, (0.0,) * 3),
 }
 NO_GRADIENT = ("nothing anywhere",)
+MEANS = ("local", "averaged", "summed")
 
 
 class Batch(NamedTuple):
@@ -45,8 +48,7 @@ class Batch(NamedTuple):
     @property
     def in_play(self) -> Tensor:
         """What a mean divides by: the sum of the weights that are selected."""
-        weight = torch.ones_like(self.target) if self.weight is None else self.weight
-        return (weight if self.mask is None else weight * self.mask).sum()
+        return distributed.in_play(self.target, weight=self.weight, mask=self.mask)
 
 
 def make_batches(case: str, device: str) -> list[list[Batch]]:
@@ -75,21 +77,25 @@ def gradient(model: nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def train_own_part(model: DistributedDataParallel, own: list[Batch], loss, global_mean: bool) -> Tensor:
-    """The gradient of one optimizer step: the local means', or that of one global mean."""
-    if global_mean:
-        count = torch.stack([batch.in_play for batch in own]).sum()
-        dist.all_reduce(count)
-        # DistributedDataParallel averages the processes' gradients: the global sum over the global count is wanted.
-        normalizer, scale = torch.where(count == 0, 1, count) / dist.get_world_size(), 1.0
-    else:
-        normalizer, scale = None, 1 / len(own)
+def train_own_part(model: DistributedDataParallel, own: list[Batch], loss, mean: str) -> tuple[Tensor, Tensor]:
+    """The gradient of one optimizer step and the value to log: of the local means, or of one global mean, by gradients
+    that DistributedDataParallel averages or that are summed by hand."""
+    gradients = "summed" if mean == "summed" else "averaged"
+    normalizer, scale = None, 1 / len(own)
+    if mean != "local":
+        normalizer, scale = distributed.normalizer(*(batch.in_play for batch in own), gradients=gradients), 1.0
     model.zero_grad()
+    losses = []
     for index, (data, target, mask, weight) in enumerate(own):
-        with model.no_sync() if index + 1 < len(own) else nullcontext():
+        averages = mean != "summed" and index + 1 == len(own)
+        with nullcontext() if averages else model.no_sync():
             options = {"mask": mask, "weight": weight, "normalizer": normalizer, "scale": scale}
-            loss(model(data), target, "mean", PARAMETER, **options).backward()
-    return gradient(model)
+            losses.append(loss(model(data), target, "mean", PARAMETER, **options))
+            losses[-1].backward()
+    found = gradient(model)
+    if mean == "summed":
+        dist.all_reduce(found)
+    return found, distributed.total(*losses, gradients=gradients)
 
 
 def work(rank: int, folder: str, device: str) -> None:
@@ -107,8 +113,8 @@ def work(rank: int, folder: str, device: str) -> None:
         for case in SHARES:
             own = make_batches(case, device)[rank]
             for spec in SPECS:
-                for global_mean in (True, False):
-                    found[spec.name, case, global_mean] = train_own_part(model, own, op(spec), global_mean).cpu()
+                for mean in MEANS:
+                    found[spec.name, case, mean] = [x.cpu() for x in train_own_part(model, own, op(spec), mean)]
         torch.save(found, f"{folder}/{rank}.pt")
         dist.barrier()
     finally:
@@ -120,15 +126,15 @@ _FOUND: dict[str, list[dict]] = {}
 
 @pytest.fixture
 def found(device: str, tmp_path: Path) -> list[dict]:
-    """The gradients of each process by loss, case and whether the mean was global."""
+    """The gradient and the value of each process by loss, case and kind of mean."""
     if device not in _FOUND:
         spawn(work, (str(tmp_path), device), nprocs=PROCESSES)
         _FOUND[device] = [torch.load(tmp_path / f"{rank}.pt") for rank in range(PROCESSES)]
     return _FOUND[device]
 
 
-def whole_gradient(spec, case: str, device: str) -> Tensor:
-    """Of one process, by PyTorch's own losses over the whole batch, in float64."""
+def whole(spec, case: str, device: str) -> tuple[Tensor, Tensor]:
+    """Gradient and value of one process, by PyTorch's own losses over the whole batch, in float64."""
     model = network(device).double()
     batches = [batch for own in make_batches(case, device) for batch in own]
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -137,8 +143,9 @@ def whole_gradient(spec, case: str, device: str) -> Tensor:
         terms = terms if batch.weight is None else terms * batch.weight
         total = total + (terms if batch.mask is None else terms[batch.mask]).sum()
     count = sum(batch.in_play.double() for batch in batches)
-    (total / (count or 1)).backward()
-    return gradient(model).cpu()
+    value = total / (count or 1)
+    value.backward()
+    return gradient(model).cpu(), value.detach().cpu()
 
 
 def difference(found: Tensor, reference: Tensor) -> float:
@@ -149,19 +156,21 @@ def difference(found: Tensor, reference: Tensor) -> float:
 
 @pytest.mark.parametrize("case", SHARES)
 def test_processes_and_micro_batches_train_as_one_batch(spec, device, case, found):
-    reference = whole_gradient(spec, case, device)
-    for of_process in found:
-        assert difference(of_process[spec.name, case, True], reference) <= BAR
+    reference, value = whole(spec, case, device)
+    for of_process, mean in itertools.product(found, ("averaged", "summed")):
+        found_gradient, logged = of_process[spec.name, case, mean]
+        assert difference(found_gradient, reference) <= BAR
+        assert difference(logged, value) <= BAR
 
 
 @pytest.mark.parametrize("case", [case for case in SHARES if case not in NO_GRADIENT])
 def test_local_means_are_another_mean(spec, device, case, found):
     """Else the test above would show nothing: these cases tell the two means apart."""
-    reference = whole_gradient(spec, case, device)
-    assert difference(found[0][spec.name, case, False], reference) > 0.01
+    reference, _ = whole(spec, case, device)
+    assert difference(found[0][spec.name, case, "local"][0], reference) > 0.01
 
 
 @pytest.mark.parametrize("case", NO_GRADIENT)
 def test_nothing_in_play_anywhere_gives_zero(spec, device, case, found):
     for of_process in found:
-        assert not of_process[spec.name, case, True].any()
+        assert not of_process[spec.name, case, "averaged"][0].any()
