@@ -30,6 +30,7 @@ def said(module, name):
 
 
 TORCH_TARGET = said("_least_torch", "LEAST_TORCH")
+tree_hash = said("_source_tree", "tree_hash")
 
 if sys.platform not in ("linux", "darwin") or sys.maxsize < 2**32:
     sys.exit(
@@ -123,6 +124,9 @@ def write_if_changed(path, text):
 @functools.cache
 def rows():
     """The losses' rows by name; the type stubs of the public functions and modules are written from them."""
+    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "cudaloss"}  # a test's
+    for name in ours:
+        del sys.modules[name]
     package = types.ModuleType("cudaloss")  # without its __init__, which would load the extension
     package.__path__ = [str(ROOT / "src" / "cudaloss")]
     sys.modules["cudaloss"] = package
@@ -132,6 +136,7 @@ def rows():
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "cudaloss"]:
             del sys.modules[name]
+        sys.modules.update(ours)
     for name, text in stubs.items():
         write_if_changed(ROOT / "src" / "cudaloss" / name, text)
     return found
@@ -143,12 +148,14 @@ def has_all_kernels(loss):
 
 
 def write_losses():
-    """The list of losses that the C++ of all of them is made from, with their ids and their kernels; their headers."""
+    """The list of losses that the C++ of all of them is made from, with their ids and their kernels; their headers; the
+    name of the source."""
     unknown = [loss for loss in LOSSES if loss not in rows()]
     if unknown:
         sys.exit(f"cudaloss: csrc/losses has {unknown[0]}.h, but src/cudaloss/_rows has no row of that name.")
     lines = (f"CUDALOSS_LOSS({loss}, {rows()[loss].id}, {has_all_kernels(loss)})\n" for loss in LOSSES)
     write_if_changed(GENERATED / "losses.inc", "".join(lines))
+    write_if_changed(GENERATED / "csrc_tree.h", f'#define CUDALOSS_CSRC_TREE "{tree_hash(ROOT / "csrc")}"\n')
     write_if_changed(
         GENERATED / "losses.h", "#pragma once\n" + "".join(f'#include "losses/{loss}.h"\n' for loss in LOSSES)
     )
@@ -186,7 +193,7 @@ def generate_sources(engine):
 
 def one_source(shared):
     """All CUDA code in one source. Of several architectures nvcc compiles some at a time, so that it takes no longer;
-    and what the losses have in common is compressed once: 0.45 MB an architecture, where four sources take 0.75."""
+    and what the losses have in common is compressed once (of four: 0.45 MB an architecture, in four sources 0.75)."""
     return write_source("all", CUDA, LOSSES, shared)
 
 

@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+tree_hash = runpy.run_path(str(ROOT / "src" / "cudaloss" / "_source_tree.py"))["tree_hash"]
 RESULTS = ROOT / "benchmarks" / "results"
 SCRATCH = ROOT / "build" / "gpu_check"
 SITE = SCRATCH / "site"  # where a wheel is installed, apart from the environment
@@ -244,11 +246,16 @@ STAGES = {
 
 def described(wheel: Path | None) -> dict[str, Any]:
     """The machine and the versions, from a process of its own: an editable install is found only by an interpreter
-    that starts after it. A wheel does not say what source it is of: that is the checkout's, by assumption."""
-    code = "import json; from cudaloss.bench.environment import environment as e; from pathlib import Path; "
-    code += "print(json.dumps(e(Path('csrc'))))"
+    that starts after it. The binary names its source: under another one no report is filed."""
+    code = "import json; from cudaloss.bench.environment import environment as e; print(json.dumps(e()))"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     environment: dict[str, Any] = json.loads(found.stdout)
+    here = tree_hash(ROOT / "csrc")
+    if environment["csrc_tree"] != here:
+        sys.exit(
+            f"gpu_check: what is installed was built from csrc {environment['csrc_tree']}, this checkout has {here}: "
+            "no report is filed. Build it (--stages build), or check out the source of the wheel."
+        )
     if wheel:
         environment["wheel"] = {"name": wheel.name, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
     return environment

@@ -8,6 +8,7 @@
 
 #include "core/compatibility.h"
 #include "core/plan.h"
+#include "csrc_tree.h"
 
 namespace py = pybind11;
 
@@ -29,6 +30,7 @@ py::dict build_info() {
 #endif
   info["torch_target"] = CUDALOSS_TORCH_TARGET;
   info["compiler"] = __VERSION__;
+  info["csrc_tree"] = CUDALOSS_CSRC_TREE;
   return info;
 }
 

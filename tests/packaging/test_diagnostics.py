@@ -230,6 +230,7 @@ SCHEMA = {
         "ptx": [TEXT],
         "torch_target": (str, type(None)),
         "compiler": (str, type(None)),
+        "csrc_tree": (str, type(None)),
         "losses": [TEXT],
     },
     "python": {"version": TEXT, "implementation": TEXT, "extension_suffix": TEXT},

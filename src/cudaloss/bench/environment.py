@@ -1,9 +1,8 @@
-"""Where a figure comes from: machine, versions, date, and the state of the kernels' source."""
+"""Where a figure comes from: machine, versions, date, and the kernels' source as it was compiled."""
 
 from __future__ import annotations
 
 import datetime
-import hashlib
 import platform
 from pathlib import Path
 from typing import Any
@@ -14,28 +13,6 @@ from .. import __version__
 from .._build import INFO
 
 
-def tree_hash(folder: Path) -> str:
-    """What ``git rev-parse HEAD:<folder>`` prints once `folder` is committed as it is, computed without git."""
-
-    def hashed(kind: str, data: bytes) -> bytes:
-        return hashlib.sha1(f"{kind} {len(data)}\0".encode() + data).digest()
-
-    def tree(path: Path) -> bytes:
-        # git sorts a folder as if its name ended in a slash
-        entries = sorted(path.iterdir(), key=lambda entry: entry.name + ("/" if entry.is_dir() else ""))
-        return hashed(
-            "tree",
-            b"".join(
-                (f"40000 {e.name}\0".encode() + tree(e))
-                if e.is_dir()
-                else (f"100644 {e.name}\0".encode() + hashed("blob", e.read_bytes()))
-                for e in entries
-            ),
-        )
-
-    return tree(folder).hex()
-
-
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -44,12 +21,12 @@ def _processor() -> str:
         return platform.processor()
 
 
-def environment(csrc: Path | None = None) -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "cudaloss": __version__,
-        "csrc_tree": tree_hash(csrc) if csrc and csrc.is_dir() else None,
+        "csrc_tree": INFO.get("csrc_tree"),
         "build": INFO,
         "gpu": gpu.name if gpu else None,
         "gpu_capability": f"{gpu.major}.{gpu.minor}" if gpu else None,

@@ -44,6 +44,7 @@ def package() -> dict[str, Any]:
         "ptx": [str(code) for code in built if code.kind == "PTX"],
         "torch_target": INFO.get("torch_target"),
         "compiler": INFO.get("compiler"),
+        "csrc_tree": INFO.get("csrc_tree"),
         "losses": INFO["losses"],
     }
 

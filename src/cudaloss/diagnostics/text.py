@@ -31,6 +31,7 @@ def _built(package: dict[str, Any]) -> Iterable[str]:
         yield _row("  PTX", " ".join(package["ptx"]) or "none")
     yield _row("  for torch", f"{package['torch_target']} and later")
     yield _row("  compiler", package["compiler"])
+    yield _row("  csrc_tree", package["csrc_tree"])
 
 
 def _present(report: dict[str, Any]) -> Iterable[str]:
