@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 LEAST_CUDA = (12, 0)  # no torch that we build against (2.10 and later) comes with an older major
 # For a machine without a GPU, each with the first CUDA that knows it and the first that no longer does. Within a major
-# a GPU runs the kernels of an older minor: 8.9 those of 8.6, 10.3 those of 10.0, 12.1 those of 12.0 (each more is 0.5
-# MB of the wheel). PTX of 8.0 runs on every newer GPU that none of them fits.
+# a GPU runs the kernels of an older minor: 8.9 those of 8.6, 10.3 those of 10.0, 12.1 those of 12.0 (each more is 1.1
+# to 1.4 MB of the wheel). PTX of 8.0 runs on every newer GPU that none of them fits.
 DEFAULT_ARCHITECTURES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "7.0": ((9, 0), (13, 0)),
     "7.5": ((10, 0), None),
