@@ -72,8 +72,8 @@ def normalizer(*counts: Tensor | float, group: dist.ProcessGroup | None = None, 
         gradients: ``"averaged"`` over these processes, or ``"summed"``.
 
     Returns:
-        A 0-d float64 tensor: the sum of the counts of all processes, 1 where that is 0 (all losses are then 0), over
-        the number of processes where gradients are averaged. On the device of the first tensor among the counts.
+        The sum of the counts of all processes, 1 where that is 0 (all losses are then 0), over the number of processes
+        where gradients are averaged; a 0-d float64 tensor, on the device of the first tensor among the counts.
 
     Raises:
         ValueError: without a count; for another word than the two.
