@@ -46,7 +46,12 @@ struct soft_margin {
  private:
   CUDALOSS_INLINE static F gradient(const Terms& e, F other, Constant<F> scale) {
     if constexpr (kHasRest<N>) {
-      return chained_back(e.slope, select(e.w > F(ExpParts<F>::limit), F(0), other), scale);
+      const F taken = select(e.w > F(ExpParts<F>::limit), F(0), other);
+      if constexpr (sizeof(F) == sizeof(float)) return chained_back(e.slope, taken, scale);
+      // fp64 has no wider reference to be excused by: 2.03 ulp without the rest
+      const F big = ExpParts<F>::big;
+      const F rest = select(e.w < F(0), (big - e.slope) - e.of.sigmoid - e.of.sigmoid_rest, e.of.sigmoid_rest);
+      return chained_back(WithRest<F>{e.slope, rest}, WithRest<F>{taken, F(0)}, scale, F(ExpParts<F>::small));
     } else {
       return chained(e.slope, other, scale);
     }
