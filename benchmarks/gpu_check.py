@@ -70,8 +70,7 @@ OF_FUNCTORS = [
     )
 ]
 SANITIZERS = ("memcheck", "racecheck")
-# Test processes at once, each of two cores, in turn one a GPU.
-# CUDALOSS_PROCESSES: another number.
+# Test processes at once, in turn one a GPU. CUDALOSS_PROCESSES: another number.
 PROCESSES = int(os.environ.get("CUDALOSS_PROCESSES", max(1, (os.cpu_count() or 1) // 2)))
 SHARED = {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 PIP = [sys.executable, "-m", "pip", "install"]
@@ -228,10 +227,7 @@ def script(name: str, *arguments: str) -> dict[str, Any]:
 STAGES = {
     "build": build,
     "diagnostics": diagnostics,
-    "tests_of_kernels": lambda: tests("tests_of_kernels", "cuda", "tests/kernels"),
-    "tests_of_ops": lambda: tests(
-        "tests_of_ops", "cuda", *(f"tests/{name}" for name in ("ops", "frontend", "packaging"))
-    ),
+    "tests": lambda: tests("tests", "cuda"),
     "tests_of_functors": lambda: tests("tests_of_functors", "cuda", *OF_FUNCTORS),
     "host_tests": lambda: tests("host_tests", "not cuda"),
     "accuracy": lambda: script("accuracy", "benchmarks/accuracy.py"),

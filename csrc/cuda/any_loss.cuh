@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <new>
-#include <stdexcept>
+#include <type_traits>
 
 #include "core/functor.h"
 #include "core/pass.h"
@@ -36,15 +36,9 @@ class AnyLoss {
   int loss_, form_;
   alignas(16) unsigned char functor_[kBytes];
 
-  template <template <class> class Loss>
-  void make(int form, const Numbers& numbers) {
-    if constexpr (kHasUsual<Loss<float>>) {
-      if (form > 0) return make<Loss<float>::template Usual>(form - 1, numbers);
-    }
-    new (functor_) Own<Loss>(numbers);
-  }
+#pragma nv_exec_check_disable  // the constructor's visitor is of the host
   template <template <class> class Loss, class Visit>
-  __device__ __forceinline__ void visit_form(int form, const Visit& visit) const {
+  CUDALOSS_INLINE void visit_form(int form, const Visit& visit) const {
     if constexpr (kHasUsual<Loss<float>>) {
       if (form > 0) return visit_form<Loss<float>::template Usual>(form - 1, visit);
     }
@@ -53,21 +47,13 @@ class AnyLoss {
 
  public:
   AnyLoss(int64_t loss, int form, const Numbers& numbers) : loss_(static_cast<int>(loss)), form_(form), functor_() {
-    switch (loss) {
-#define CUDALOSS_LOSS(name, id, all)   \
-  case id:                             \
-    make<losses::name>(form, numbers); \
-    break;
-#include "losses.inc"
-#undef CUDALOSS_LOSS
-      default:
-        throw std::logic_error("cudaloss: no loss has this id");
-    }
+    visit([&](const auto& functor) { new (functor_) std::decay_t<decltype(functor)>(numbers); });
   }
 
   // Calls `visit` with the functor.
+#pragma nv_exec_check_disable
   template <class Visit>
-  __device__ __forceinline__ void visit(const Visit& visit) const {
+  CUDALOSS_INLINE void visit(const Visit& visit) const {
     switch (loss_) {
 #define CUDALOSS_LOSS(name, id, all)        \
   case id:                                  \

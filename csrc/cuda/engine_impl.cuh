@@ -43,28 +43,26 @@ void vectorized_pass(const VectorizedLauncher<Loss>& to) {
       return to.template start<K::MaskedFloats, B::Mask, float, FloatFloat, float, float>();
     case K::MaskedHalves:
       return to.template start<K::MaskedHalves, B::Mask, FastFloat, FastFloat, AnyHalf, AnyHalf>();
+    case K::MaskedHalfAndFloat:
+      if constexpr (kAll) return to.template start<K::MaskedHalfAndFloat, B::Mask, float, FastFloat, AnyHalf, float>();
+      break;
+    case K::MaskedFloatAndUInt8:
+      if constexpr (kAll)
+        return to.template start<K::MaskedFloatAndUInt8, B::Mask, float, FloatFloat, float, uint8_t>();
+      break;
+    case K::WeightedFloats:
+      if constexpr (kAll) return to.template start<K::WeightedFloats, B::Weight, float, FloatFloat, float, float>();
+      break;
+    case K::ThirdFloats:
+      if constexpr (Functor<Loss, float>::kHasThird)
+        return to.template start<K::ThirdFloats, B::Third, float, FloatFloat, float, float>();
+      break;
     case K::FloatWithExtras:
       return to.template start<K::FloatWithExtras, B::Any, float, FloatFloat, float, Stored>();
     case K::HalfWithExtras:
       return to.template start<K::HalfWithExtras, B::Any, float, FastFloat, AnyHalf, Stored>();
     default:
       break;
-  }
-  if constexpr (Functor<Loss, float>::kHasThird) {
-    if (to.plan.kernel == K::ThirdFloats)
-      return to.template start<K::ThirdFloats, B::Third, float, FloatFloat, float, float>();
-  }
-  if constexpr (kAll) {
-    switch (to.plan.kernel) {
-      case K::WeightedFloats:
-        return to.template start<K::WeightedFloats, B::Weight, float, FloatFloat, float, float>();
-      case K::MaskedHalfAndFloat:
-        return to.template start<K::MaskedHalfAndFloat, B::Mask, float, FastFloat, AnyHalf, float>();
-      case K::MaskedFloatAndUInt8:
-        return to.template start<K::MaskedFloatAndUInt8, B::Mask, float, FloatFloat, float, uint8_t>();
-      default:
-        break;
-    }
   }
   throw std::logic_error("cudaloss: the plan names a kernel that the loss does not have");
 }

@@ -1,7 +1,7 @@
 // From a Pass and its plan to the parameters of a general kernel, and its launch. Host code.
 #pragma once
 
-#include <type_traits>
+#include <algorithm>
 
 #include "cuda/general_pass.cuh"
 #include "cuda/launch.h"
@@ -29,7 +29,7 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   p.inner = plan.inner;
   p.input = accessor<A>(r, kInput, r.input, N);
   p.target = accessor<B>(r, kTarget, r.target, N);
-  p.whole = !std::is_same_v<A, Any<F>> && p.input.spacing.vectorized && p.target.spacing.vectorized;
+  p.whole = p.input.spacing.vectorized && p.target.spacing.vectorized;
   p.linear = is_linear(r);
   p.input_is_first = same_strides(r.segments, r.inner, kInput, kFirst);
   p.target_is_second = same_strides(r.segments, r.inner, kTarget, kSecond);

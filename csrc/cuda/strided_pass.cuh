@@ -82,7 +82,7 @@ __device__ __forceinline__ Results<N, T> evaluate(const PassParameters<A, A, F, 
   if (wants_first || wants_second) read_factors(p, reading, scale, factor);
   Results<N, T> results = {};
   any.visit([&](const auto& loss) {
-    using Loss = std::remove_cv_t<std::remove_reference_t<decltype(loss)>>;
+    using Loss = std::decay_t<decltype(loss)>;
     const auto make = [&](const Loss& loss, int i) {
       const auto terms = loss.terms(reading.operands.a.element[i], reading.operands.b.element[i]);
       if (wants_value) results.value[i] = value_as<T>(loss.value(terms));

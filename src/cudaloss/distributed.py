@@ -59,7 +59,7 @@ def in_play(
     counted = target.new_ones((), dtype=torch.bool) if left_out is None else ~left_out
     if weight is not None:
         counted = weight.detach() if left_out is None else torch.where(left_out, 0, weight.detach())
-    return counted.sum(dtype=_widest(target.device)) * (target.numel() / max(counted.numel(), 1))
+    return counted.sum(dtype=reference.widest(target.device)) * (target.numel() / max(counted.numel(), 1))
 
 
 def normalizer(*counts: Tensor | float, group: dist.ProcessGroup | None = None, gradients: str = "averaged") -> Tensor:
@@ -109,11 +109,6 @@ def total(*losses: Tensor, group: dist.ProcessGroup | None = None, gradients: st
     return _sum_over(losses, "losses", group, gradients) / _averaged_over(group, gradients)
 
 
-def _widest(device: torch.device | None) -> torch.dtype:
-    """float64, which Apple's GPUs lack."""
-    return torch.float32 if device is not None and device.type == "mps" else torch.float64
-
-
 def _is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
@@ -129,8 +124,8 @@ def _sum_over(
         raise ValueError(f"gradients must be 'averaged' or 'summed', got {gradients!r}")
     if not numbers:
         raise ValueError(f"{name} must be at least one: those of this process's micro-batches")
-    device = next((number.device for number in numbers if isinstance(number, Tensor)), None)
-    each = [torch.as_tensor(number, dtype=_widest(device), device=device).detach() for number in numbers]
+    device = next((number.device for number in numbers if isinstance(number, Tensor)), torch.get_default_device())
+    each = [torch.as_tensor(number, dtype=reference.widest(device), device=device).detach() for number in numbers]
     found = torch.stack(each).sum()
     if _is_distributed():
         dist.all_reduce(found, group=group)

@@ -18,12 +18,9 @@ from ._faces import define_function
 from ._ops import KERNELS
 from ._options import Options
 from ._specs import SPECS, LossSpec
+from .reference import widest
 
 __all__ = [spec.function for spec in SPECS]  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def _wide(input: Tensor) -> torch.dtype:
-    return torch.float32 if input.device.type == "mps" else torch.float64
 
 
 def _for_op(spec: LossSpec, input: Tensor, own: dict[str, Any]) -> dict[str, Any]:
@@ -38,7 +35,7 @@ def _for_op(spec: LossSpec, input: Tensor, own: dict[str, Any]) -> dict[str, Any
     if value is not None and not isinstance(value, Tensor):
         value = _checks.check_number(third, value, f"{third.accepts} or a tensor")
         value = None if not third.of_call and type(value) is float and value == third.number else value
-        value = None if value is None else input.new_full((), value, dtype=_wide(input))
+        value = None if value is None else input.new_full((), value, dtype=widest(input.device))
     return {**own, third.name: value}
 
 
@@ -60,7 +57,7 @@ def _unusual(spec: LossSpec, thorough: Callable[..., Tensor]) -> Callable[..., T
             normalizer = keywords["normalizer"]
             if normalizer is not None and not isinstance(normalizer, Tensor):
                 normalizer = _checks.check_number_normalizer(normalizer, reduction)
-                keywords["normalizer"] = input.new_full((), normalizer, dtype=_wide(input))
+                keywords["normalizer"] = input.new_full((), normalizer, dtype=widest(input.device))
             return op(input, target, reduction=reduction, **_for_op(spec, input, own), **keywords)
         result = thorough(input, target, reduction, parameter, second, dtype, *options)
         if input.shape != target.shape:

@@ -95,16 +95,16 @@ def _counted(
     return _over_rest(Tensor.sum, in_play.expand(shape), options.batch_dims)
 
 
-def _wide(x: Tensor) -> Tensor:
-    """In float64, which Apple's GPUs lack."""
-    return x if x.device.type == "mps" else x.double()
+def widest(device: torch.device) -> torch.dtype:
+    """float64, which Apple's GPUs lack."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _normalized(x: Tensor, normalizer: Tensor | float) -> Tensor:
     """x / normalizer, rounded once."""
     if isinstance(normalizer, Tensor) and normalizer.dtype != torch.float64:
         return x / normalizer.to(x.dtype)
-    return (_wide(x) / normalizer).to(x.dtype)
+    return (x.to(widest(x.device)) / normalizer).to(x.dtype)
 
 
 def loss(
