@@ -193,7 +193,7 @@ def generate_sources(engine):
 
 def one_source(shared):
     """All CUDA code in one source. Of several architectures nvcc compiles some at a time, so that it takes no longer;
-    and what the losses have in common is compressed once: 1.09 MB of compute capability 9.0, in a source a loss 1.44."""
+    and what the losses have in common is compressed once: 1.09 MB of sm_90, in a source a loss 1.44."""
     return write_source("all", CUDA, LOSSES, shared)
 
 
