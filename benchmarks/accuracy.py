@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -35,7 +34,7 @@ from cudaloss.bench.modes import Loss
 from cudaloss.bench.rivals import rival
 from cudaloss.bench.symbolic import INPUT_SLOPE, LOSS
 
-# Of a GPU's memory, and of a CPU's cache: the reference of exponentials is a thousand of PyTorch's kernels.
+# Of a GPU's memory, and of a CPU's cache: the reference of exponentials is thousands of PyTorch's kernels.
 PIECE = {"cuda": 1 << 26, "cpu": 1 << 15}
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 LARGEST_FACTORED = 1 << 20
@@ -168,15 +167,31 @@ def keeps_much(spec: LossSpec) -> bool:
     return spec.ulps > 1 or not hasattr(torch.nn.functional, spec.function)
 
 
-def rows(sizes: list[int], device: str) -> Iterator[dict[str, Any]]:
+def cases(sizes: list[int]) -> list[tuple[LossSpec, int, torch.dtype]]:
     # PyTorch's own BCE, and what is composed because it lacks it, take more than 140 GB for 2^31 float64 elements.
-    return (
-        measure(spec, size, dtype, device)
+    return [
+        (spec, size, dtype)
         for size in sizes
         for dtype in DTYPES
         for spec in SPECS
         if not (keeps_much(spec) and dtype == torch.float64 and size > 1 << 30)
-    )
+    ]
+
+
+def show(found: list[dict[str, Any]], console: Console) -> None:
+    kinds = ("value", "gradient", "single")
+    columns = [column for kind in kinds for column in (f"{kind}, ulp", "torch's")]
+    table = Table("loss", "dtype", "size", *columns, title="largest errors")
+    for row in found:
+        errors = (row.get(f"{name}_{kind}_ulp") for kind in kinds for name in ("cudaloss", "torch"))
+        cells = ("" if error is None else f"{error:.3g}" if error >= 100 else f"{error:.2f}" for error in errors)
+        table.add_row(row["loss"], row["dtype"], f"{row['size']:,}", *cells)
+    console.print(table)
+    for dtype in dict.fromkeys(row["dtype"] for row in found):
+        errors = [row[key] for row in found if row["dtype"] == dtype for key in row if "_factored_" in key]
+        console.print(f"with all factors, {dtype}: at most {max(errors, default=0.0):.2f} ulp")
+    failed = [row for row in found if not row["holds"]]
+    console.print(f"{len(found)} rows, {len(failed)} above what is allowed", *failed)
 
 
 def main() -> int:
@@ -190,23 +205,21 @@ def main() -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=130)
-    found = list(track(rows(sizes, arguments.device), description="measuring", console=console))
-    kinds = ("value", "gradient", "single")
-    columns = [column for kind in kinds for column in (f"{kind}, ulp", "torch's")]
-    table = Table("loss", "dtype", "size", *columns, title="largest errors")
-    for row in found:
-        errors = (row.get(f"{name}_{kind}_ulp") for kind in kinds for name in ("cudaloss", "torch"))
-        cells = ("" if error is None else f"{error:.3g}" if error >= 100 else f"{error:.2f}" for error in errors)
-        table.add_row(row["loss"], row["dtype"], f"{row['size']:,}", *cells)
-    console.print(table)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1))
-    for dtype in dict.fromkeys(row["dtype"] for row in found):
-        errors = [row[key] for row in found if row["dtype"] == dtype for key in row if "_factored_" in key]
-        console.print(f"with all factors, {dtype}: at most {max(errors, default=0.0):.2f} ulp")
-    failed = [row for row in found if not row["holds"]]
-    console.print(f"{len(found)} rows, {len(failed)} above what is allowed", *failed)
-    return 1 if failed else 0
+    found: list[dict[str, Any]] = []
+    planned, interrupted = cases(sizes), False
+    try:
+        for case in track(planned, description="measuring", console=console):
+            found.append(measure(*case, arguments.device))
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:  # of an exception too: the rows before it
+        if arguments.json:
+            arguments.json.write_text(json.dumps(found, indent=1))
+        show(found, console)
+    if interrupted:
+        console.print(f"interrupted after {len(found)} of {len(planned)} rows")
+        return 130  # as a shell says of SIGINT
+    return 0 if all(row["holds"] for row in found) else 1
 
 
 if __name__ == "__main__":

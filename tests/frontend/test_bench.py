@@ -337,3 +337,27 @@ def test_peak_memory_is_counted_above_the_operands(monkeypatch: pytest.MonkeyPat
     assert row["peak_bytes"] == {"cudaloss": 512, "eager": 512}
     (table,) = tables.tables([row])
     assert [list(column.cells) for column in table.columns][-2:] == [["8.00"], ["8.00"]]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_rows_are_kept_when_one_ends_the_run(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [made_up((1.0, 0.9, 1.1))]
+
+    def measured(*_: object) -> cases.Row:
+        if not rows:
+            raise error
+        return rows.pop()
+
+    monkeypatch.setattr(suites, "measured", measured)
+    paths = tmp_path / "rows.json", tmp_path / "rows.csv"
+    options = ["--device=cpu", "--suites=latency", f"--json={paths[0]}", f"--csv={paths[1]}"]
+    if error is KeyboardInterrupt:
+        assert cli.main(options) == 130
+    else:
+        with pytest.raises(error):
+            cli.main(options)
+    assert len(json.loads(paths[0].read_text())["rows"]) == 1 and len(paths[1].read_text().splitlines()) == 2
+    printed = capsys.readouterr().out
+    assert "in 1 rows" in printed and ("interrupted after 1 of " in printed) == (error is KeyboardInterrupt)

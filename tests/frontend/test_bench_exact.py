@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import sys
 from pathlib import Path
@@ -94,6 +95,29 @@ def test_pytorchs_error_excuses_none_of_exponentials() -> None:
     assert accuracy.bound(NAMED["binary_cross_entropy_with_logits"], row, "single") == 2
     assert accuracy.bound(NAMED["binary_cross_entropy_with_logits"], {**row, "dtype": "float16"}, "single") == 1
     assert accuracy.bound(NAMED["mse"], row, "value") == 1.5
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_accuracy_keeps_the_rows_before_its_end(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accuracy, path, measure = script("accuracy"), tmp_path / "rows.json", script("accuracy").measure
+
+    def measured(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> dict[str, object]:
+        if spec is not SPECS[0]:
+            raise error
+        return measure(spec, size, dtype, device)
+
+    monkeypatch.setattr(accuracy, "measure", measured)
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "--device=cpu", "--sizes", "7", "--json", str(path)])
+    if error is KeyboardInterrupt:
+        assert accuracy.main() == 130
+    else:
+        with pytest.raises(error):
+            accuracy.main()
+    assert [row["loss"] for row in json.loads(path.read_text())] == [SPECS[0].name]
+    interrupted = f"interrupted after 1 of {4 * len(SPECS)} rows" in capsys.readouterr().out
+    assert interrupted == (error is KeyboardInterrupt)
 
 
 def test_readme_has_what_single_losses_take() -> None:

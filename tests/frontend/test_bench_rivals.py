@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cudaloss.bench import cases, domains, modes, plan, rivals, suites, tables
+from cudaloss.bench import cases, domains, measure, modes, plan, rivals, suites, tables
 from cudaloss.bench.cases import COMPARABLE, KERNELBENCH, Case
 from cudaloss.bench.modes import BFLOAT16, FEATURES, FLOAT32, FORWARD, STEP, TRAINING_MODES, Dtypes, Mode
 from cudaloss.bench.plan import Options
@@ -192,3 +192,27 @@ def test_every_problem_of_kernelbench_has_its_size() -> None:
     found = {one.row()["problem"]: one.shape for one in kernelbench(device="cuda")}
     square = {power: (2 ** (power // 2), 2 ** (power // 2)) for power in (28, 30)}
     assert found == {94: square[30], 96: square[30], 98: square[28], 100: square[30]}
+
+
+def test_what_waits_for_the_gpu_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row without eager, and what is printed of it."""
+    mode = ["default"]
+
+    def waiting(*_: object) -> None:
+        assert mode == ["default"], "called a synchronizing CUDA operation"
+
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: mode[0])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda new: mode.__setitem__(0, new))
+    monkeypatch.setattr(F, "mse_loss", waiting)
+    monkeypatch.setattr(measure, "graph_replay", lambda works, *_: measure.latency(works, 2, 1))
+    row = suites.measured(dataclasses.replace(case("mse", FORWARD), suite="graph"), Options(rounds=2), {})
+    assert set(row["seconds"]) == {"cudaloss"} and row["speedup"] == {} and "slower" not in row
+    assert mode == ["default"] and row["notes"][0].startswith("eager failed, AssertionError: called a synchronizing")
+    assert [column.header for table in tables.tables([row]) for column in table.columns][4:] == ["cudaloss, us"]
+    assert list(tables.verdict([row])) == ["nothing was compared with eager"]
+
+
+@pytest.mark.cuda
+def test_graphs_of_a_rival_that_waits() -> None:
+    (one,) = plan.cases(Options(device="cuda", suites=("graph",), losses=("gaussian_nll",), sizes=(10,)))
+    assert suites.measured(one, Options(device="cuda", rounds=2), {})["seconds"]["cudaloss"]["median"] > 0

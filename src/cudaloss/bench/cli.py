@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -111,23 +111,24 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, plan.Options
     return arguments, options
 
 
-def measure(options: plan.Options) -> list[Row]:
+def measure(options: plan.Options) -> Iterator[Row]:
     """All rows, with a progress bar on standard error."""
     cases, size = plan.cases(options), plan.ceiling_size(options)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    rows: list[Row] = []
     limits: suites.Ceilings = {}
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
         task = progress.add_task("ceilings", total=len(cases) + (size is not None))
         if size is not None:
-            rows.append(suites.ceilings(size, options))
-            limits = rows[0].get("gigabytes_per_second", {})
+            row = suites.ceilings(size, options)
+            limits = row.get("gigabytes_per_second", {})
             progress.advance(task)
+            yield row
         for case in cases:
             progress.update(task, description=tables.label(case.row()))
-            rows.append(suites.measured(case, options, limits))
+            row = suites.measured(case, options, limits)
             progress.advance(task)
-    return rows + plan.skipped_suites(options)
+            yield row
+    yield from plan.skipped_suites(options)
 
 
 def _show(rows: list[Row], console: Console) -> None:
@@ -146,13 +147,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         console = Console(width=PIPED_WIDTH)
     for path in filter(None, (arguments.json, arguments.csv)):
         path.parent.mkdir(parents=True, exist_ok=True)
-    rows = measure(options)
-    where = environment()
-    _show(rows, console)
-    if arguments.json:
-        files.write_json(arguments.json, where, rows)
-    if arguments.csv:
-        files.write_csv(arguments.csv, rows)
+    rows: list[Row] = []
+    where, interrupted = environment(), False
+    try:
+        for row in measure(options):
+            rows.append(row)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:  # of an exception too: the rows before it
+        if arguments.json:
+            files.write_json(arguments.json, where, rows)
+        if arguments.csv:
+            files.write_csv(arguments.csv, rows)
+        _show(rows, console)
+    if interrupted:
+        planned = len(plan.cases(options)) + (plan.ceiling_size(options) is not None)
+        console.print(f"interrupted after {len(rows)} of {planned} rows", highlight=False)
+        return 130  # as a shell says of SIGINT
     if arguments.plot:
         from . import plots
 

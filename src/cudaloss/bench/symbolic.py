@@ -183,7 +183,7 @@ def _product(m: Any, factors: list[Number]) -> Number:
     return m.where(is_zero & (product != product) & (is_nan == 0), 0.0, product)
 
 
-def _evaluated(m: Any, e: Expression, of: dict[str, Number]) -> Number:
+def _evaluated(m: Any, e: Expression, of: dict[Any, Number]) -> Number:
     if e.is_Symbol:
         return of[e.name]
     if e.is_Number:
@@ -213,14 +213,16 @@ def _evaluated(m: Any, e: Expression, of: dict[str, Number]) -> Number:
         base, exponent = (base, int(exponent)) if exponent % 1 == 0 else (m.sqrt(base), int(2 * exponent))
         power = math.prod([base] * (abs(exponent) - 1), start=base)
         return power if exponent > 0 else 1.0 / power
-    return FUNCTIONS[type(e)](m, *arguments)
+    if e not in of:  # a slope's terms share what costs the most
+        of[e] = FUNCTIONS[type(e)](m, *arguments)
+    return of[e]
 
 
 def term(spec: LossSpec, which: int, m: Any, x: Number, t: Number, third: Number, second: Number = None) -> Term:
     """The single losses (``LOSS``), or their derivatives (``INPUT_SLOPE``, ``TARGET_SLOPE``). A loss of the difference
     is judged by its own size."""
     second = spec.second_default if second is None else second
-    of = {"input": x, "target": t, **spec.own(third, second)}
+    of: dict[Any, Number] = {"input": x, "target": t, **spec.own(third, second)}
     far = None
     if isinstance(spec.terms, OfDifference):
         d = of["d"] = x - t
@@ -228,14 +230,14 @@ def term(spec: LossSpec, which: int, m: Any, x: Number, t: Number, third: Number
             far = m.abs(d) == math.inf
             of["d"] = m.where(far, m.sign(d) * _FAR, d)
     e = _expressions(spec)[which]
-    number = _evaluated(m, e, of)
     inner = e.args[0][0] if e.is_Piecewise else e  # whose other branch is a single number
-    parts = [_evaluated(m, part, of) for part in (inner.args if inner.is_Add else (inner,))]
+    summed = () if isinstance(spec.terms, OfDifference) else inner.args if inner.is_Add else (inner,)
+    parts = [_evaluated(m, part, of) for part in summed]
+    number = sum(parts[1:], start=parts[0]) if parts and inner is e else _evaluated(m, e, of)
     if far is not None and which == LOSS:
         number = m.where(far, math.inf, number)
     number = m.where(x == x, m.where(t == t, number, t), x)  # NaN of a NaN, also where a derivative does not have it
     size = m.abs(number)
-    if not isinstance(spec.terms, OfDifference):
-        for part in (abs(part) if isinstance(part, float) else m.abs(part) for part in parts):
-            size = m.where(part > size, part, size)
+    for part in (abs(part) if isinstance(part, float) else m.abs(part) for part in parts):
+        size = m.where(part > size, part, size)
     return Term(number, size)
