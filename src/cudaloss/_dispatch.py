@@ -59,7 +59,7 @@ def _is_readable(tensor: Tensor, device: torch.device) -> bool:
         tensor.layout is torch.strided
         and tensor.device == device
         and device.type in _DEVICES
-        and not is_traceable_wrapper_subclass(tensor)  # a DTensor, say, which knows PyTorch's ops, not ours
+        and not is_traceable_wrapper_subclass(tensor)  # which knows PyTorch's ops, not ours
         and not tensor._is_zerotensor()
     )
 
@@ -92,6 +92,12 @@ def _lie_alike(*tensors: Tensor | None) -> bool:
     return all(x.shape == first.shape and x.is_contiguous() for x in (first, *others))
 
 
+def _any_is_distributed(input: Tensor, target: Tensor, third: Third, options: Options) -> bool:
+    """Whether one is a DTensor, which nobody has where nobody has imported them."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(x, module.DTensor) for x in (input, target, third, *options[:3]))
+
+
 def _is_exporting_to_onnx() -> bool:
     onnx = sys.modules.get("torch.onnx")
     return onnx is not None and onnx.is_in_onnx_export()
@@ -108,6 +114,10 @@ def loss(
     second: float = 0.0,
 ) -> Tensor:
     """The loss of a call whose arguments have been checked, with autograd."""
+    if _any_is_distributed(input, target, parameter, options) and not transformed():
+        from . import _sharded
+
+        return _sharded.loss(spec, input, target, reduction, parameter, dtype, options, second, loss)
     third = parameter if isinstance(parameter, Tensor) else None
     if options.batch_dims == max(input.dim(), target.dim()) > 0:  # a reduction of single elements
         rest = options._replace(scale=1.0, batch_dims=0)

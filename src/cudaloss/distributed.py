@@ -55,11 +55,10 @@ def in_play(
         tensor(4., dtype=torch.float64)
     """
     options = check_options(Options(weight=weight, mask=mask, ignore_nan=ignore_nan), target, target, "mean")
-    left_out = reference.where_left_out(target, options)
-    counted = target.new_ones((), dtype=torch.bool) if left_out is None else ~left_out
-    if weight is not None:
-        counted = weight.detach() if left_out is None else torch.where(left_out, 0, weight.detach())
-    return counted.sum(dtype=reference.widest(target.device)) * (target.numel() / max(counted.numel(), 1))
+    counted = reference.in_play(target.shape, target, None if weight is None else weight.detach(), options)
+    if counted is None:
+        return torch.full((), target.numel(), dtype=reference.widest(target.device), device=target.device)
+    return counted
 
 
 def normalizer(*counts: Tensor | float, group: dist.ProcessGroup | None = None, gradients: str = "averaged") -> Tensor:

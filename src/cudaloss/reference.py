@@ -6,7 +6,9 @@ handful of PyTorch's element-wise kernels cost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -93,6 +95,21 @@ def _counted(
     if in_play is None or options.normalizer is not None:
         return None
     return _over_rest(Tensor.sum, in_play.expand(shape), options.batch_dims)
+
+
+def in_play(shape: torch.Size, target: Tensor, weight: Tensor | None, options: Options) -> Tensor | None:
+    """What a mean over a loss of `shape` divides by, in the widest dtype and for each leading index; None where nothing
+    is left out and there is no weight. A dimension that mask and weight repeat is read once."""
+    selected, kept = options.mask, options.batch_dims
+    if options.ignore_nan and target.is_floating_point():
+        selected = ~target.isnan() if selected is None else ~target.isnan() & selected
+    counted = weight if selected is None else selected if weight is None else torch.where(selected, weight, 0)
+    if counted is None:
+        return None
+    counted = counted.reshape((1,) * (len(shape) - counted.dim()) + counted.shape)
+    repeats = math.prod(shape[dim] for dim in range(kept, len(shape)) if counted.shape[dim] == 1)
+    total = _over_rest(partial(Tensor.sum, dtype=widest(target.device)), counted, kept)
+    return total.expand(shape[:kept]) * repeats
 
 
 def widest(device: torch.device) -> torch.dtype:

@@ -1,0 +1,143 @@
+"""Losses of DTensors are those of the whole tensors, whatever is sharded how, and move no more than they must. Four
+processes, gloo, started once; each leaves what it found."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
+
+import oracle
+from cudaloss._specs import SPECS
+from oracle import op, operands, parameters
+
+PROCESSES = 4
+MESHES = ((4,), (2, 2))
+CASES = 25  # of each loss and mesh
+BARS = {torch.float32: 1e-6, torch.float64: 1e-12}  # of the largest element
+
+
+def placements(draw: random.Random, mesh, dims: int) -> list:
+    return [draw.choice([Replicate(), *map(Shard, range(dims))]) for _ in range(mesh.ndim)]
+
+
+def place(draw: random.Random, mesh, whole: Tensor) -> Tensor:
+    """Sharded in some way or not at all, or a sum that is still to be made."""
+    if whole.is_floating_point() and draw.random() < 0.15:
+        parts = torch.stack([whole, *(torch.zeros_like(whole) for _ in range(3))])
+        return distribute_tensor(parts, mesh, [Shard(0)] * mesh.ndim).sum(0)
+    return distribute_tensor(whole, mesh, placements(draw, mesh, whole.dim()))
+
+
+def repeated(draw: random.Random, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape that broadcasts to `shape`."""
+    sizes = [draw.choice([1, size, size]) for size in shape]
+    return tuple(sizes[draw.choice([0, 0, 1]) if sizes else 0 :])
+
+
+def draw_call(draw: random.Random, spec, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Tensors and numbers of a call, on one process."""
+    call: dict[str, Any] = {"reduction": draw.choice(["mean", "mean", "mean", "sum", "none"])}
+    if draw.random() < 0.4:
+        call["mask"] = torch.rand(repeated(draw, shape)) < draw.choice([0.6, 0.6, 0.0])
+    if draw.random() < 0.4:
+        call["weight"] = torch.rand(repeated(draw, shape), dtype=torch.float64) + 0.1
+    if call["reduction"] != "none":
+        call["batch_dims"] = draw.choice([0, 0, *range(len(shape) + 1)])
+        call["scale"] = draw.choice([1.0, 0.5])
+    if call["reduction"] == "mean" and draw.random() < 0.2:
+        call["normalizer"] = torch.tensor(3.0, dtype=torch.float64)
+    if spec.targets == "real":
+        call["ignore_nan"] = draw.random() < 0.3
+    call["parameter"] = parameters(spec)[0]
+    if draw.random() < 0.3 and spec.parameter:
+        third = shape if spec.parameter.may_lack_last else repeated(draw, shape)
+        call["parameter"] = torch.full(third, parameters(spec)[0], dtype=torch.float64)
+    return call
+
+
+def called(spec, operands: list[Tensor], call: dict[str, Any]) -> Tensor:
+    options = {name: value for name, value in call.items() if name not in ("reduction", "parameter")}
+    return op(spec)(*operands, call["reduction"], call["parameter"], **options)
+
+
+def assert_close(found: Tensor, truth: Tensor, bar: float) -> None:
+    largest = truth.nan_to_num(0, 0, 0).abs().max() if truth.numel() else 0.0
+    torch.testing.assert_close(found.double(), truth, rtol=0, atol=float(bar * largest), equal_nan=True)
+
+
+def check_random_call(draw: random.Random, spec, mesh) -> Tensor:
+    """Value and gradients of one call are those of one process; the value, as this process has it."""
+    shape = tuple(draw.choice([1, 2, 3, 5, 6, 7]) for _ in range(draw.choice([1, 2, 2, 3])))
+    dtype = draw.choice([torch.float32, torch.float32, torch.float64])
+    input, target = operands(shape, (dtype, dtype), "cpu")
+    call = draw_call(draw, spec, shape)
+    if call.get("ignore_nan"):
+        target.view(-1)[:: draw.choice([1, 3])] = torch.nan
+    wide = [x.detach().double().requires_grad_() for x in (input, target)]
+    truth = called(spec, wide, call)
+    grad_output = torch.rand_like(truth)
+    wanted = torch.autograd.grad(truth, wide, grad_output)
+    sharded = [place(draw, mesh, x).detach().requires_grad_() for x in (input, target)]
+    own = {name: place(draw, mesh, x) if isinstance(x, Tensor) else x for name, x in call.items()}
+    value = called(spec, sharded, own)
+    given = distribute_tensor(grad_output.to(dtype), mesh, value.placements)
+    found = torch.autograd.grad(value, sharded, given)
+    assert value.dtype == dtype and not any(x.is_partial() for x in value.placements)
+    assert_close(value.full_tensor(), truth.detach(), BARS[dtype])
+    for gradient, theirs in zip(found, wanted, strict=True):
+        assert_close(gradient.full_tensor(), theirs, BARS[dtype])
+    return value.detach().full_tensor()
+
+
+def run_random_calls(spec, mesh_shape: tuple[int, ...]) -> tuple[list[Tensor], list[str]]:
+    draw, mesh = random.Random(f"{spec.name} {mesh_shape}"), init_device_mesh("cpu", mesh_shape)
+    torch.manual_seed(0)
+    oracle.suited[0] = spec
+    values, faults = [], []
+    for case in range(CASES):
+        try:
+            values.append(check_random_call(draw, spec, mesh))
+        except Exception as error:  # the other processes have it too, or wait for this one in vain
+            faults.append(f"case {case}: {type(error).__name__}: {error}")
+    return values, faults
+
+
+def work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    limit = timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=PROCESSES, timeout=limit)
+    try:
+        found = {(spec.name, mesh): run_random_calls(spec, mesh) for spec in SPECS for mesh in MESHES}
+        torch.save(found, f"{folder}/{rank}.pt")
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> list[dict]:
+    """What each process found, by loss and mesh."""
+    folder: Path = tmp_path_factory.mktemp("sharded")
+    spawn(work, (str(folder),), nprocs=PROCESSES)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("loss", [spec.name for spec in SPECS])
+def test_random_calls_are_those_of_the_whole(loss, mesh, found):
+    (values, faults), *others = (of_process[loss, mesh] for of_process in found)
+    assert not faults
+    assert len(values) == CASES
+    for other, _ in others:
+        torch.testing.assert_close(other, values, rtol=0, atol=0, equal_nan=True)
