@@ -69,6 +69,11 @@ def reference(model: nn.Module, images: Tensor, hidden: Tensor) -> list[Tensor]:
     return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
 
 
+def whole_of(part: Tensor | None) -> Tensor:
+    assert isinstance(part, DTensor)
+    return part.full_tensor()
+
+
 def train(model: nn.Module, steps: int, seed: int) -> tuple[nn.Module, Tensor]:
     """The whole network as the sharded one leaves it, and the largest difference at each step."""
     images, whole = scaffold.digits().images, scaffold.seeded(network, seed)
@@ -76,13 +81,13 @@ def train(model: nn.Module, steps: int, seed: int) -> tuple[nn.Module, Tensor]:
     differences = []
     for _ in range(steps):
         batch = draw_batch(images, generator)
-        whole.load_state_dict({name: part.full_tensor() for name, part in model.state_dict().items()})
+        whole.load_state_dict({name: whole_of(part) for name, part in model.state_dict().items()})
         wanted = reference(whole, *batch)
         loss = loss_of(model(visible(*batch)), *batch)
         optimizer.zero_grad()
         loss.backward()
-        found = [x.full_tensor() for x in (loss.detach(), *(p.grad for p in model.parameters()))]
-        pairs = zip(found, wanted, strict=True)
+        found = loss.detach(), *(part.grad for part in model.parameters())
+        pairs = zip(map(whole_of, found), wanted, strict=True)
         differences.append(torch.stack([scaffold.relative_difference(*pair) for pair in pairs]).max())
         optimizer.step()
     return whole, torch.stack(differences)

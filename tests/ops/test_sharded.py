@@ -22,7 +22,7 @@ from oracle import op, operands, parameters
 
 PROCESSES = 4
 MESHES = ((4,), (2, 2))
-CASES = 25  # of each loss and mesh
+CASES = 12  # of each loss and mesh
 BARS = {torch.float32: 1e-6, torch.float64: 1e-12}  # of the largest element
 
 

@@ -1,0 +1,101 @@
+"""What a loss of DTensors costs above the same loss of one shard: smooth L1, forward and backward, rows sharded.
+
+Two processes: NCCL where there are two GPUs, else gloo. Times are medians of the first process, in microseconds: of the
+host for few elements (with the collectives, which gloo waits for), on the device for many. ``--json`` keeps them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
+
+import cudaloss
+from cudaloss.bench import measure
+from cudaloss.bench.environment import environment
+
+PROCESSES = 2
+FEW = 320
+MANY = {"cuda": 1 << 28, "cpu": 1 << 22}  # of a process
+
+
+def step(input: Tensor, target: Tensor, mask: Tensor | None) -> Callable[[], None]:
+    def run() -> None:
+        input.grad = None
+        cudaloss.smooth_l1_loss(input, target, mask=mask).backward()
+
+    return run
+
+
+def works(size: int, device: str, mesh: Any) -> dict[str, Callable[[], None]]:
+    own = torch.randn(size, device=device), torch.randn(size, device=device), torch.rand(size, device=device) < 0.7
+    sharded = tuple(DTensor.from_local(x, mesh, [Shard(0)]) for x in own)
+    found: dict[str, Callable[[], None]] = {}
+    for name, (x, t, mask) in {"local": own, "sharded": sharded}.items():
+        found[name] = step(x.detach().requires_grad_(), t, None)
+        found[f"{name}, mask"] = step(x.detach().requires_grad_(), t, mask)
+    return found
+
+
+def collective(mesh: Any) -> Callable[[], None]:
+    number = torch.zeros((), device=mesh.device_type)
+    return lambda: dist.all_reduce(number, group=mesh.get_group(0)) and None
+
+
+def measured(device: str, rounds: int) -> list[dict[str, Any]]:
+    mesh = init_device_mesh(device, (PROCESSES,))
+    few = works(FEW, device, mesh) | {"all_reduce of a number": collective(mesh)}
+    timings = measure.latency(few, rounds, 100)
+    rows = [{"size": FEW, "of": name, "us": timing.median * 1e6} for name, timing in timings.items()]
+    timings = measure.throughput(works(MANY[device], device, mesh), device, rounds)
+    return rows + [{"size": MANY[device], "of": name, "us": timing.median * 1e6} for name, timing in timings.items()]
+
+
+def work(rank: int, folder: str, device: str, rounds: int) -> None:
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    backend, store = "nccl" if device == "cuda" else "gloo", f"file://{folder}/store"
+    limit = timedelta(seconds=60)
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=PROCESSES, timeout=limit)
+    try:
+        rows = measured(device, rounds)
+        if rank == 0:
+            Path(folder, "rows.json").write_text(json.dumps(rows))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.device_count() >= PROCESSES else "cpu"
+    with tempfile.TemporaryDirectory(prefix="cudaloss-") as folder:
+        spawn(work, (folder, device, arguments.rounds), nprocs=PROCESSES)
+        rows = json.loads(Path(folder, "rows.json").read_text())
+    table = Table("elements of a process", "step", "us", title=f"{PROCESSES} processes, {device}")
+    for row in rows:
+        table.add_row(f"{row['size']:,}", row["of"], f"{row['us']:.0f}")
+    Console().print(table)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
