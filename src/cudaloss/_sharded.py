@@ -76,10 +76,14 @@ def _plan(input: DTensor, target: DTensor, kept: int) -> Plan:
     return Plan(input.device_mesh, shape, placements, reduced)
 
 
-def _strides_like(local: Tensor, shape: torch.Size) -> tuple[int, ...]:
-    """Of a whole of that shape whose dimensions lie in the order of the share's."""
+def _strides(shape: torch.Size, *operands: Tensor) -> tuple[int, ...]:
+    """Of a dense tensor of that shape, in the order of dimensions of the first operand that has it too."""
+    order = list(range(len(shape)))
+    like = next((operand.stride() for operand in operands if operand.shape == shape), None)
+    if like is not None:
+        order.sort(key=lambda dim: -like[dim])
     strides, stride = [0] * len(shape), 1
-    for dim in sorted(range(len(shape)), key=lambda dim: (local.stride(dim), -dim)):
+    for dim in reversed(order):
         strides[dim], stride = stride, stride * max(shape[dim], 1)
     return tuple(strides)
 
@@ -122,13 +126,15 @@ class _Whole(torch.autograd.Function):
     Where there was nothing to divide by (`empty`) it is that sum over 0, and has no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, share: Tensor, plan: Plan, kept: int, dtype: torch.dtype, empty: Tensor | None) -> DTensor:
-        ctx.plan, ctx.kept, ctx.dtype, ctx.empty = plan, kept, share.dtype, empty
+    def forward(
+        ctx: Any, share: Tensor, plan: Plan, strides: tuple[int, ...], dtype: torch.dtype, empty: Tensor | None
+    ) -> DTensor:
+        ctx.plan, ctx.dtype, ctx.empty = plan, share.dtype, empty
         value = _all_reduced(share, plan).to(dtype)
         if empty is not None:
             value = torch.where(empty, value / 0, value)
-        shape = plan.shape[:kept]
-        return _as_dtensor(value.view_as(value), plan, plan.of_result()[0], shape, _strides_like(value, shape))
+        shape = plan.shape[: len(strides)]
+        return _as_dtensor(value.view_as(value), plan, plan.of_result()[0], shape, strides)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -206,7 +212,8 @@ def loss(
     else:
         own = own if divisor is None else own._replace(normalizer=divisor)
         share = of_shares(spec, x, t, reduction, third, of_sum, own, second)
-    return _Whole.apply(share, plan, kept, dtype, empty)  # pyright: ignore[reportReturnType]
+    strides = _strides(plan.shape[:kept], input, target)
+    return _Whole.apply(share, plan, strides, dtype, empty)  # pyright: ignore[reportReturnType]
 
 
 def _check_alike(spec: LossSpec, input: Tensor, target: Tensor, parameter: Third, options: Options) -> None:

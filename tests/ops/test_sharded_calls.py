@@ -155,6 +155,13 @@ def check_nothing_in_play(data: Data) -> None:
         assert not x.grad.full_tensor().any()
 
 
+def check_layouts(data: Data) -> None:
+    found = cudaloss.mse_loss(data.place("input").t(), data.place("target").t(), reduction="none")
+    wanted = cudaloss.mse_loss(data.whole["input"].t(), data.whole["target"].t(), reduction="none")
+    assert found.stride() == wanted.stride() != tuple(reversed(wanted.stride()))
+    assert torch.equal(found.full_tensor(), wanted)
+
+
 def check_modes(data: Data) -> None:
     wanted = cudaloss.mse_loss(data.whole["input"], data.whole["target"])
     for mode in (torch.no_grad, torch.inference_mode):
