@@ -42,7 +42,7 @@ def is_captured() -> bool:
     )
 
 
-def _is_compiled() -> bool:
+def is_compiled() -> bool:
     """Whether it does so for a compiler, not only with fake tensors."""
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in (_MODES.PROXY, _MODES.FUNCTIONAL))
 
@@ -136,7 +136,7 @@ def loss(
     is_plain = type(input) in PLAIN_TENSORS and type(target) in PLAIN_TENSORS and not is_captured()
     weight, mask, normalizer, scale, batch_dims, ignore_nan = options
     # A compiler fuses PyTorch's own ops with what comes next, where that is of the data's size; ONNX knows no other.
-    decomposes = not is_plain and ((reduction == "none" and _is_compiled()) or _is_exporting_to_onnx())
+    decomposes = not is_plain and ((reduction == "none" and is_compiled()) or _is_exporting_to_onnx())
     for_third = third is not None and third.requires_grad and torch.is_grad_enabled()
     is_served = _is_served(input, target, third, dtype, options)
     if for_third and not (is_plain and type(third) in PLAIN_TENSORS and spec.has_third_gradient):

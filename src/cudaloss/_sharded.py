@@ -7,6 +7,7 @@ divisor is the global count. What is left is a sum over the processes, of a numb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,10 +18,12 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from . import reference
 from ._checks import joint_shape
+from ._dispatch import is_compiled
 from ._options import Options
 from ._specs import LossSpec, Third
 
 Placements = tuple[Placement, ...]
+_USUAL = (Shard, Replicate, Partial)  # beside which there is FSDP2's own order of a tensor-parallel parameter's rows
 _collectives = torch.ops._c10d_functional
 
 
@@ -103,13 +106,21 @@ class _Share(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, operand: DTensor, plan: Plan) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.plan, ctx.whole = plan, (plan.of_gradient(operand), operand.shape, operand.stride())
+        ctx.placements = operand.placements
         local = _placed(operand, plan)
         return local.view_as(local)  # a tensor of autograd's own: the operand keeps its
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return _as_dtensor(grads[0], ctx.plan, *ctx.whole), None
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if grads[0] is None:
+            return None, None
+        found = _as_dtensor(grads[0], ctx.plan, *ctx.whole)
+        # FSDP2 adds its own gradients to that of a parameter, where those lie: of a whole that is a slice.
+        pairs = zip(ctx.placements, found.placements, strict=True)
+        back = tuple(now if type(own) in _USUAL else own for own, now in pairs)
+        return found if back == found.placements else found.redistribute(ctx.plan.mesh, back), None
 
 
 def _share(operand: Tensor, plan: Plan) -> Tensor:
@@ -123,12 +134,21 @@ def _share(operand: Tensor, plan: Plan) -> Tensor:
 
 class _Whole(torch.autograd.Function):
     """The loss, from each process's share of it: summed over the mesh's reduced dimensions, then rounded to `dtype`.
-    Where there was nothing to divide by (`empty`) it is that sum over 0, and has no gradient."""
+    Where there was nothing to divide by (`empty`) it is that sum over 0, and has no gradient. It saves the operands
+    too: one that is changed in place before the backward is noticed so, their shards do not tell."""
 
     @staticmethod
     def forward(
-        ctx: Any, share: Tensor, plan: Plan, strides: tuple[int, ...], dtype: torch.dtype, empty: Tensor | None
+        ctx: Any,
+        share: Tensor,
+        plan: Plan,
+        strides: tuple[int, ...],
+        dtype: torch.dtype,
+        empty: Tensor | None,
+        *operands: Tensor,
     ) -> DTensor:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*operands)
         ctx.plan, ctx.dtype, ctx.empty = plan, share.dtype, empty
         value = _all_reduced(share, plan).to(dtype)
         if empty is not None:
@@ -137,15 +157,20 @@ class _Whole(torch.autograd.Function):
         return _as_dtensor(value.view_as(value), plan, plan.of_result()[0], shape, strides)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        grad_output, (placements, shares) = grads[0], ctx.plan.of_result()
-        assert isinstance(grad_output, DTensor)
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        others = (None,) * (len(ctx.needs_input_grad) - 1)
+        _ = ctx.saved_tensors  # raises where one was changed
+        (grad_output,), (placements, shares) = grads, ctx.plan.of_result()
+        if grad_output is None:
+            return None, *others
+        if not isinstance(grad_output, DTensor):  # everywhere the same
+            grad_output = DTensor.from_local(grad_output, ctx.plan.mesh, (Replicate(),) * len(placements))
         if grad_output.placements != placements:
             grad_output = grad_output.redistribute(ctx.plan.mesh, placements)
         grad = grad_output.to_local(grad_placements=shares).to(ctx.dtype)
         if ctx.empty is not None:
             grad = torch.where(ctx.empty, 0, grad)
-        return grad, None, None, None, None
+        return grad, *others
 
 
 class _Sum(torch.autograd.Function):
@@ -158,29 +183,36 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return _all_reduced(grads[0], ctx.plan), None
+        return _Sum.apply(grads[0], ctx.plan), None
 
 
 def _all_reduced(share: Tensor, plan: Plan) -> Tensor:
+    if plan.mesh.get_coordinate() is None:  # a process outside the mesh
+        return share
     # The ops that a trace has: torch.distributed's own function for them takes twice as long (32 us, these 16).
     for mesh_dim in plan.reduced:
-        share = _collectives.all_reduce(share, "sum", plan.mesh.get_group(mesh_dim).group_name)
-        share = _collectives.wait_tensor(share)
+        if plan.mesh.size(mesh_dim) > 1:
+            share = _collectives.all_reduce(share, "sum", plan.mesh.get_group(mesh_dim).group_name)
+            share = _collectives.wait_tensor(share)
     return share
 
 
 def _divisor(
     spec: LossSpec, x: Tensor, t: Tensor, plan: Plan, kept: int, options: Options
 ) -> tuple[Any, Tensor | None]:
-    """What the mean over the whole divides by, from the shares: a number, or what had to be counted, one for each index
-    kept, with 1 where that is 0; and where it is (`empty`)."""
-    counted = reference.in_play(joint_shape(x, t), t, None if spec.mean_over_count else options.weight, options)
-    if counted is None:
-        count = plan.shape[kept:].numel()
-        return torch.sym_float(count) if count else None, None
-    counted = _Sum.apply(counted, plan)
-    empty = counted == 0
-    return torch.where(empty, 1, counted), empty
+    """What the mean over the whole divides by, from the shares: one number for all, or what had to be counted, one for
+    each index kept, with 1 where that is 0; and where it is (`empty`)."""
+    shape = joint_shape(x, t)
+    counted = reference.in_play(shape, t, None if spec.mean_over_count else options.weight, options)
+    if counted is not None:
+        counted = _Sum.apply(counted, plan)
+        empty = counted == 0
+        return torch.where(empty, 1, counted), empty
+    if is_compiled():  # for another whole of which this process has as much the same graph may serve
+        own = x.new_full((), math.prod(shape[kept:]), dtype=reference.widest(x.device))
+        return _all_reduced(own, plan), None
+    count = math.prod(plan.shape[kept:])
+    return torch.sym_float(count) if count else None, None
 
 
 def loss(
@@ -203,17 +235,19 @@ def loss(
     x, t = _share(input, plan), _share(target, plan)
     third = _share(parameter, plan) if isinstance(parameter, Tensor) else parameter
     own = options._replace(**{k: _share(v, plan) for k, v in options._asdict().items() if isinstance(v, Tensor)})
-    divisor = empty = None
+    divisor: Any = None
+    empty = None
     if reduction == "mean" and own.normalizer is None and plan.reduced:
         divisor, empty = _divisor(spec, x, t, plan, kept, own)
     of_sum = torch.promote_types(dtype, torch.float32) if plan.reduced else dtype  # halves are rounded once
-    if isinstance(divisor, Tensor) and kept:  # which a normalizer, one for all, cannot be
+    if empty is not None and kept:  # which a normalizer, one for all, cannot be
         share = (of_shares(spec, x, t, "sum", third, of_sum, own, second) / divisor).to(of_sum)
     else:
         own = own if divisor is None else own._replace(normalizer=divisor)
         share = of_shares(spec, x, t, reduction, third, of_sum, own, second)
     strides = _strides(plan.shape[:kept], input, target)
-    return _Whole.apply(share, plan, strides, dtype, empty)  # pyright: ignore[reportReturnType]
+    given = [x for x in (input, target, parameter, *options) if isinstance(x, DTensor)] if share.requires_grad else []
+    return _Whole.apply(share, plan, strides, dtype, empty, *given)  # pyright: ignore[reportReturnType]
 
 
 def _check_alike(spec: LossSpec, input: Tensor, target: Tensor, parameter: Third, options: Options) -> None:
@@ -228,9 +262,10 @@ def _check_alike(spec: LossSpec, input: Tensor, target: Tensor, parameter: Third
             if value.device_mesh != first.device_mesh:
                 wanted = f"the mesh of {like}, {first.device_mesh}"
                 raise RuntimeError(f"{name} must be on {wanted}, got {value.device_mesh}")
-        elif value.numel() != 1 or value.requires_grad or name in ("input", "target"):
-            placements = f"{like}.placements" if value.shape == first.shape else "[Replicate()]"
+        elif value.numel() != 1 or (value.requires_grad and torch.is_grad_enabled()) or name in ("input", "target"):
+            lies_alike = value.shape == first.shape and not any(x.is_partial() for x in first.placements)
+            placements = f", {like}.placements" if lies_alike else ""
             raise TypeError(
                 f"{name} must be a DTensor, as {like} is, got a plain tensor; where every process has the whole of it: "
-                f"{name} = distribute_tensor({name}, {like}.device_mesh, {placements})"
+                f"{name} = distribute_tensor({name}, {like}.device_mesh{placements})"
             )

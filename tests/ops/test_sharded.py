@@ -13,9 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
 
+import cudaloss
 import oracle
 from cudaloss._specs import SPECS
 from oracle import op, operands, parameters
@@ -112,6 +115,24 @@ def run_random_calls(spec, mesh_shape: tuple[int, ...]) -> tuple[list[Tensor], l
     return values, faults
 
 
+def check_parameter_of_fsdp() -> None:
+    """A penalty on a tensor-parallel parameter that FSDP2 keeps in shards of its own order, which adds its gradient."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    torch.manual_seed(0)
+    sharded, whole = (torch.nn.Linear(5, 14, bias=False) for _ in range(2))
+    whole.load_state_dict(sharded.state_dict())
+    parallelize_module(sharded, mesh["tensor"], ColwiseParallel(use_local_output=False))
+    fully_shard(sharded, mesh=mesh["data"])
+    x, weight = torch.randn(4, 5), sharded.weight
+    assert isinstance(weight, DTensor)
+    penalty = cudaloss.mse_loss(weight, torch.zeros_like(weight))
+    (sharded(x).sum().full_tensor() + penalty.full_tensor()).backward()
+    (whole(x).sum() + whole.weight.square().mean()).backward()
+    assert isinstance(weight.grad, DTensor)
+    assert weight.grad.placements == weight.placements
+    torch.testing.assert_close(weight.grad.full_tensor(), whole.weight.grad)
+
+
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
@@ -119,6 +140,7 @@ def work(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=PROCESSES, timeout=limit)
     try:
         found = {(spec.name, mesh): run_random_calls(spec, mesh) for spec in SPECS for mesh in MESHES}
+        check_parameter_of_fsdp()  # which ends the run, and fails all tests
         torch.save(found, f"{folder}/{rank}.pt")
         dist.barrier()
     finally:

@@ -3,6 +3,7 @@ gloo, and NCCL where there are two GPUs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -183,9 +184,41 @@ def check_compile(data: Data) -> None:
         torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-8)
 
 
+def check_compile_for_other_sizes(data: Data) -> None:
+    """The first process has 4 rows of 8 and of 7."""
+    compiled = torch.compile(lambda x, t: cudaloss.mse_loss(x, t), fullgraph=True)
+    for rows in (8, 7, 6):
+        whole = torch.ones(rows, 6, device=data.mesh.device_type)
+        x, t = (distribute_tensor(tensor, data.mesh, ROWS) for tensor in (whole, torch.zeros_like(whole)))
+        assert compiled(x, t).item() == 1.0
+    for rows in (8, 12, 16):
+        whole = torch.randn(rows, 6, generator=torch.Generator().manual_seed(rows)).to(data.mesh.device_type)
+        x, t = (distribute_tensor(tensor, data.mesh, ROWS) for tensor in (whole, torch.zeros_like(whole)))
+        compiled(x.requires_grad_(), t).backward()
+        torch.testing.assert_close(x.grad.full_tensor(), 2 * whole / whole.numel())
+
+
+def check_changes_in_place(data: Data) -> None:
+    for reduction in ("none", "mean"):
+        x, t = data.place("input"), data.place("target")
+        value = cudaloss.mse_loss(x, t, reduction=reduction).sum()
+        t.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            value.backward()
+
+
+def check_plain_grad_output(data: Data) -> None:
+    x = data.place("input")
+    value = cudaloss.mse_loss(x, data.place("target"), reduction="none")
+    value.backward(torch.full(SHAPE, 2.0, device=data.mesh.device_type))
+    wanted = 4 * (data.whole["input"] - data.whole["target"])
+    torch.testing.assert_close(x.grad.full_tensor(), wanted)
+
+
 def check_errors(data: Data) -> None:
     x, t = data.place("input"), data.place("target")
-    with pytest.raises(TypeError, match=r"mask must be a DTensor, as input is.*mask = distribute_tensor"):
+    mended = re.escape("mask = distribute_tensor(mask, input.device_mesh, input.placements)")
+    with pytest.raises(TypeError, match=f"mask must be a DTensor, as input is, .*: {mended}"):
         cudaloss.mse_loss(x, t, mask=data.whole["mask"])
     with pytest.raises(TypeError, match="input must be a DTensor, as target is"):
         cudaloss.mse_loss(data.whole["input"], t)
