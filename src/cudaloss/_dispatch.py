@@ -117,7 +117,7 @@ def loss(
     if _any_is_distributed(input, target, parameter, options) and not transformed():
         from . import _sharded
 
-        return _sharded.loss(spec, input, target, reduction, parameter, dtype, options, second, loss)
+        return _sharded.loss(spec, input, target, reduction, parameter, dtype, options, second)
     third = parameter if isinstance(parameter, Tensor) else None
     if options.batch_dims == max(input.dim(), target.dim()) > 0:  # a reduction of single elements
         rest = options._replace(scale=1.0, batch_dims=0)
@@ -172,8 +172,8 @@ def loss(
 
 
 def _denominators(*call):
-    spec, input, target, reduction, _, dtype, options, _ = unpacked(*call)
-    return reference.denominators(spec, input, target, dtype, options) if reduction == "mean" else None
+    spec, input, target, reduction, _, _, options, _ = unpacked(*call)
+    return reference.denominators(spec, input, target, options) if reduction == "mean" else None
 
 
 def _composed(*call):

@@ -8,7 +8,6 @@ divisor is the global count. What is left is a sum over the processes, of a numb
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +15,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from . import reference
+from . import _dispatch, reference
 from ._checks import joint_shape
-from ._dispatch import is_compiled
 from ._options import Options
 from ._specs import LossSpec, Third
 
@@ -189,7 +187,7 @@ class _Sum(torch.autograd.Function):
 def _all_reduced(share: Tensor, plan: Plan) -> Tensor:
     if plan.mesh.get_coordinate() is None:  # a process outside the mesh
         return share
-    # The ops that a trace has: torch.distributed's own function for them takes twice as long (32 us, these 16).
+    # The ops that a trace has: torch.distributed's own function wraps the result, which costs the host more.
     for mesh_dim in plan.reduced:
         if plan.mesh.size(mesh_dim) > 1:
             share = _collectives.all_reduce(share, "sum", plan.mesh.get_group(mesh_dim).group_name)
@@ -208,7 +206,7 @@ def _divisor(
         counted = _Sum.apply(counted, plan)
         empty = counted == 0
         return torch.where(empty, 1, counted), empty
-    if is_compiled():  # for another whole of which this process has as much the same graph may serve
+    if _dispatch.is_compiled():  # for another whole of which this process has as much the same graph may serve
         own = x.new_full((), math.prod(shape[kept:]), dtype=reference.widest(x.device))
         return _all_reduced(own, plan), None
     count = math.prod(plan.shape[kept:])
@@ -224,9 +222,8 @@ def loss(
     dtype: torch.dtype,
     options: Options,
     second: float,
-    of_shares: Callable[..., Tensor],
 ) -> Tensor:
-    """The loss of a call that has been checked, with a DTensor among its tensors; `of_shares` is that of plain ones."""
+    """The loss of a call that has been checked, with a DTensor among its tensors."""
     _check_alike(spec, input, target, parameter, options)
     assert isinstance(input, DTensor) and isinstance(target, DTensor)
     rank = max(input.dim(), target.dim())
@@ -241,10 +238,10 @@ def loss(
         divisor, empty = _divisor(spec, x, t, plan, kept, own)
     of_sum = torch.promote_types(dtype, torch.float32) if plan.reduced else dtype  # halves are rounded once
     if empty is not None and kept:  # which a normalizer, one for all, cannot be
-        share = (of_shares(spec, x, t, "sum", third, of_sum, own, second) / divisor).to(of_sum)
+        share = (_dispatch.loss(spec, x, t, "sum", third, of_sum, own, second) / divisor).to(of_sum)
     else:
         own = own if divisor is None else own._replace(normalizer=divisor)
-        share = of_shares(spec, x, t, reduction, third, of_sum, own, second)
+        share = _dispatch.loss(spec, x, t, reduction, third, of_sum, own, second)
     strides = _strides(plan.shape[:kept], input, target)
     given = [x for x in (input, target, parameter, *options) if isinstance(x, DTensor)] if share.requires_grad else []
     return _Whole.apply(share, plan, strides, dtype, empty, *given)  # pyright: ignore[reportReturnType]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-
 import pytest
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from cudaloss.bench.suites import waits_fail
 from oracle import op, operands
 
 pytestmark = pytest.mark.cuda
@@ -84,23 +82,12 @@ def test_the_trace_sees_what_must_not_be_there():
     assert any(word in name for name in on_host for word in HOST_CALLS_THAT_WAIT_OR_COPY)
 
 
-@contextlib.contextmanager
-def waits_forbidden():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # "a prototype feature"
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.parametrize("keywords", STEPS)
 def test_a_masked_training_step_never_waits(spec, keywords):
     input, target, mask = masked_step()
     given = STEPS[keywords](mask)
     numbers = torch.tensor([0.3, 1.0], device="cuda")
-    with waits_forbidden():
+    with waits_fail():
         for number in numbers.unbind():
             value = op(spec)(input, target, **given)
             value.backward(number.expand(value.shape), retain_graph=True)
@@ -109,7 +96,7 @@ def test_a_masked_training_step_never_waits(spec, keywords):
 
 def test_a_wait_would_be_noticed():
     mask = torch.ones(8, dtype=torch.bool, device="cuda")
-    with waits_forbidden(), pytest.raises(RuntimeError, match="synchronizing"):
+    with waits_fail(), pytest.raises(RuntimeError, match="synchronizing"):
         mask.nonzero()
 
 

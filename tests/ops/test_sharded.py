@@ -64,7 +64,7 @@ def draw_call(draw: random.Random, spec, shape: tuple[int, ...]) -> dict[str, An
     call["parameter"] = parameters(spec)[0]
     if draw.random() < 0.3 and spec.parameter:
         third = shape if spec.parameter.may_lack_last else repeated(draw, shape)
-        call["parameter"] = torch.full(third, parameters(spec)[0], dtype=torch.float64)
+        call["parameter"] = parameters(spec)[0] * (0.5 + 0.5 * torch.rand(third, dtype=torch.float64))
     return call
 
 

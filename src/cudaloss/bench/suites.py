@@ -108,7 +108,7 @@ def _latency(case: Case, options: Options, _: Ceilings) -> Row:
 
 
 @contextmanager
-def _waits_fail() -> Iterator[None]:
+def waits_fail() -> Iterator[None]:
     """For what is to be captured: a wait for the GPU, as PyTorch's own gaussian_nll_loss has one, breaks a capture."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
@@ -123,7 +123,7 @@ def _waits_fail() -> Iterator[None]:
 def _graph(case: Case, options: Options, _: Ceilings) -> Row:
     """The GPU's time of a call under graph replay. Without torch.compile, whose share would be compile time."""
     rivals = works(case, with_compile=False)
-    with _waits_fail():
+    with waits_fail():
         notes = leave_out_failing(rivals)
     calls = measure.calls_within(rivals, 50, SAMPLE_SECONDS)
     return {**_timed(measure.graph_replay(rivals, options.rounds, calls), notes), "calls": calls}
