@@ -78,6 +78,7 @@ struct kl_div_of {
 // Of targets that are probabilities; with inputs that are logs the compiler knows both.
 template <class T>
 struct kl_div_of_probabilities : kl_div_of<T, Known<false>, Known<false>> {
+  static constexpr bool kIsHeavy = true;
   template <class U>
   using Usual = kl_div_of<U, Known<false>, Known<true>>;
 

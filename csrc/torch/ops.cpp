@@ -17,6 +17,7 @@ void register_ops(torch::stable::detail::StableLibrary& library) {
   library.impl("_pointwise_loss_with_grad", TORCH_BOX(&loss_with_grad<Engine>));
   library.impl("_pointwise_forward", TORCH_BOX(&forward<Engine>));
   library.impl("_pointwise_forward_with_grad", TORCH_BOX(&forward_with_grad<Engine>));
+  library.impl("_pointwise_count", TORCH_BOX(&count<Engine>));
   library.impl("_pointwise_backward", TORCH_BOX(&backward<Engine>));
   library.impl("_pointwise_rescale_", TORCH_BOX(&rescale<Engine>));
 }

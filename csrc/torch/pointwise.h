@@ -111,6 +111,17 @@ std::tuple<Tensor, Tensor, Tensor> loss_with_grad(Tensor input, Tensor target, i
   return {or_undefined(found.value), or_undefined(found.grad_input), or_undefined(found.grad_target)};
 }
 
+// The denominators of a mean alone, for a part of the data: processes add them up before they divide.
+template <class Engine>
+Tensor count(Tensor input, Tensor target, int64_t mode, Maybe weight, Maybe mask) {
+  const Maybe none;
+  const std::optional<double> divisor;
+  const Call call = {input, target, Mode(mode), {}, 1.0, weight, mask, none, divisor, none};
+  const Layout layout = layout_of(call);
+  if (declines(call, fault_of(call, layout))) return {};
+  return or_undefined(counted<Engine>(call, layout));
+}
+
 // Why the kernels do not serve a backward of this call; null where they do.
 inline const char* backward_fault(const Call& call, const Layout& layout, const Tensor& grad_output,
                                   const Maybe& denominators) {

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from . import _autograd, _private, reference
 from ._autograd import by_reference, gradients, transformed, unpacked
 from ._build import DEVICES
+from ._checks import joint_shape
 from ._modes import (
     BELOW_AUTOGRAD,
     DTYPES,
@@ -84,6 +85,27 @@ def _is_served(input: Tensor, target: Tensor, third: Tensor | None, dtype: torch
 
 
 _FULL = ("weight", "mask")  # of the options: those that may be as large as the data
+
+
+def in_play(input: Tensor, target: Tensor, weight: Tensor | None, options: Options) -> Tensor | None:
+    """What a mean over these divides by, in the widest dtype and for each leading index; None where nothing is left out
+    and there is no weight. By the kernel that counts before a pass, which reads what is counted once."""
+    mask, kept = options.mask, options.batch_dims
+    ignores = options.ignore_nan and target.is_floating_point()
+    if weight is None and mask is None and not ignores:
+        return None
+    tensors = [tensor for tensor in (input, target, weight, mask) if tensor is not None]
+    if (
+        transformed()
+        or not all(_is_readable(tensor, target.device) for tensor in tensors)
+        or target.dtype not in (*DTYPES, *INTEGERS)
+        or (weight is not None and (weight.dtype not in DTYPES or (weight.requires_grad and torch.is_grad_enabled())))
+        or max(input.dim(), target.dim()) > MAX_DIMS
+    ):
+        return reference.in_play(joint_shape(input, target), target, weight, options)
+    how = pack("mean", torch.float64, batch_dims=kept) | (IGNORE_NAN if ignores else 0)
+    found = _private.count(input, target, how, weight, mask)
+    return found[:, 0].view(joint_shape(input, target)[:kept])
 
 
 def _lie_alike(*tensors: Tensor | None) -> bool:
@@ -189,6 +211,7 @@ def _composed_with_grad(*call):
 _COMPOSED: dict[str, Callable[..., Any]] = {
     "forward": _composed,
     "forward_with_grad": _composed_with_grad,
+    "count": lambda input, target, how, weight, mask: _denominators(input, target, how, 1.0, 1.0, weight, mask),
     "backward": lambda grad_output, denominators, *call: by_reference(grad_output, call),
     "finish": lambda grad_input, grad_target, grad_output, denominators, *call: by_reference(grad_output, call),
 }

@@ -1,9 +1,10 @@
-"""The private ops: what is compiled, as PyTorch's dispatcher and compilers see it. Seven serve all pointwise losses:
+"""The private ops: what is compiled, as PyTorch's dispatcher and compilers see it. Eight serve all pointwise losses:
 
 ``_pointwise_forward``            the loss, and the denominators that had to be counted for it.
 ``_pointwise_forward_with_grad``  the loss, the gradients that are wanted, for a grad_output of 1, and the denominators.
 ``_pointwise_backward``           the gradients that are wanted, from the operands and the denominators; or, in place
                                   of the input's, a third operand's that is a tensor.
+``_pointwise_count``              the denominators of a mean alone, for a part of the data; without a derivative.
 ``_pointwise_finish``             makes the gradients of ``forward_with_grad`` those for another grad_output, as a
                                   compiler may see it: see :func:`claimed`.
 
@@ -73,6 +74,7 @@ _SCHEMAS = {
     "loss_with_grad": "(Tensor input, Tensor target, int how, float parameter) -> (Tensor, Tensor, Tensor)",
     "forward": f"({_CALL}) -> (Tensor, Tensor)",
     "forward_with_grad": f"({_CALL}) -> (Tensor, Tensor, Tensor, Tensor)",
+    "count": "(Tensor input, Tensor target, int how, Tensor? weight, Tensor? mask) -> Tensor",
     "backward": f"(Tensor grad_output, Tensor? denominators, {_CALL}) -> (Tensor, Tensor)",
     "rescale_": "(Tensor(a!)? grad_input, Tensor(b!)? grad_target, Tensor grad_output, Tensor? denominators, "
     f"{_CALL}) -> bool",
@@ -81,7 +83,7 @@ _SCHEMAS = {
 }
 
 
-UNSEEN = ("loss", "loss_with_grad", "rescale_")  # by autograd
+UNSEEN = ("loss", "loss_with_grad", "rescale_")  # by autograd, and by what captures a call
 
 AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
@@ -191,6 +193,10 @@ def _fake_backward(grad_output, denominators, *arguments):
     return gradient(input, FOR_INPUT), gradient(target, FOR_TARGET)
 
 
+def _fake_count(input, target, how, weight, mask):
+    return _fake_forward(input, target, how & ~MAY_DECLINE, 1.0, 1.0, weight, mask)[1]
+
+
 def _fake_finish(grad_input, grad_target, *call):
     # Aliases, so that the compiler does not take them for buffers it may reuse: with such buffers PyTorch refuses
     # retain_graph.
@@ -201,6 +207,7 @@ loss = _define("loss", lambda *call: _fake_forward(*call)[0])
 loss_with_grad = _define("loss_with_grad", lambda *call: _fake_forward_with_grad(*call)[:3])
 forward = _define("forward", _fake_forward)
 forward_with_grad = _define("forward_with_grad", _fake_forward_with_grad)
+count = _define("count", _fake_count)
 backward = _define("backward", _fake_backward)
 rescale_ = _define("rescale_", lambda *call: True)
 finish = _define("finish", _fake_finish)
@@ -260,6 +267,7 @@ for _kind, _answer in {
     "loss_with_grad": (None,) * 3,
     "rescale_": False,
     "forward": (None,) * 2,
+    "count": None,
     "forward_with_grad": (None,) * 4,
 }.items():
     for _key in (*_NOT_COMPILED, *(_CAPTURES if _kind in UNSEEN else ())):

@@ -200,14 +200,13 @@ def _divisor(
 ) -> tuple[Any, Tensor | None]:
     """What the mean over the whole divides by, from the shares: one number for all, or what had to be counted, one for
     each index kept, with 1 where that is 0; and where it is (`empty`)."""
-    shape = joint_shape(x, t)
-    counted = reference.in_play(shape, t, None if spec.mean_over_count else options.weight, options)
+    counted = _dispatch.in_play(x, t, None if spec.mean_over_count else options.weight, options)
     if counted is not None:
         counted = _Sum.apply(counted, plan)
         empty = counted == 0
         return torch.where(empty, 1, counted), empty
     if _dispatch.is_compiled():  # for another whole of which this process has as much the same graph may serve
-        own = x.new_full((), math.prod(shape[kept:]), dtype=reference.widest(x.device))
+        own = x.new_full((), math.prod(joint_shape(x, t)[kept:]), dtype=reference.widest(x.device))
         return _all_reduced(own, plan), None
     count = math.prod(plan.shape[kept:])
     return torch.sym_float(count) if count else None, None

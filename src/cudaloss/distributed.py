@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import reference
+from . import _dispatch, reference
 from ._checks import check_options
 from ._options import Options
 
@@ -55,7 +55,7 @@ def in_play(
         tensor(4., dtype=torch.float64)
     """
     options = check_options(Options(weight=weight, mask=mask, ignore_nan=ignore_nan), target, target, "mean")
-    counted = reference.in_play(target.shape, target, None if weight is None else weight.detach(), options)
+    counted = _dispatch.in_play(target, target, None if weight is None else weight.detach(), options)
     if counted is None:
         return torch.full((), target.numel(), dtype=reference.widest(target.device), device=target.device)
     return counted

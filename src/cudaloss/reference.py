@@ -93,8 +93,7 @@ def _counted(spec: LossSpec, shape: torch.Size, target: Tensor, options: Options
 
 
 def in_play(shape: torch.Size, target: Tensor, weight: Tensor | None, options: Options) -> Tensor | None:
-    """What a mean over a loss of `shape` divides by, in the widest dtype and for each leading index; None where nothing
-    is left out and there is no weight. A dimension that mask and weight repeat is read once."""
+    """:func:`._dispatch.in_play` in plain PyTorch. A dimension that mask and weight repeat is read once."""
     selected, kept = _where_selected(target, options), options.batch_dims
     counted = weight if selected is None else selected if weight is None else torch.where(selected, weight, 0)
     if counted is None:
