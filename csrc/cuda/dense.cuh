@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(plan::kSum.threads)
 // with three 4.08), and of exact losses and halves known at run time. Of a loss of two operands as many as its
 // registers allow without spilling: log-cosh of 2^28 fp32 elements takes 773 us with 12 blocks, 931 with 9; focal,
 // which is heavy, 868 with 20 blocks of 64 threads, 1,055 with 12 of 128; of bf16 557 with 4 elements a thread, 1,724
-// with 8.
+// with 8; KL divergence of probabilities 873 as a heavy loss, 1,466 as a light one.
 struct TrainPolicy {
   plan::LaunchPolicy launch;
   int blocks, vector;
