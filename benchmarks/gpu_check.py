@@ -4,14 +4,16 @@ Builds the extension, or installs a wheel that was built elsewhere (``--wheel``)
 whole test suite, compute-sanitizer's memcheck and racecheck over the GPU tests, the accuracy table up to 2^31 + 5
 elements, what calls outside the kernels cost, the benchmark suites and the KernelBench runner, makes a build for
 another architecture explain itself, and writes one report to ``benchmarks/results/`` as the stages end; stages run
-apart (``--stages``) add to the same day's report while the kernels' source stays the same. An interrupt (``timeout
--s INT 570 ...``, where time is short) ends the stage with the rows and the failures so far, and the report is written.
+apart (``--stages``), on other days too, add to it while the kernels' source, the GPU and the versions are the same.
+An interrupt (``timeout -s INT 540 ...``, where time is short) ends the stage with the rows and the failures so far;
+what does not end is killed; and the report is written.
 Needs no network: what it imports must be installed (see ``requirements/dev.txt``).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -78,8 +80,24 @@ PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 SANITIZER = ["compute-sanitizer", "--kernel-regex", "kns=cudaloss", "--error-exitcode", "9"]
 
 STOPPED = threading.Event()  # by an interrupt
+GRACE = 25  # seconds that what runs then has to say how far it came
+RUNNING: set[subprocess.Popen[str]] = set()
 SUMMARY = r"^(?:=+ )?(\d+ (?:passed|failed).*?)(?: =+)?$|ERROR SUMMARY: (.*)$|RACECHECK SUMMARY: (.*)$"
 FAILED = r"^(?:FAILED|ERROR) (\S+::\S+)"
+
+
+def interrupt(*_: Any) -> None:
+    STOPPED.set()
+    signal_all(signal.SIGINT)
+    killer = threading.Timer(GRACE, signal_all, [signal.SIGKILL])
+    killer.daemon = True
+    killer.start()
+
+
+def signal_all(number: int) -> None:
+    for process in list(RUNNING):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
 
 
 def run(name: str, command: list[str], **environment: str) -> dict[str, Any]:
@@ -97,14 +115,17 @@ def run(name: str, command: list[str], **environment: str) -> dict[str, Any]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,  # its children hold the pipe too
     )
     assert process.stdout is not None
+    RUNNING.add(process)
     lines = []
     with open(SCRATCH / f"{name}.log", "w", buffering=1) as log:
         for line in process.stdout:
             lines.append(line)
             log.write(line)
     code = process.wait()
+    RUNNING.discard(process)
     print("".join(lines if code else lines[-12:]), flush=True)
     summary = re.findall(SUMMARY, "".join(lines), re.MULTILINE)
     failed = sorted(set(re.findall(FAILED, "".join(lines), re.MULTILINE)))
@@ -240,6 +261,10 @@ STAGES = {
 }
 
 
+def dated(outcome: dict[str, Any]) -> dict[str, Any]:
+    return {"date": time.strftime("%Y-%m-%d", time.gmtime()), **outcome}
+
+
 def described(wheel: Path | None) -> dict[str, Any]:
     """The machine and the versions, from a process of its own: an editable install is found only by an interpreter
     that starts after it. The binary names its source: under another one no report is filed."""
@@ -257,13 +282,17 @@ def described(wheel: Path | None) -> dict[str, Any]:
     return environment
 
 
+SAME = ("csrc_tree", "wheel", "torch", "torch_cuda", "python")  # in one report
+
+
 def keep(name: str, environment: dict[str, Any], outcomes: dict[str, Any]) -> Path:
     """Writes the report, with the stages of an earlier run over the same kernels, of the same wheel if of one."""
     gpu = re.sub(r"\W+", "-", (environment["gpu"] or "cpu").lower()).strip("-")
-    path = RESULTS / f"{name}-{gpu}-{environment['date'][:10]}.json"
-    earlier = read_json(path)
-    if not earlier or any(earlier["environment"].get(key) != environment.get(key) for key in ("csrc_tree", "wheel")):
-        earlier = {}
+    path, earlier = RESULTS / f"{name}-{gpu}-{environment['date'][:10]}.json", {}
+    for found in sorted(RESULTS.glob(f"{name}-{gpu}-*.json")):
+        of_found = read_json(found)
+        if all(of_found["environment"].get(key) == environment.get(key) for key in SAME):
+            path, earlier = found, of_found
     path.write_text(json.dumps({**earlier, "environment": environment, **outcomes}, indent=1) + "\n")
     return path
 
@@ -274,7 +303,7 @@ def main() -> int:
     parser.add_argument("--name", default="gpu_check", help="what the report's file name begins with")
     parser.add_argument("--wheel", type=Path, help="a wheel of this source, installed instead of a build")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGINT, lambda *_: STOPPED.set())  # what runs gets it too, and says how far it came
+    signal.signal(signal.SIGINT, interrupt)
     SCRATCH.mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
     stages = dict(STAGES)
@@ -290,7 +319,7 @@ def main() -> int:
     for _, group in itertools.groupby(chosen, lambda stage: "sanitizer" if stage in SANITIZERS else stage):
         together = list(group)
         with ThreadPoolExecutor(len(together)) as pool:
-            outcomes.update(zip(together, pool.map(lambda stage: stages[stage](), together), strict=True))
+            outcomes.update(zip(together, pool.map(lambda stage: dated(stages[stage]()), together), strict=True))
         if not outcomes.get("build", {"passed": True})["passed"]:
             return 1
         environment = environment or described(arguments.wheel)  # once there is something to import
