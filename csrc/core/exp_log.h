@@ -154,7 +154,7 @@ CUDALOSS_INLINE F chained_back(WithRest<F> slope, WithRest<F> other, Constant<F>
 template <class F>
 CUDALOSS_INLINE F chained_back(F slope, F other, Constant<F> scale) {
   constexpr F small = ExpParts<F>::small;
-  const bool is_large = absolute(other) > F(1);
+  const bool is_large = absolute(other) > F(ExpParts<F>::big * 0x1p-16);
   const WithRest<F> product = sound(product_in<WithRest<F>>(slope, select(is_large, other * small, other)));
   return rounded_finite_product(product, scale) * select(is_large, F(1), small);
 }

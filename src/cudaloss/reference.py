@@ -100,9 +100,8 @@ def in_play(shape: torch.Size, target: Tensor, weight: Tensor | None, options: O
         return None
     counted = counted.reshape((1,) * (len(shape) - counted.dim()) + counted.shape)
     repeats = math.prod([shape[dim] for dim in range(kept, len(shape)) if counted.shape[dim] == 1])
-    # Of bools, which sum() would copy into the result's dtype first.
-    reduce = torch.count_nonzero if weight is None else partial(Tensor.sum, dtype=widest(target.device))
-    total = _over_rest(reduce, counted, kept).to(widest(target.device))
+    wide = widest(target.device)
+    total = _over_rest(partial(Tensor.sum, dtype=wide), counted, kept).to(wide)
     return total.expand(shape[:kept]) * repeats
 
 

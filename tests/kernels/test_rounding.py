@@ -7,6 +7,7 @@ import torch
 
 from calls import Call
 from cudaloss._options import Options
+from cudaloss._specs import SPECS
 from oracle import bar, op
 
 SEEDS = range(40)
@@ -34,6 +35,17 @@ def test_float64_gradients_of_a_scaled_weighted_mean(spec, device, shape):
         input, target = input.to(device).requires_grad_(), target.to(device)
         call = Call(spec, input, target, options=Options(weight=weight.to(device), scale=3.0), incoming="1")
         call.assert_right()
+
+
+@pytest.mark.parametrize("scale", [1.0, 12.0, 400.0])
+def test_a_scale_multiplies_no_rounding_of_a_subnormal_slope(device, scale):
+    # float32's normal numbers end at exp(-87.3): the scale's multiple of what is lost below them would be seen.
+    spec = next(spec for spec in SPECS if spec.name == "soft_margin")
+    target = torch.tensor([1.0, -1.5, 7.0, -100.0], device=device)
+    behind = torch.linspace(80, 114, 1000, device=device)[:, None]
+    input = (behind / target).requires_grad_()
+    call = Call(spec, input, target, "sum", options=Options(scale=scale), incoming="1")
+    call.assert_right()
 
 
 def test_float64_gradients_of_a_mean_are_rounded_once_on_the_cpu(spec):
