@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -70,19 +71,21 @@ class Exact:
         is_tensor = isinstance(parameter, Tensor)
         third = _extended(whole(parameter)[chosen].double()) if is_tensor else np.longdouble(parameter)
         second = spec.second_default if second is None else second
-        with np.errstate(all="ignore"):
-            found = [symbolic.term(spec, which, np, x, t, third, np.longdouble(second)) for which in symbolic.WHICH]
+        weight = _extended(weight.double())
 
         def placed(values: np.ndarray) -> np.ndarray:
             everywhere = np.zeros(selected.numel(), dtype=np.longdouble)
             everywhere[chosen.numpy()] = values
             return everywhere
 
-        with np.errstate(all="ignore"):
-            weight = _extended(weight.double())
-            losses, *self.slopes = (
-                Term(placed(term.number * weight), placed(term.size * abs(weight))) for term in found
-            )
+        @functools.cache
+        def terms(which: int) -> Term:
+            with np.errstate(all="ignore"):
+                term = symbolic.term(spec, which, np, x, t, third, np.longdouble(second))
+                return Term(placed(term.number * weight), placed(term.size * abs(weight)))
+
+        self._terms = terms
+        losses = terms(symbolic.LOSS)
         kept = len(self.shape) if reduction == "none" else options.batch_dims
         self.lead = self.shape[:kept]
         self._denominators(reduction, placed(1.0 if spec.mean_over_count else weight), options)
@@ -90,7 +93,7 @@ class Exact:
         with np.errstate(all="ignore"):
             self.factors = factor / self.denominators
             value = self._totals(losses.number) * self.factors
-            size = self._totals(losses.size) * abs(self.factors) * self.condition
+            size = self._rows(losses.size).sum(1) * abs(self.factors) * self.condition
         self.value, self.size = _rounded(value).view(self.lead), _rounded(size).view(self.lead)
 
     def _totals(self, x: np.ndarray) -> np.ndarray:
@@ -103,7 +106,7 @@ class Exact:
     def _denominators(self, reduction: str, weights: np.ndarray, options: Options) -> None:
         """What each sum is divided by, and the factor by which cancelling weights magnify what that is off by."""
         if reduction == "mean" and options.normalizer is None:
-            self.denominators, sizes = self._totals(weights), self._totals(abs(weights))
+            self.denominators, sizes = self._totals(weights), self._rows(abs(weights)).sum(1)
             self.empty = self.denominators == 0
             self.condition = sizes / abs(np.where(self.empty, 1, self.denominators))
             self.condition[self.empty] = 1
@@ -115,15 +118,13 @@ class Exact:
             self.condition = np.ones_like(self.denominators)
             self.ill_posed = False
 
-    def gradients(self, grad_output: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Of input and of target, each with its size."""
+    def gradient(self, operand: int, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+        """Of input (0) or of target (1), with its size."""
         incoming = _extended(grad_output.detach().cpu().double().reshape(-1))
+        slope, shape = self._terms((symbolic.INPUT_SLOPE, symbolic.TARGET_SLOPE)[operand]), self.operand_shapes[operand]
         with np.errstate(all="ignore"):
             factors = np.where(self.empty, 0, incoming * self.factors)
-            found = []
-            for slope, shape in zip(self.slopes, self.operand_shapes, strict=True):
-                terms = self._rows(slope.number) * factors[:, None]
-                sizes = self._rows(slope.size) * abs(factors)[:, None] * self.condition[:, None]
-                terms, sizes = (_sum_to(x.reshape(self.shape), shape) for x in (terms, sizes))
-                found.append((_rounded(terms), _rounded(sizes)))
-            return found
+            terms = self._rows(slope.number) * factors[:, None]
+            sizes = self._rows(slope.size) * abs(factors)[:, None] * self.condition[:, None]
+            terms, sizes = (_sum_to(x.reshape(self.shape), shape) for x in (terms, sizes))
+            return _rounded(terms), _rounded(sizes)

@@ -137,8 +137,8 @@ def exact_gradients(
     spec: LossSpec, grad_output: Tensor, input: Tensor, target: Tensor, reduction: str, parameter: float
 ) -> tuple[Tensor, Tensor]:
     if not spec.is_rational:
-        of_input, of_target = Exact(spec, input, target, reduction, parameter).gradients(grad_output)
-        return of_input[0].to(input.device), of_target[0].to(target.device)
+        found = Exact(spec, input, target, reduction, parameter)
+        return tuple(found.gradient(i, grad_output)[0].to(x.device) for i, x in enumerate((input, target)))
     operands = (grad_output.double(), input.detach().double(), target.detach().double())
     return reference.gradients(spec, *operands, reduction, parameter, torch.float64, (True, True))
 
