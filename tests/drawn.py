@@ -24,14 +24,14 @@ LONG = (1023, 1025, 2048, 4095, 4097, 8192, 8193, 16_385, 32_768, 32_769, 40_007
 @st.composite
 def shapes(draw):
     """Small ones, many short segments under batch_dims, few long ones, and now and then many elements."""
-    kind = draw(st.sampled_from(["small"] * 12 + ["segments"] * 5 + ["long"]))
+    kind = draw(st.sampled_from(("small",) * 12 + ("segments",) * 5 + ("long",)))
     if kind == "small":
-        return tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 7, 2, 3, 4, 5, 6, 7, 0]), max_size=4)))
+        return tuple(draw(st.lists(st.sampled_from((1, 2, 3, 4, 5, 6, 7, 2, 3, 4, 5, 6, 7, 0)), max_size=4)))
     if kind == "segments":
-        last, first = draw(st.integers(1, 40)), draw(st.sampled_from([1, 3, 30, 70]))
-        return draw(st.sampled_from([(first, last), (first, 2, last), (last, 2, 65), (last, first), (5, 3, 7, last)]))
+        last, first = draw(st.integers(1, 40)), draw(st.sampled_from((1, 3, 30, 70)))
+        return draw(st.sampled_from(((first, last), (first, 2, last), (last, 2, 65), (last, first), (5, 3, 7, last))))
     count = draw(st.sampled_from(LONG))
-    return draw(st.sampled_from([(count,), (2, count // 2), (count // 40, 40), (3, count // 24, 8)]))
+    return draw(st.sampled_from(((count,), (2, count // 2), (count // 40, 40), (3, count // 24, 8))))
 
 
 # ---- layouts ----
@@ -63,7 +63,7 @@ def contiguous(dims: int) -> Layout:
 
 @st.composite
 def orders(draw, dims):
-    kind = draw(st.sampled_from(["as it is", "channels last", "transposed", "permuted"]))
+    kind = draw(st.sampled_from(("as it is", "channels last", "transposed", "permuted")))
     natural = list(range(dims))
     if dims < 2 or kind == "as it is":
         return tuple(natural)
@@ -76,7 +76,7 @@ def orders(draw, dims):
 
 @st.composite
 def dense_layouts(draw, dims):
-    return contiguous(dims)._replace(order=draw(orders(dims)), offset=draw(st.sampled_from([0, 0, 0, 1, 3])))
+    return contiguous(dims)._replace(order=draw(orders(dims)), offset=draw(st.sampled_from((0, 0, 0, 1, 3))))
 
 
 @st.composite
@@ -85,7 +85,7 @@ def layouts(draw, dims):
     if dims == 0 or draw(st.booleans()):
         return layout
     where = draw(st.integers(0, dims - 1))
-    padded, stepped = draw(st.sampled_from([(2, 1), (1, 2), (0, 2), (0, 3), (5, 1)]))
+    padded, stepped = draw(st.sampled_from(((2, 1), (1, 2), (0, 2), (0, 3), (5, 1))))
     at = lambda value, other: tuple(value if d == where else other for d in range(dims))  # noqa: E731
     return layout._replace(pads=at(padded, 0), steps=at(stepped, 1))
 
@@ -106,7 +106,7 @@ def extents(draw, whole, ways=("whole",)):
     if way == "one value":
         return Extent((), ())
     kept = whole[draw(st.integers(0, len(whole) - 1)) :] if way == "dropped" else whole
-    ones = draw(st.lists(st.sampled_from([False, True]), min_size=len(kept), max_size=len(kept)))
+    ones = draw(st.lists(st.sampled_from((False, True)), min_size=len(kept), max_size=len(kept)))
     narrow = tuple(1 if one and size else size for one, size in zip(ones, kept, strict=True))
     return Extent(kept, narrow) if way == "expanded" else Extent(narrow, narrow)
 
@@ -225,8 +225,8 @@ def calls(draw, spec, device, *, keywords, dense):
         dtypes["target"] = dtypes["input"]
     names = {"weight", "mask", "normalizer", "scale", "batch_dims", "ignore_nan"} if keywords else set()
     given = {name for name in sorted(names) if draw(st.booleans())}
-    reduction = draw(st.sampled_from(["mean", "mean", "sum", "none"]))
-    result = draw(st.sampled_from([None, None, None, *DTYPES]))
+    reduction = draw(st.sampled_from(("mean", "mean", "sum", "none")))
+    result = draw(st.sampled_from((None, None, None, *DTYPES)))
     if "weight" in given:
         extent["weight"] = draw(extents(tuple(shape), OF_A_KEYWORD))
         dtypes["weight"] = draw(st.sampled_from(DTYPES))
@@ -241,7 +241,7 @@ def calls(draw, spec, device, *, keywords, dense):
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     values = Values(
         generator,
-        1 / 64 if double else draw(st.sampled_from([None, None, 1 / 8])),
+        1 / 64 if double else draw(st.sampled_from((None, None, 1 / 8))),
         draw(st.sampled_from([1.0, 30.0] if double else [1.0, 1e-3, 30.0])),
     )
     memory = {name: extent[name].memory for name in extent}
@@ -263,7 +263,7 @@ def calls(draw, spec, device, *, keywords, dense):
         found["third"] = values.of(numbers, memory["third"])
     seen = torch.ones(shape, dtype=torch.bool)
     if "mask" in given:
-        found["mask"] = values.chance(memory["mask"], draw(st.sampled_from([0.0, 0.1, 0.5, 0.5, 0.9, 1.0])))
+        found["mask"] = values.chance(memory["mask"], draw(st.sampled_from((0.0, 0.1, 0.5, 0.5, 0.9, 1.0))))
         seen = seen & found["mask"]
     used = seen & ~found["target"].expand(extent["target"].shape).isnan() if ignore_nan else seen
     for name, by in (("input", used), ("target", seen), ("weight", used), ("third", used)):
@@ -277,7 +277,7 @@ def calls(draw, spec, device, *, keywords, dense):
             layout = draw(dense_layouts(dims) if dense else layouts(dims))
         dtype = torch.bool if name == "mask" else dtypes[name]
         held[name] = layout.hold(tensor, dtype, device).expand(extent[name].shape)
-    for name in draw(st.sampled_from([("input",), ("input", "target"), ("input", "target"), ("target",), ()])):
+    for name in draw(st.sampled_from((("input",), ("input", "target"), ("input", "target"), ("target",), ()))):
         held[name].requires_grad_(dtypes[name].is_floating_point)
 
     rows = torch.Size(shape)[:-1]
@@ -285,13 +285,13 @@ def calls(draw, spec, device, *, keywords, dense):
         held["third"] = held["third"].unsqueeze(0)  # else it would be one number for each row
     normalizer = None
     if "normalizer" in given and reduction == "mean":
-        dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.int64]))
-        normalizer = torch.tensor(draw(st.sampled_from([1, 3, 7.7, 1000])), dtype=dtype, device=device)
+        dtype = draw(st.sampled_from((torch.float32, torch.float64, torch.int64)))
+        normalizer = torch.tensor(draw(st.sampled_from((1, 3, 7.7, 1000))), dtype=dtype, device=device)
     options = Options(
         held.get("weight"),
         held.get("mask"),
         normalizer,
-        draw(st.sampled_from([0.5, 3.0, 0.3])) if "scale" in given else 1.0,
+        draw(st.sampled_from((0.5, 3.0, 0.3))) if "scale" in given else 1.0,
         draw(st.integers(0, len(shape))) if "batch_dims" in given else 0,
         ignore_nan,
     )
