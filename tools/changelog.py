@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tools.matrix import ROOT, version
 
+NAMES_OWNER = ("pyproject.toml", "CITATION.cff", ".github/ISSUE_TEMPLATE/config.yml")
 HEADING = re.compile(r"^## (?P<version>\S+) \((?P<date>[^)]*)\)\s*$", re.MULTILINE)
 
 
@@ -42,7 +43,7 @@ def unreleased(root: Path) -> Iterator[str]:
     """What must be rewritten before the first release: it would be on PyPI for good."""
     pages = sorted(path.relative_to(root).as_posix() for path in (root / "docs").rglob("*.md"))
     for name, words in (
-        *((name, "OWNER") for name in ("pyproject.toml", *pages)),
+        *((name, "OWNER") for name in (*NAMES_OWNER, *pages)),
         ("README.md", "until the first release"),
         ("docs/installing.md", "There is no release yet"),
     ):

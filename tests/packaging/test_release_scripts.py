@@ -55,8 +55,8 @@ def test_a_tag_of_another_version_is_refused(tag: str) -> None:
 
 
 def test_a_release_of_a_project_that_says_it_has_none_is_refused(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "docs").mkdir()
-    for name in ("pyproject.toml", "README.md", "docs/installing.md", "docs/wheels.md"):
+    for name in (*changelog.NAMES_OWNER, "README.md", "docs/installing.md", "docs/wheels.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     assert not list(changelog.unreleased(tmp_path))
     (tmp_path / "pyproject.toml").write_text('Repository = "https://github.com/OWNER/cudaloss"')
@@ -70,7 +70,7 @@ def test_a_release_of_a_project_that_says_it_has_none_is_refused(tmp_path: Path,
 
 def test_the_words_that_a_release_is_refused_for_are_the_pages_own() -> None:
     found = " ".join(changelog.unreleased(ROOT))  # nothing, after the first release
-    pages = ("pyproject.toml", "README.md", "docs/installing.md has 'There is")
+    pages = (*changelog.NAMES_OWNER, "README.md", "docs/installing.md has 'There is")
     assert not found or all(page in found for page in pages)
 
 
