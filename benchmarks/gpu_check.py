@@ -2,9 +2,9 @@
 
 Builds the extension, or installs a wheel that was built elsewhere (``--wheel``), has it describe itself, runs the
 whole test suite, compute-sanitizer's memcheck and racecheck over the GPU tests, the accuracy table up to 2^31 + 5
-elements, what calls outside the kernels cost, the benchmark suites and the KernelBench runner, makes a build for
-another architecture explain itself, and writes one report to ``benchmarks/results/`` as the stages end; stages run
-apart (``--stages``), on other days too, add to it while the kernels' source, the GPU and the versions are the same.
+elements, what calls outside the kernels cost, the benchmark suites and the KernelBench runner, checks the error message
+of a build for the wrong GPU, and writes one report to ``benchmarks/results/`` as the stages end; stages run apart
+(``--stages``), on other days too, add to it while the kernels' source, the GPU and the versions are the same.
 An interrupt (``timeout -s INT 540 ...``, where time is short) ends the stage with the rows and the failures so far;
 what does not end is killed; and the report is written.
 Needs no network: what it imports must be installed (see ``requirements/dev.txt``).

@@ -70,11 +70,9 @@ def test_rows_have_what_the_tables_need(run: Run) -> None:
         assert row["speedup"]["eager"] == row["seconds"]["eager"]["median"] / row["seconds"]["cudaloss"]["median"]
         assert row["slower"] in ("no", "within noise", "beyond noise")
     for row in (row for row in compared if row["suite"] in plan.THROUGHPUT):
-        training = row["suite"] in ("training", "features") or row["mode"] == "step"
         rate = row["bytes"] / row["seconds"]["cudaloss"]["median"] / 1e9
         assert row["gigabytes_per_second"]["cudaloss"] == pytest.approx(rate)
-        assert row["of_ceiling"] == pytest.approx(rate / ceilings["add" if training else "sum"])
-        assert row["l2_flushed"] is False
+        assert "of_ceiling" not in row and row["l2_flushed"] is False  # a cache holds them
     ops = {(row["suite"], row["mode"]) for row in compared if "op" in row["seconds"]}
     assert ops == {("latency", "forward"), ("latency", "masked_forward")}
 
@@ -84,7 +82,7 @@ def test_tables_are_not_folded_where_there_is_no_terminal(run: Run) -> None:
     for row in (row for row in run.rows if "speedup" in row):
         cells = [row["loss"], row["mode"], row["dtype"], tables.size_text(row["size"])]
         found = [line for line in lines if [cell.strip() for cell in line.split("│")[1:5]] == cells]
-        assert any(f"{row['speedup']['eager']:.2f}x" in line for line in found), cells
+        assert any(f" {row['speedup']['eager']:.2f} " in line for line in found), cells
 
 
 def test_csv_has_a_line_for_each_row(run: Run) -> None:
@@ -166,6 +164,7 @@ def test_mixed_pair_is_measured_under_autocast(monkeypatch: pytest.MonkeyPatch) 
         return theirs(input, target)
 
     monkeypatch.setattr(torch.nn.functional, "mse_loss", spy)
+    monkeypatch.setattr(measure, "cache_bytes", lambda device: 256)  # half of what is moved
     row = suites.measured(case(STEP, "bfloat16/float32"), Options(rounds=2, compile=False), {"add": 2.0})
     assert set(row["seconds"]) == {"cudaloss", "eager"} and "notes" not in row
     assert set(seen) == {(torch.bfloat16, torch.float32, True, torch.bfloat16)}
@@ -328,6 +327,21 @@ def test_small_works_find_an_empty_cache(monkeypatch: pytest.MonkeyPatch) -> Non
     before()
     assert log == ["flush", "sleep", "sleep"]
     assert measure.before_call("cpu", 1) == (None, False)
+
+
+def test_a_share_of_the_ceiling_is_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = lambda: suites.measured(case(STEP, "float32"), Options(rounds=2, compile=False), {"add": 2.0, "sum": 1.0})  # noqa: E731
+    assert "of_ceiling" not in row()
+    monkeypatch.setattr(measure, "cache_bytes", lambda device: 100)
+    found = row()
+    assert found["of_ceiling"] == found["gigabytes_per_second"]["cudaloss"] / 2
+
+
+def test_a_system_that_does_not_say_how_large_its_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure.os, "sysconf", lambda name: 0)
+    assert measure.cache_bytes("cpu") == measure.USUAL_CACHE
+    monkeypatch.setattr(measure.os, "sysconf", int)  # of a name: ValueError
+    assert measure.cache_bytes("cpu") == measure.USUAL_CACHE
 
 
 def test_peak_memory_is_counted_above_the_operands(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,8 @@ def test_indexing_by_a_mask_needs_memory_for_indices() -> None:
     assert masked.bytes_needed - plain.bytes_needed == (2 + cases.INDEXED_BYTES) << 12
 
 
-def test_row_of_a_feature() -> None:
+def test_row_of_a_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "cache_bytes", lambda device: 1 << 12)
     row = suites.measured(feature(MASKED), Options(rounds=2, compile=False), {"add": 2.0})
     assert set(row["seconds"]) == {"cudaloss", "eager", "indexed"}
     assert set(row["speedup"]) == {"eager", "indexed"} and "notes" not in row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 Work = Callable[[], object]
 
 LEAST_ROUNDS = 5
+USUAL_CACHE = 32 << 20  # of a CPU whose system does not say
 # Spun away before a timed call, about 0.5 ms: longer than a host takes to launch a training step.
 SLEEP_CYCLES = 1_000_000
 
@@ -103,15 +105,30 @@ def hold_gpu() -> None:
     torch.cuda._sleep(SLEEP_CYCLES)
 
 
+def cache_bytes(device: str) -> int:
+    """The last cache before the memory."""
+    if device == "cuda":
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    try:
+        known = max(os.sysconf(f"SC_LEVEL{level}_CACHE_SIZE") for level in (2, 3, 4))
+    except (ValueError, OSError):  # not on macOS
+        known = 0
+    return known if known > 0 else USUAL_CACHE
+
+
+def outgrows_cache(device: str, moved: int) -> bool:
+    """Whether a call that moves `moved` bytes leaves none of them there for the next."""
+    return moved >= 2 * cache_bytes(device)
+
+
 def before_call(device: str, moved: int) -> tuple[Work | None, bool]:
     """What to run before each timed call that moves `moved` bytes, and whether that empties the GPU's L2 cache: it does
     where the operands of one call could be left there for the next."""
     if device != "cuda":
         return None, False
-    cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-    if moved >= 2 * cache:
+    if outgrows_cache(device, moved):
         return hold_gpu, False
-    scratch = torch.empty(2 * cache, dtype=torch.uint8, device=device)
+    scratch = torch.empty(2 * cache_bytes(device), dtype=torch.uint8, device=device)
 
     def flush() -> None:
         scratch.zero_()

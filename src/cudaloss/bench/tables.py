@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import compress
 
 from rich.table import Table
 
@@ -17,8 +18,8 @@ TITLES = {
     "latency": "the host's time for one call",
     "graph": "forward under CUDA graph replay, the GPU's time for one call",
     "features": "forward and backward of what is used beside the plain loss, time on the device",
-    "memory": "peak memory of forward and backward above the operands, bytes an element",
-    "ceilings": "GB/s of simple kernels",
+    "memory": "peak memory of forward and backward above the operands",
+    "ceilings": "throughput of simple kernels",
 }
 
 
@@ -46,7 +47,7 @@ def _table(suite: str, *columns: str) -> Table:
     result = Table(title=f"{suite}: {TITLES[suite]}")
     for name in ("loss", "mode", "dtype"):
         result.add_column(name)
-    for name in ("size", *columns):
+    for name in ("size, elements", *columns):
         result.add_column(name, justify="right")
     return result
 
@@ -61,22 +62,33 @@ def _names(rows: list[Row], key: str) -> list[str]:
 
 
 def times_table(rows: list[Row]) -> Table:
-    names, has_rate = _names(rows, "seconds"), any("bytes" in row for row in rows)
+    names = _names(rows, "seconds")
     rivals = [name for name in RIVALS if name in names]
-    rates = ("GB/s", "of ceiling") if has_rate else ()
-    result = _table(rows[0]["suite"], *(f"{name}, us" for name in names), *(f"vs {name}" for name in rivals), *rates)
-    for row in rows:
-        times = [_time_text(row["seconds"][name]) if name in row["seconds"] else "" for name in names]
-        speedups = [f"{row['speedup'][name]:.2f}x" if name in row["speedup"] else "" for name in rivals]
-        reached = f"{row['of_ceiling']:.0%}" if "of_ceiling" in row else ""
-        cells = (f"{row['gigabytes_per_second']['cudaloss']:.1f}", reached) if has_rate else ()
-        result.add_row(*_what(row), *times, *speedups, *cells)
+    columns = [
+        *((f"{name}, us", lambda row, name=name: _time_text(row["seconds"][name])) for name in names),
+        *((f"times as fast as {name}", lambda row, name=name: f"{row['speedup'][name]:.2f}") for name in rivals),
+        ("GB/s", lambda row: f"{row['gigabytes_per_second']['cudaloss']:.1f}"),
+        ("of ceiling, %", lambda row: f"{100 * row['of_ceiling']:.0f}"),
+    ]
+    cells = [[_cell(show, row) for _, show in columns] for row in rows]
+    filled = [any(column) for column in zip(*cells, strict=True)]
+    result = _table(rows[0]["suite"], *compress((header for header, _ in columns), filled))
+    for row, found in zip(rows, cells, strict=True):
+        result.add_row(*_what(row), *compress(found, filled))
     return result
+
+
+def _cell(show: Callable[[Row], str], row: Row) -> str:
+    """Empty of a row that has no such thing."""
+    try:
+        return show(row)
+    except KeyError:
+        return ""
 
 
 def memory_table(rows: list[Row]) -> Table:
     names = _names(rows, "peak_bytes")
-    result = _table("memory", *names)
+    result = _table("memory", *(f"{name}, bytes an element" for name in names))
     for row in rows:
         peaks = row["peak_bytes"]
         result.add_row(*_what(row), *(f"{peaks[name] / row['size']:.2f}" if name in peaks else "" for name in names))
@@ -85,7 +97,9 @@ def memory_table(rows: list[Row]) -> Table:
 
 def ceilings_table(rows: list[Row]) -> Table:
     names = _names(rows, "gigabytes_per_second")
-    result = Table("dtype", "size", *names, title=f"ceilings: {TITLES['ceilings']}")
+    result = Table(
+        "dtype", "size, elements", *(f"{name}, GB/s" for name in names), title=f"ceilings: {TITLES['ceilings']}"
+    )
     for row in rows:
         rates = row["gigabytes_per_second"]
         result.add_row(row["dtype"], size_text(row["size"]), *(f"{rates[name]:.1f}" for name in names))
