@@ -65,7 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     add, losses = parser.add_argument, list(COMPARABLE)
     add("--suites", nargs="+", choices=plan.SUITE_NAMES, default=plan.SUITE_NAMES, metavar="SUITE", help="default: all")
     add("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--losses", nargs="+", choices=losses, metavar="LOSS", help=f"of {', '.join(losses)}")
+    add(
+        "--losses",
+        nargs="+",
+        choices=losses,
+        metavar="LOSS",
+        help=f"default: all, on the CPU one of a kind; of {', '.join(losses)}",
+    )
     modes = "of training and of features; misaligned is one of forward too"
     add("--modes", nargs="+", choices=plan.MODE_NAMES, metavar="MODE", help=modes)
     dtypes = "each a dtype, or a pair input/target such as bfloat16/float32, which is called under autocast"
