@@ -94,14 +94,7 @@ def in_play(input: Tensor, target: Tensor, weight: Tensor | None, options: Optio
     ignores = options.ignore_nan and target.is_floating_point()
     if weight is None and mask is None and not ignores:
         return None
-    tensors = [tensor for tensor in (input, target, weight, mask) if tensor is not None]
-    if (
-        transformed()
-        or not all(_is_readable(tensor, target.device) for tensor in tensors)
-        or target.dtype not in (*DTYPES, *INTEGERS)
-        or (weight is not None and (weight.dtype not in DTYPES or (weight.requires_grad and torch.is_grad_enabled())))
-        or max(input.dim(), target.dim()) > MAX_DIMS
-    ):
+    if not _is_served(input, target, None, torch.float64, options._replace(weight=weight, normalizer=None)):
         return reference.in_play(joint_shape(input, target), target, weight, options)
     how = pack("mean", torch.float64, batch_dims=kept) | (IGNORE_NAN if ignores else 0)
     found = _private.count(input, target, how, weight, mask)

@@ -65,6 +65,8 @@ def test_every_loss_is_in_a_suite_of_throughput() -> None:
     family = {loss for suite, loss in found if suite == "family"}
     assert family == {name for name, spec in COMPARABLE.items() if spec.kernels == "general"}
     assert {loss for suite, loss in found if suite == "training"} == set(COMPARABLE) - family
+    on_cpu = {case.spec.name for case in plan.cases(Options(suites=("training", "family")))}
+    assert on_cpu == {"smooth_l1", "binary_cross_entropy_with_logits", "kl_div"}
     named = plan.cases(Options(device="cuda", suites=("training", "family"), losses=("mse", "kl_div"), sizes=(8,)))
     assert {(case.suite, case.spec.name) for case in named} == {
         (suite, loss) for suite in ("training", "family") for loss in ("mse", "kl_div")

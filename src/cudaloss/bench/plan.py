@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 from .cases import COMPARABLE, KERNELBENCH, Case, Row
@@ -60,28 +61,17 @@ class Part:
 
 _THROUGHPUT_SIZES = {"cuda": (12, 16, 20, 24, 28), "cpu": (24,)}
 _ONE_LOSS = ("smooth_l1",)
-_TWO_KINDS = ("smooth_l1", "binary_cross_entropy_with_logits")
+_of_common = partial(
+    Part,
+    sizes=_THROUGHPUT_SIZES,
+    default_losses=COMMON,
+    cpu_losses=("smooth_l1", "binary_cross_entropy_with_logits"),
+    varied_modes=True,
+    varied_dtypes=True,
+)
 SUITES = {
-    "forward": (
-        Part(
-            FORWARD_MODES,
-            _THROUGHPUT_SIZES,
-            default_losses=COMMON,
-            cpu_losses=_TWO_KINDS,
-            varied_modes=True,
-            varied_dtypes=True,
-        ),
-    ),
-    "training": (
-        Part(
-            TRAINING_MODES,
-            _THROUGHPUT_SIZES,
-            default_losses=COMMON,
-            cpu_losses=_TWO_KINDS,
-            varied_modes=True,
-            varied_dtypes=True,
-        ),
-    ),
+    "forward": (_of_common(FORWARD_MODES),),
+    "training": (_of_common(TRAINING_MODES),),
     "family": (
         Part(
             (FORWARD, STEP),

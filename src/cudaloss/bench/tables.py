@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import compress
+from collections.abc import Iterator
 
 from rich.table import Table
 
@@ -62,28 +61,18 @@ def _names(rows: list[Row], key: str) -> list[str]:
 
 
 def times_table(rows: list[Row]) -> Table:
-    names = _names(rows, "seconds")
+    names, has_rate = _names(rows, "seconds"), any("bytes" in row for row in rows)
     rivals = [name for name in RIVALS if name in names]
-    columns = [
-        *((f"{name}, us", lambda row, name=name: _time_text(row["seconds"][name])) for name in names),
-        *((f"times as fast as {name}", lambda row, name=name: f"{row['speedup'][name]:.2f}") for name in rivals),
-        ("GB/s", lambda row: f"{row['gigabytes_per_second']['cudaloss']:.1f}"),
-        ("of ceiling, %", lambda row: f"{100 * row['of_ceiling']:.0f}"),
-    ]
-    cells = [[_cell(show, row) for _, show in columns] for row in rows]
-    filled = [any(column) for column in zip(*cells, strict=True)]
-    result = _table(rows[0]["suite"], *compress((header for header, _ in columns), filled))
-    for row, found in zip(rows, cells, strict=True):
-        result.add_row(*_what(row), *compress(found, filled))
+    rates = ("GB/s", "of ceiling, %") if has_rate else ()
+    speeds = (f"times as fast as {name}" for name in rivals)
+    result = _table(rows[0]["suite"], *(f"{name}, us" for name in names), *speeds, *rates)
+    for row in rows:
+        times = [_time_text(row["seconds"][name]) if name in row["seconds"] else "" for name in names]
+        speedups = [f"{row['speedup'][name]:.2f}" if name in row["speedup"] else "" for name in rivals]
+        reached = f"{100 * row['of_ceiling']:.0f}" if "of_ceiling" in row else ""
+        cells = (f"{row['gigabytes_per_second']['cudaloss']:.1f}", reached) if has_rate else ()
+        result.add_row(*_what(row), *times, *speedups, *cells)
     return result
-
-
-def _cell(show: Callable[[Row], str], row: Row) -> str:
-    """Empty of a row that has no such thing."""
-    try:
-        return show(row)
-    except KeyError:
-        return ""
 
 
 def memory_table(rows: list[Row]) -> Table:
