@@ -49,10 +49,10 @@ docs: $(VENV)/.built
 gpu-check:
 	$(PYTHON) benchmarks/gpu_check.py $(ARGS)
 
-# The README's tables and pictures from a committed report: make readme-figures REPORT=benchmarks/results/<report>.json
+# The tables and pictures of README.md and docs/performance.md from a committed report: make readme-figures REPORT=benchmarks/results/<report>.json
 readme-figures: $(VENV)/.built
 	$(BIN)/python benchmarks/plot.py $(REPORT) docs
-	$(BIN)/python benchmarks/readme.py $(REPORT) README.md
+	$(BIN)/python benchmarks/readme.py $(REPORT) README.md docs/performance.md
 
 sdist: $(VENV)/.packages
 	$(BIN)/python -m build --sdist --no-isolation

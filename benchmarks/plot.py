@@ -1,4 +1,4 @@
-"""Draws the README's figures from a report of the GPU check.
+"""Draws the figures of README.md and docs/performance.md from a report of the GPU check.
 
 python benchmarks/plot.py benchmarks/results/<report>.json docs
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cudaloss.bench import plots
 
-README_FIGURES = ("kernelbench.png", "throughput-smooth_l1-float32.png", "speedup-training-float32.png")
+FIGURES = ("training.png", "kernelbench.png", "throughput-smooth_l1-float32.png", "speedup-training-float32.png")
 
 
 def main() -> int:
@@ -22,8 +22,8 @@ def main() -> int:
     arguments = parser.parse_args()
     report = json.loads(arguments.report.read_text())
     found = plots.figures(report["bench"]["report"]["rows"], report["environment"])
-    missing = [name for name in README_FIGURES if name not in found]
-    chosen = {name: found[name] for name in README_FIGURES if name in found}
+    missing = [name for name in FIGURES if name not in found]
+    chosen = {name: found[name] for name in FIGURES if name in found}
     for path in plots.draw(chosen, arguments.folder):
         print(path)
     if missing:

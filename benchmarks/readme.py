@@ -1,6 +1,6 @@
-"""Writes the README's tables from a report of the GPU check, between the README's two bench comments.
+"""Writes the tables of the README and of docs/performance.md from a report of the GPU check, between two comments.
 
-python benchmarks/readme.py benchmarks/results/<report>.json README.md
+python benchmarks/readme.py benchmarks/results/<report>.json README.md docs/performance.md
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cudaloss.bench.tables import size_text
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 HOST_SIZE = 4096
-FAMILY_DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 COLUMNS = ("eager", "compile")  # the rivals that the tables' headers name
+RATIOS = "times as fast as eager, as compile"
 
 Row = dict[str, Any]
 Cell = Callable[[list[Row]], str]  # of the rows of one loss; empty where there is nothing to say
@@ -36,12 +36,18 @@ def ratios(row: Row) -> str:
     return ", ".join(f"{row['speedup'][rival]:.2f}x" for rival in COLUMNS if rival in row["speedup"])
 
 
-def training(mode: str, dtype: str, size: int | None) -> Cell:
+def of_row(text: Callable[[Row], str], **fields: Any) -> Cell:
+    """The largest row with those fields, in words."""
+
     def cell(rows: list[Row]) -> str:
-        row = largest(rows, suite="training", mode=mode, dtype=dtype, size=size)
-        return ratios(row) if row else ""
+        row = largest(rows, **fields)
+        return text(row) if row else ""
 
     return cell
+
+
+def of_add(row: Row) -> str:
+    return f"{row['of_ceiling']:.2f}" if "of_ceiling" in row else ""
 
 
 def host(mode: str, of: str) -> Cell:
@@ -70,25 +76,24 @@ def peak(rows: list[Row]) -> str:
     return f"{peaks['cudaloss']} ({others})" if others else peaks["cudaloss"]
 
 
-def lines(rows: list[Row]) -> dict[str, Cell]:
-    """The second table's lines by title."""
-    at = {suite: sorted({row["size"] for row in select(rows, suite=suite)}) for suite in ("training", "graph")}
-    size = at["training"][-1] if at["training"] else None
-    step = f"training, {size_text(size)}" if size else "training"
-    span = f", {size_text(at['graph'][0])} to {size_text(at['graph'][-1])}" if at["graph"] else ""
-    call = f"host, {HOST_SIZE:,} elements"
-    return {
-        f"{step}: fp32": training("step", "float32", size),
-        f"{step}: bf16": training("step", "bfloat16", size),
-        f"{step}: bf16 input, fp32 target, autocast": training("step", "bfloat16/float32", size),
-        f"{step}: fp32, loss scaled": training("scaled", "float32", size),
-        f"{step}: fp32, misaligned slices": training("misaligned", "float32", size),
-        f"{call}: function": host("forward", "cudaloss"),
-        f"{call}: the op": host("forward", "op"),
-        f"{call}: training step": host("step", "cudaloss"),
-        f"forward in a CUDA graph{span}": replay,
-        "peak memory of a training step, fp32, bytes an element": peak,
-    }
+# The tables that have a line a loss: the columns by title.
+SPEED: dict[str, Cell] = {
+    "forward fp32": of_row(ratios, mode="forward", dtype="float32"),
+    "forward bf16": of_row(ratios, mode="forward", dtype="bfloat16"),
+    "training fp32": of_row(ratios, mode="step", dtype="float32"),
+    "training bf16": of_row(ratios, mode="step", dtype="bfloat16"),
+    "training fp32, of `torch.add`'s throughput": of_row(of_add, mode="step", dtype="float32"),
+}
+TRAINING: dict[str, Cell] = {
+    "bf16 input, fp32 target, autocast": of_row(ratios, mode="step", dtype="bfloat16/float32"),
+    "fp32, loss scaled": of_row(ratios, mode="scaled", dtype="float32"),
+    "fp32, misaligned slices": of_row(ratios, mode="misaligned", dtype="float32", suite="training"),
+}
+CALLS: dict[str, Cell] = {
+    "function": host("forward", "cudaloss"),
+    "the op": host("forward", "op"),
+    "training step": host("step", "cudaloss"),
+}
 
 
 def markdown(header: list[str], body: list[list[str]]) -> str:
@@ -113,35 +118,43 @@ def kernelbench_table(rows: list[Row]) -> str | None:
     return markdown(["KernelBench, fp32", "forward", "forward + backward"], body)
 
 
-def losses_table(rows: list[Row]) -> str | None:
-    found = [row for row in rows if row["suite"] in ("training", "latency", "graph", "memory")]
-    by_loss = {loss: select(found, loss=loss) for loss in dict.fromkeys(row["loss"] for row in found)}
-    body = [[title, *(cell(of) for of in by_loss.values())] for title, cell in lines(found).items()]
-    body = [line for line in body if any(line[1:])]
-    names = [loss.replace("binary_cross_entropy", "bce") for loss in by_loss]  # as wide a column as the others
-    return markdown(["times as fast as eager, as compile", *names], body) if body else None
+def losses_table(rows: list[Row], title: str, columns: dict[str, Cell]) -> str | None:
+    """A line a loss, a column of `columns` each; without those that have nothing to say."""
+    by_loss = {loss: select(rows, loss=loss) for loss in dict.fromkeys(row["loss"] for row in rows)}
+    body = [[loss, *(cell(found) for cell in columns.values())] for loss, found in by_loss.items()]
+    said = [0, *(i + 1 for i in range(len(columns)) if any(line[i + 1] for line in body))]
+    header = [title, *columns]
+    body = [[line[i] for i in said] for line in body if any(line[1:])]
+    return markdown([header[i] for i in said], body) if body else None
+
+
+def speed_table(rows: list[Row], columns: dict[str, Cell] = SPEED, title: str = RATIOS) -> str | None:
+    """At the largest size alone: at others the caches, and the host, count too."""
+    found = [row for row in rows if row["suite"] in ("forward", "training", "family")]
+    size = max((row["size"] for row in found), default=0)
+    return losses_table(select(found, size=size), f"{title}, {size_text(size)} elements", columns)
+
+
+def training_table(rows: list[Row]) -> str | None:
+    return speed_table(rows, TRAINING, f"training: {RATIOS}")
+
+
+def calls_table(rows: list[Row]) -> str | None:
+    found = select(rows, suite="latency")
+    return losses_table(found, f"host's time of a call on {HOST_SIZE:,} elements, times as fast as eager", CALLS)
+
+
+def small_table(rows: list[Row]) -> str | None:
+    found = [row for row in rows if row["suite"] in ("graph", "memory")]
+    sizes = sorted(row["size"] for row in select(found, suite="graph"))
+    span = f", {size_text(sizes[0])} to {size_text(sizes[-1])} elements" if sizes else ""
+    columns = {f"forward in a CUDA graph{span}: times as fast as eager": replay, "peak memory of a training step": peak}
+    return losses_table(found, "fp32; memory in bytes an element", columns)
 
 
 def _times(row: Row) -> list[str]:
     ratios = (f"{row['speedup'][rival]:.2f}x" if rival in row["speedup"] else "" for rival in COLUMNS)
     return [f"{row['seconds']['cudaloss']['median'] * 1e3:.2f}", *ratios]
-
-
-def family_table(rows: list[Row]) -> str | None:
-    """The losses that have fewer kernels, at the largest size: what each is to eager and to compile."""
-    found = select(rows, suite="family")
-    first = largest(found)
-    if not first:
-        return None
-    body = []
-    for loss in dict.fromkeys(row["loss"] for row in found):
-        of_loss = select(found, loss=loss, size=first["size"])
-        cells = [largest(of_loss, mode=mode, dtype=dtype) for mode in ("forward", "step") for dtype in FAMILY_DTYPES]
-        share = f"{cells[2]['of_ceiling']:.2f}" if cells[2] and "of_ceiling" in cells[2] else ""
-        body.append([loss, *(ratios(cell) if cell else "" for cell in cells), share])
-    titles = [f"{title} {dtype}" for title in ("forward", "training") for dtype in FAMILY_DTYPES.values()]
-    header = [f"times as fast as eager, as compile, {size_text(first['size'])}", *titles, "of `torch.add`'s throughput"]
-    return markdown(header, body)
 
 
 def features_table(rows: list[Row]) -> str | None:
@@ -186,14 +199,17 @@ def caption(environment: dict[str, Any]) -> str:
     return f"{where}: cudaloss against eager PyTorch and `torch.compile` of it, in turns in one process."
 
 
-def block(report: dict[str, Any]) -> str:
+README = (kernelbench_table, speed_table)
+PERFORMANCE = (*README, training_table, calls_table, small_table, features_table, own_features_table)
+
+
+def block(report: dict[str, Any], tables: tuple[Callable[[list[Row]], str | None], ...] = PERFORMANCE) -> str:
     """What stands between the comments. Tables and lines for which the report has no rows are left out."""
     rows = [row for row in report["bench"]["report"]["rows"] if "skipped" not in row]
-    tables = (kernelbench_table, losses_table, family_table, features_table, own_features_table)
     made = [table(rows) for table in tables]
     found = [table for table in made if table]
     if not found:
-        raise ValueError("the report has no rows of the suites that the README shows")
+        raise ValueError("the report has no rows of the suites that are shown")
     return "\n\n".join([caption(report["environment"]), *found])
 
 
@@ -209,12 +225,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=Path)
     parser.add_argument("readme", type=Path)
+    parser.add_argument("performance", type=Path, nargs="?", help="the page that has every table")
     arguments = parser.parse_args()
-    try:
-        text = replaced(arguments.readme.read_text(), block(json.loads(arguments.report.read_text())))
-    except ValueError as error:
-        sys.exit(f"{arguments.readme}, {arguments.report}: {error}")
-    arguments.readme.write_text(text)
+    for page, tables in ((arguments.readme, README), (arguments.performance, PERFORMANCE)):
+        if page is None:
+            continue
+        try:
+            text = replaced(page.read_text(), block(json.loads(arguments.report.read_text()), tables))
+        except ValueError as error:
+            sys.exit(f"{page}, {arguments.report}: {error}")
+        page.write_text(text)
     return 0
 
 

@@ -93,7 +93,7 @@ def test_csv_has_a_line_for_each_row(run: Run) -> None:
 
 
 def test_figures(run: Run) -> None:
-    names = {f"throughput-{loss}-float32.png" for loss in LOSSES} | {"kernelbench.png"}
+    names = {f"throughput-{loss}-float32.png" for loss in LOSSES} | {"kernelbench.png", "training.png"}
     names |= {f"speedup-{suite}-float32.png" for suite in ("forward", "training")}
     assert {path.name for path in run.figures.iterdir()} == names
     assert all((run.figures / name).read_bytes().startswith(b"\x89PNG") for name in names)

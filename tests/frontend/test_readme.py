@@ -1,4 +1,4 @@
-"""The README's tables, from a report of the GPU check."""
+"""The tables of the README and of docs/performance.md, from a report of the GPU check."""
 
 from __future__ import annotations
 
@@ -43,11 +43,22 @@ def test_readme_has_the_reports_rows() -> None:
     assert lines[0].startswith("a GPU, torch 2.13: ")
     assert "| KernelBench, fp32 | forward | forward + backward |" in lines
     assert "| problem 94, mse, 4 x 16 | 1.00 ms: 2000.00x eager |  |" in lines
-    assert "| training, 2^6: fp32 | 2.00x |" in lines
-    assert "| training, 2^6: fp32, loss scaled | 4.00x |" in lines
-    assert "| host, 4,096 elements: function | 1.0 us: 3.00x |" in lines
-    assert "| peak memory of a training step, fp32, bytes an element | 4.0 (eager 8.0) |" in lines
+    header = next(line for line in lines if line.startswith("| times as fast as eager, as compile, 2^6 elements"))
+    assert header.endswith(" | training fp32 |")  # columns that nothing was measured of are left out
+    assert "| mse | 2.00x |" in lines
+    assert "| training: times as fast as eager, as compile, 2^6 elements | fp32, loss scaled |" in lines
+    assert "| mse | 4.00x |" in lines
+    assert "| host's time of a call on 4,096 elements, times as fast as eager | function |" in lines
+    assert "| mse | 1.0 us: 3.00x |" in lines
+    assert "| fp32; memory in bytes an element | peak memory of a training step |" in lines
+    assert "| mse | 4.0 (eager 8.0) |" in lines
     assert not any("misaligned" in line or "graph" in line for line in lines)
+
+
+def test_readme_itself_has_the_first_tables() -> None:
+    readme = script("readme")
+    whole, first = readme.block(report()).split("\n\n"), readme.block(report(), readme.README).split("\n\n")
+    assert first == whole[:3]  # the caption, KernelBench's problems, a line a loss
 
 
 def test_readme_has_the_features_that_are_in_the_report() -> None:
@@ -96,9 +107,9 @@ def test_readme_has_the_family_at_its_largest_size() -> None:
     table = next(table for table in readme.block(more).split("\n\n") if "kl_div" in table)
     header, _, *body = table.splitlines()
     assert header.endswith(
-        "| forward fp32 | forward bf16 | training fp32 | training bf16 | of `torch.add`'s throughput |"
+        "| forward fp32 | training fp32 | training bf16 | training fp32, of `torch.add`'s throughput |"
     )
-    assert body == ["| kl_div | 2000.00x |  | 1000.00x | 500.00x | 0.97 |"]
+    assert body == ["| mse |  | 2.00x |  |  |", "| kl_div | 2000.00x | 1000.00x | 500.00x | 0.97 |"]
 
 
 def test_readme_shows_the_rivals_that_its_headers_name() -> None:
@@ -117,15 +128,16 @@ def test_readme_needs_some_rows() -> None:
 def test_readme_replaces_the_marked_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readme = script("readme")
     before, after = "# a\n\n| old |\n", "\ntext <!-- other -->\n\n| old |\n"
-    paths = tmp_path / "report.json", tmp_path / "README.md"
-    paths[0].write_text(json.dumps(report()))
-    paths[1].write_text(f"{before}{readme.BEGIN}\n| old |\n{readme.END}{after}")
-    monkeypatch.setattr("sys.argv", ["readme.py", *map(str, paths)])
-    assert readme.main() == 0
-    once = paths[1].read_text()
-    assert once == f"{before}{readme.BEGIN}\n\n{readme.block(report())}\n\n{readme.END}{after}"
-    assert readme.main() == 0
-    assert paths[1].read_text() == once
+    source, *pages = tmp_path / "report.json", tmp_path / "README.md", tmp_path / "performance.md"
+    source.write_text(json.dumps(report()))
+    for page in pages:
+        page.write_text(f"{before}{readme.BEGIN}\n| old |\n{readme.END}{after}")
+    monkeypatch.setattr("sys.argv", ["readme.py", str(source), *map(str, pages)])
+    for _ in range(2):  # the second time nothing changes
+        assert readme.main() == 0
+        for page, tables in zip(pages, (readme.README, readme.PERFORMANCE), strict=True):
+            new = readme.block(report(), tables)
+            assert page.read_text() == f"{before}{readme.BEGIN}\n\n{new}\n\n{readme.END}{after}"
 
 
 @pytest.mark.parametrize("text", ["", "{0}", "{1} {0}", "{0} {0} {1}", "{0} {1} {1}"])

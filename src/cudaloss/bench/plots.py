@@ -24,6 +24,8 @@ COLOURS = {
 LABELS = {name: name for name in COLOURS} | {"compile": "torch.compile"}
 PLAIN = {"forward": FORWARD.name, "training": STEP.name}  # the mode whose course over sizes a suite's figures show
 CEILING_OF = {"forward": "sum", "training": "add"}
+# One of each kind: of the README's picture.
+TYPICAL = ("mse", "smooth_l1", "binary_cross_entropy_with_logits", "kl_div", "quantile", "sigmoid_focal")
 
 
 def _where(environment: dict[str, Any]) -> str:
@@ -102,6 +104,39 @@ def _losses(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(row["loss"] for row in rows))
 
 
+def _bars(axis: Axes, groups: list[dict[str, dict[str, float]]]) -> None:
+    """A group of bars, in ms, for each of `groups`, which are seconds by contestant; the first at the top."""
+    for offset, name in zip((0.27, 0.0, -0.27), ("eager", "compile", "cudaloss"), strict=True):
+        points = {offset - i: times[name]["median"] * 1e3 for i, times in enumerate(groups) if name in times}
+        if points:
+            bars = axis.barh(list(points), list(points.values()), height=0.25, color=COLOURS[name], label=LABELS[name])
+            axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
+    axis.set(xlabel="ms", yticks=[-i for i in range(len(groups))])
+    axis.margins(x=0.12)
+
+
+def _training(rows: list[Row]) -> list[Row]:
+    """The training steps of typical losses in float32 at the largest size."""
+    found = [row for row in rows if row["suite"] in ("training", "family") and "skipped" not in row]
+    found = [row for row in found if (row["mode"], row["dtype"]) == (STEP.name, "float32") and row["loss"] in TYPICAL]
+    size = max((row["size"] for row in found), default=0)
+    return sorted((row for row in found if row["size"] == size), key=lambda row: TYPICAL.index(row["loss"]))
+
+
+def _steps(rows: list[Row], where: str) -> Figure:
+    """Training steps of typical losses as bars, with the time in which torch.add moves as many bytes."""
+    found = _training(rows)
+    title = f"forward + backward, {found[0]['size']:,} float32 elements, {where}"
+    figure, (axis,) = _figure(title, 1)
+    _bars(axis, [row["seconds"] for row in found])
+    rates = [row["gigabytes_per_second"]["add"] for row in rows if row["suite"] == "ceilings" and "skipped" not in row]
+    if rates:
+        floor = found[0]["bytes"] / rates[0] / 1e6
+        axis.axvline(floor, color="black", linestyle=":", label="torch.add's time for as many bytes")
+    axis.set_yticklabels([row["loss"] for row in found])
+    return _with_legend(figure, [axis])
+
+
 def _kernelbench(rows: list[Row], where: str) -> Figure:
     """KernelBench's problems, each at its largest size, as bars."""
     found = _measured(rows, "kernelbench")
@@ -111,21 +146,10 @@ def _kernelbench(rows: list[Row], where: str) -> Figure:
         shape = " x ".join(str(length) for length in row["shape"])
         same = [other for other in found if (other["problem"], other["size"]) == (problem, row["size"])]
         modes = {other["mode"]: other["seconds"] for other in same}
-        for offset, name in zip((0.27, 0.0, -0.27), ("eager", "compile", "cudaloss"), strict=True):
-            points = {
-                offset - i: times[name]["median"] * 1e3 for i, times in enumerate(modes.values()) if name in times
-            }
-            if points:
-                bars = axis.barh(
-                    list(points), list(points.values()), height=0.25, color=COLOURS[name], label=LABELS[name]
-                )
-                axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
+        _bars(axis, list(modes.values()))
         names = [{FORWARD.name: "forward", STEP.name: "forward + backward"}[mode] for mode in modes]
-        axis.set(
-            title=f"problem {problem}, {row['loss']}\n{shape}", xlabel="ms", yticks=[-i for i in range(len(modes))]
-        )
+        axis.set_title(f"problem {problem}, {row['loss']}\n{shape}")
         axis.set_yticklabels(names)
-        axis.margins(x=0.12)
     return _with_legend(figure, axes)
 
 
@@ -146,6 +170,8 @@ def figures(rows: list[Row], environment: dict[str, Any]) -> dict[str, Callable[
             found[f"throughput-{loss}-{name}"] = partial(_rates, rows, loss, dtype, where)
         for suite in (suite for suite, group in suites.items() if _rivals(group)):
             found[f"speedup-{suite}-{name}"] = partial(_speedups, rows, suite, dtype, where)
+    if _training(rows):
+        found["training.png"] = partial(_steps, rows, where)
     if _measured(rows, "kernelbench"):
         found["kernelbench.png"] = partial(_kernelbench, rows, where)
     return found
