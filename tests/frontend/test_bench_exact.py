@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from bench_rows import case, made_up
+from bench_rows import made_up
 
 from cudaloss import reference
 from cudaloss._specs import SPECS, LossSpec
@@ -135,9 +135,3 @@ def test_readme_has_what_single_losses_take() -> None:
         "| binary cross entropy, a pos_weight for each class | 1.00 | 2000.00x |  | 0.99 |\n"
         "| quantile loss, one quantile | 500.00 | 4.00x |  |  |"
     ]
-
-
-def test_readme_shortens_the_longest_name() -> None:
-    rows = [{**made_up((1.0, 0.9, 1.1)), "loss": "binary_cross_entropy_with_logits"}, {**case().row(), "skipped": "no"}]
-    text = script("readme").losses_table(rows[:1])
-    assert text.splitlines()[0] == "| times as fast as eager, as compile | bce_with_logits |"
