@@ -49,7 +49,8 @@ docs: $(VENV)/.built
 gpu-check:
 	$(PYTHON) benchmarks/gpu_check.py $(ARGS)
 
-# The tables and pictures of README.md and docs/performance.md from a committed report: make readme-figures REPORT=benchmarks/results/<report>.json
+# The tables and pictures of README.md and docs/performance.md from a committed report:
+# make readme-figures REPORT=benchmarks/results/<report>.json
 readme-figures: $(VENV)/.built
 	$(BIN)/python benchmarks/plot.py $(REPORT) docs
 	$(BIN)/python benchmarks/readme.py $(REPORT) README.md docs/performance.md

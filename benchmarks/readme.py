@@ -121,11 +121,10 @@ def kernelbench_table(rows: list[Row]) -> str | None:
 def losses_table(rows: list[Row], title: str, columns: dict[str, Cell]) -> str | None:
     """A line a loss, a column of `columns` each; without those that have nothing to say."""
     by_loss = {loss: select(rows, loss=loss) for loss in dict.fromkeys(row["loss"] for row in rows)}
-    body = [[loss, *(cell(found) for cell in columns.values())] for loss, found in by_loss.items()]
-    said = [0, *(i + 1 for i in range(len(columns)) if any(line[i + 1] for line in body))]
-    header = [title, *columns]
-    body = [[line[i] for i in said] for line in body if any(line[1:])]
-    return markdown([header[i] for i in said], body) if body else None
+    said = {name: cell for name, cell in columns.items() if any(cell(found) for found in by_loss.values())}
+    body = [[loss, *(cell(found) for cell in said.values())] for loss, found in by_loss.items()]
+    body = [line for line in body if any(line[1:])]
+    return markdown([title, *said], body) if body else None
 
 
 def speed_table(rows: list[Row], columns: dict[str, Cell] = SPEED, title: str = RATIOS) -> str | None:
@@ -180,8 +179,7 @@ def own_features_table(rows: list[Row]) -> str | None:
         return None
     body = []
     for row in select(rows, size=first["size"]):
-        share = f"{row['of_ceiling']:.2f}" if "of_ceiling" in row else ""
-        body.append([meanings[row["mode"]], *_times(row), share])
+        body.append([meanings[row["mode"]], *_times(row), of_add(row)])
     shape = " x ".join(map(str, first["shape"]))
     header = [f"forward + backward, {shape}", "ms", "x eager", "x compile", "of `torch.add`'s throughput"]
     return markdown(header, body)

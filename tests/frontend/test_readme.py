@@ -103,6 +103,7 @@ def test_readme_has_the_family_at_its_largest_size() -> None:
         made_up((0.002, 0.002, 0.002), **fields, mode="step") | {"of_ceiling": 0.971},
         made_up((0.004, 0.004, 0.004), **fields, mode="step") | {"dtype": "bfloat16"},
         made_up((0.004, 0.004, 0.004), **fields, mode="step", size=4),
+        made_up((0.004, 0.004, 0.004), suite="family", loss="hinge", mode="step", size=4),  # at no large size
     ]
     table = next(table for table in readme.block(more).split("\n\n") if "kl_div" in table)
     header, _, *body = table.splitlines()

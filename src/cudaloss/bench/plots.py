@@ -69,7 +69,7 @@ def _plain(rows: list[Row], dtype: str) -> dict[str, list[Row]]:
 def _rates(rows: list[Row], loss: str, dtype: str, where: str) -> Figure:
     """GB/s of every contestant over sizes, and the ceiling."""
     suites = _plain(rows, dtype)
-    ceilings = [row["gigabytes_per_second"] for row in rows if row["suite"] == "ceilings" and "skipped" not in row]
+    ceilings = [row["gigabytes_per_second"] for row in _measured(rows, "ceilings")]
     figure, axes = _figure(f"{loss}, {dtype}, {where}", len(suites))
     for axis, (suite, group) in zip(axes, suites.items(), strict=True):
         axis.set(title=suite, ylabel="GB/s")
@@ -117,7 +117,7 @@ def _bars(axis: Axes, groups: list[dict[str, dict[str, float]]]) -> None:
 
 def _training(rows: list[Row]) -> list[Row]:
     """The training steps of typical losses in float32 at the largest size."""
-    found = [row for row in rows if row["suite"] in ("training", "family") and "skipped" not in row]
+    found = _measured(rows, "training") + _measured(rows, "family")
     found = [row for row in found if (row["mode"], row["dtype"]) == (STEP.name, "float32") and row["loss"] in TYPICAL]
     size = max((row["size"] for row in found), default=0)
     return sorted((row for row in found if row["size"] == size), key=lambda row: TYPICAL.index(row["loss"]))
@@ -129,7 +129,7 @@ def _steps(rows: list[Row], where: str) -> Figure:
     title = f"forward + backward, {found[0]['size']:,} float32 elements, {where}"
     figure, (axis,) = _figure(title, 1)
     _bars(axis, [row["seconds"] for row in found])
-    rates = [row["gigabytes_per_second"]["add"] for row in rows if row["suite"] == "ceilings" and "skipped" not in row]
+    rates = [row["gigabytes_per_second"]["add"] for row in _measured(rows, "ceilings")]
     if rates:
         floor = found[0]["bytes"] / rates[0] / 1e6
         axis.axvline(floor, color="black", linestyle=":", label="torch.add's time for as many bytes")
