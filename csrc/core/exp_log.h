@@ -22,17 +22,18 @@ CUDALOSS_INLINE F polynomial(F x, F c0, Rest... rest) {
   return fused(polynomial(x, rest...), x, c0);
 }
 
-// exp(r) - 1 for |r| <= log(2) / 2: 2^-28 and 2^-58 of exp(r).
-CUDALOSS_INLINE float exp_minus_1(float r) {
-  return fused(r * r, polynomial(r, 0x1.000000p-1f, 0x1.55548ep-3f, 0x1.55545ep-5f, 0x1.123b90p-7f, 0x1.6db488p-10f),
-               r);
+// (exp(r) - 1 - r) / r^2 for |r| <= log(2) / 2: 2^-28 and 2^-58 of exp(r).
+CUDALOSS_INLINE float exp_tail(float r) {
+  return polynomial(r, 0x1.000000p-1f, 0x1.55548ep-3f, 0x1.55545ep-5f, 0x1.123b90p-7f, 0x1.6db488p-10f);
 }
-CUDALOSS_INLINE double exp_minus_1(double r) {
-  const double tail =
-      polynomial(r, 0x1.000000000000cp-1, 0x1.5555555555561p-3, 0x1.5555555550002p-5, 0x1.111111110d5a5p-7,
-                 0x1.6c16c185b2afcp-10, 0x1.a01a01bb1988bp-13, 0x1.a0199671de7cap-16, 0x1.71dddf495146ap-19,
-                 0x1.28b06ad746366p-22, 0x1.af865cfcf62bap-26);
-  return fused(r * r, tail, r);
+CUDALOSS_INLINE double exp_tail(double r) {
+  return polynomial(r, 0x1.000000000000cp-1, 0x1.5555555555561p-3, 0x1.5555555550002p-5, 0x1.111111110d5a5p-7,
+                    0x1.6c16c185b2afcp-10, 0x1.a01a01bb1988bp-13, 0x1.a0199671de7cap-16, 0x1.71dddf495146ap-19,
+                    0x1.28b06ad746366p-22, 0x1.af865cfcf62bap-26);
+}
+template <class F>
+CUDALOSS_INLINE F exp_minus_1(F r) {
+  return fused(r * r, exp_tail(r), r);
 }
 
 // What takes exp apart into 2^k exp(r). Adding `magic` to a number rounds it and leaves k in the lowest bits, biased as
