@@ -91,6 +91,15 @@ struct Denominator {
   }
 };
 
+// What a loss of whole rows has besides: it reads all classes of a row. The dimensions of a request, and everyone's
+// strides in them, are those of the rows; a weight and a mask are those of rows.
+struct Rows {
+  int64_t classes;                // 0: a pointwise loss
+  int64_t class_stride[kPlaces];  // of input, target (of probabilities), third (class weights), first and second
+  int64_t ignore_index;           // the rows of this target, of indices, do not count
+  double z_loss, softcap;         // a softcap of 0 is none
+};
+
 // Which elements count, and how much. An operand without data is not there.
 struct Selection {
   Operand mask;     // bool
@@ -103,6 +112,8 @@ struct Selection {
 struct Count {
   Selection selection;
   Operand target;
+  Operand third;  // class weights, of which each row has its target's; without data: 1
+  Rows rows;      // of which a target of indices counts by its ignore_index
   Dims segments, inner;
   double multiplicity;
   // Where nothing is in play, the reciprocal is 0: gradients of finite data are then 0, not NaN.
@@ -121,6 +132,7 @@ struct Pass {
   int64_t loss;  // the id of its row
   Numbers numbers;
   Operand third;  // in the place of numbers.third
+  Rows rows;
   double scale;
   Denominator denominator;
 

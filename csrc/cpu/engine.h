@@ -14,6 +14,10 @@ using ParallelFor = void (*)(int64_t begin, int64_t end, int64_t grain, void (*b
 template <template <class> class Loss>
 void pass(const Pass& request, ParallelFor parallel_for);
 
+// The same of a loss of rows.
+template <class Loss>
+void row_pass(const Pass& request, ParallelFor parallel_for);
+
 void count(const Count& request, ParallelFor parallel_for);
 
 }  // namespace cudaloss::cpu

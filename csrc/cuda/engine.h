@@ -31,6 +31,10 @@ struct Memory {
 template <template <class> class Loss, bool kAll>
 void pass(const Pass& request, const Memory& memory, Stream stream);
 
+// The same of a loss of rows.
+template <class Loss>
+void row_pass(const Pass& request, const Memory& memory, Stream stream);
+
 void count(const Count& request, const Memory& memory, Stream stream);
 
 bool is_capturing(Stream stream);
