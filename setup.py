@@ -58,6 +58,7 @@ sys.path.remove(str(ROOT))
 GENERATED = ROOT / "build" / "generated"
 # A new loss needs no line here: its header in csrc/losses is its line in the source list.
 LOSSES = sorted(path.stem for path in (ROOT / "csrc" / "losses").glob("*.h"))
+ROW_LOSSES = sorted(path.stem for path in (ROOT / "csrc" / "losses" / "rows").glob("*.h"))
 
 
 def version():
@@ -132,7 +133,7 @@ def rows():
     sys.modules["cudaloss"] = package
     try:
         stubs = importlib.import_module("cudaloss._faces").stubs()
-        found = {spec.name: spec for spec in importlib.import_module("cudaloss._specs").SPECS}
+        found = {spec.name: spec for spec in importlib.import_module("cudaloss._specs").BY_MODE.values()}
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "cudaloss"]:
             del sys.modules[name]
@@ -150,11 +151,13 @@ def has_all_kernels(loss):
 def write_losses():
     """The list of losses that the C++ of all of them is made from, with their ids and their kernels; their headers; the
     name of the source."""
-    unknown = [loss for loss in LOSSES if loss not in rows()]
+    unknown = [loss for loss in (*LOSSES, *ROW_LOSSES) if loss not in rows()]
     if unknown:
         sys.exit(f"cudaloss: csrc/losses has {unknown[0]}.h, but src/cudaloss/_rows has no row of that name.")
     lines = (f"CUDALOSS_LOSS({loss}, {rows()[loss].id}, {has_all_kernels(loss)})\n" for loss in LOSSES)
     write_if_changed(GENERATED / "losses.inc", "".join(lines))
+    lines = (f"CUDALOSS_ROW_LOSS({loss}, {rows()[loss].id})\n" for loss in ROW_LOSSES)
+    write_if_changed(GENERATED / "row_losses.inc", "".join(lines))
     write_if_changed(GENERATED / "csrc_tree.h", f'#define CUDALOSS_CSRC_TREE "{tree_hash(ROOT / "csrc")}"\n')
     write_if_changed(
         GENERATED / "losses.h", "#pragma once\n" + "".join(f'#include "losses/{loss}.h"\n' for loss in LOSSES)
@@ -166,21 +169,26 @@ class Engine(NamedTuple):
 
     name: str
     header: str
+    row_header: str
     arguments: str
     suffix: str
 
     def instantiate(self, loss):
+        if loss in ROW_LOSSES:
+            return f"template void row_pass<losses::{loss}>(const Pass&, {self.arguments});\n"
         kernels = f", {has_all_kernels(loss)}" if self.name == "cuda" else ""
         return f"template void pass<losses::{loss}{kernels}>(const Pass&, {self.arguments});\n"
 
 
-CPU = Engine("cpu", "cpu/engine_impl.h", "ParallelFor", ".cpp")
-CUDA = Engine("cuda", "cuda/engine_impl.cuh", "const Memory&, Stream", ".cu")
+CPU = Engine("cpu", "cpu/engine_impl.h", "cpu/rows_impl.h", "ParallelFor", ".cpp")
+CUDA = Engine("cuda", "cuda/engine_impl.cuh", "cuda/rows_impl.cuh", "const Memory&, Stream", ".cu")
 
 
 def write_source(name, engine, losses, includes=()):
     """A source that instantiates an engine over losses' functors."""
-    headers = [f"losses/{loss}.h" for loss in losses] + [engine.header, *includes]
+    headers = [f"losses/rows/{loss}.h" if loss in ROW_LOSSES else f"losses/{loss}.h" for loss in losses]
+    headers += [engine.row_header if loss in ROW_LOSSES else engine.header for loss in losses]
+    headers = list(dict.fromkeys([*headers, *includes]))
     text = "".join(f'#include "{header}"\n' for header in headers) + f"\nnamespace cudaloss::{engine.name} {{\n"
     text += "".join(engine.instantiate(loss) for loss in losses) + f"}}  // namespace cudaloss::{engine.name}\n"
     return write_if_changed(GENERATED / f"{name}_{engine.name}{engine.suffix}", text)
@@ -188,13 +196,13 @@ def write_source(name, engine, losses, includes=()):
 
 def generate_sources(engine):
     """One small source a loss."""
-    return [write_source(loss, engine, [loss]) for loss in LOSSES]
+    return [write_source(loss, engine, [loss]) for loss in (*LOSSES, *ROW_LOSSES)]
 
 
 def one_source(shared):
     """All CUDA code in one source. Of several architectures nvcc compiles some at a time, so that it takes no longer;
     and what the losses have in common is compressed once: 1.09 MB of sm_90, in a source a loss 1.44."""
-    return write_source("all", CUDA, LOSSES, shared)
+    return write_source("all", CUDA, [*LOSSES, *ROW_LOSSES], shared)
 
 
 def without_places(folders):

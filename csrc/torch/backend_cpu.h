@@ -16,8 +16,15 @@ struct CpuKernels {
   static void pass(const Pass& request, const Tensor&) { cpu::pass<Loss>(request, parallel_for); }
 };
 
+template <class Loss>
+struct CpuRowKernels {
+  static void pass(const Pass& request, const Tensor&) { cpu::row_pass<Loss>(request, parallel_for); }
+};
+
 struct Cpu {
-  static void pass(const Pass& request, const Tensor& input) { run_of<CpuKernels>(request.loss)(request, input); }
+  static void pass(const Pass& request, const Tensor& input) {
+    run_of<CpuKernels, CpuRowKernels>(request.loss)(request, input);
+  }
   static void count(const Count& request, const Tensor&) { cpu::count(request, parallel_for); }
 };
 

@@ -41,8 +41,15 @@ struct CudaKernels {
   static void pass(const Pass& request, const Tensor& input) { with_scratch(request, input, cuda::pass<Loss, kAll>); }
 };
 
+template <class Loss>
+struct CudaRowKernels {
+  static void pass(const Pass& request, const Tensor& input) { with_scratch(request, input, cuda::row_pass<Loss>); }
+};
+
 struct Cuda {
-  static void pass(const Pass& request, const Tensor& input) { run_of<CudaKernels>(request.loss)(request, input); }
+  static void pass(const Pass& request, const Tensor& input) {
+    run_of<CudaKernels, CudaRowKernels>(request.loss)(request, input);
+  }
   static void count(const Count& request, const Tensor& input) { with_scratch(request, input, cuda::count); }
 };
 

@@ -1,8 +1,9 @@
-// One call of a pointwise op: what it is given, whether the kernels serve it, and the engine's request for it.
+// One call of an op: what it is given, whether the kernels serve it, and the engine's request for it.
 #pragma once
 
 #include <optional>
 
+#include "torch/kernels.h"
 #include "torch/layout.h"
 #include "torch/mode.h"
 
@@ -17,14 +18,19 @@ struct Call {
   double scale;
   const Maybe &weight, &mask, &normalizer;
   const std::optional<double>& divisor;  // a normalizer that is a number
-  const Maybe& third;                    // in the place of numbers.third
+  const Maybe& third;                    // in the place of numbers.third; of rows class weights
+  int64_t ignore_index = -100;              // of rows; their z_loss is numbers.third
+  double softcap = 0.0;
+  bool of_rows = is_of_rows(mode.loss);
 
   bool elementwise() const { return mode.reduction == Reduction::None; }
+  // Of rows: a class for each of them, not probabilities.
+  bool has_indices() const { return of_rows && !is_floating(any_dtype_of(target.scalar_type())); }
   bool ignores_nan() const { return mode.ignore_nan && is_floating(any_dtype_of(target.scalar_type())); }
   // Whether the denominator must be found out before the pass.
   bool counts() const {
     return mode.reduction == Reduction::Mean && !normalizer && !divisor &&
-           ((weight && !mode.mean_over_count) || mask || ignores_nan());
+           ((weight && !mode.mean_over_count) || mask || ignores_nan() || has_indices());
   }
   // What the sum over `count` elements is divided by, where nothing must be counted for it.
   double known_divisor(int64_t count) const {
@@ -43,6 +49,9 @@ inline const char* fault_of(const Call& call, const Layout& layout) {
   if (call.mask && call.mask->scalar_type() != ScalarType::Bool) return "mask must be bool";
   if (call.normalizer && call.normalizer->dim() != 0) return "normalizer must be 0-d";
   if (call.mode.batch_dims > layout.rank()) return "batch_dims must be at most the rank";
+  if (call.of_rows && call.third && (call.third->dim() != 1 || call.third->numel() != layout.classes())) {
+    return "class weights must be one for each class";
+  }
   return nullptr;
 }
 
@@ -56,7 +65,8 @@ inline bool declines(const Call& call, const char* fault) {
 // Whether everything lies as the input does, densely, so that there is one dimension.
 inline bool is_flat(const Call& call, const Tensor* grad_output, std::initializer_list<const Maybe*> gradients) {
   const auto lies = [&](const Tensor& tensor) { return same_order(call.input, tensor); };
-  if (call.weight || call.mask || call.third || call.mode.batch_dims > 0 || !lies(call.target)) return false;
+  if (call.of_rows || call.weight || call.mask || call.third || call.mode.batch_dims > 0 || !lies(call.target))
+    return false;
   if (grad_output && call.elementwise() && !lies(*grad_output) &&
       !(same_sizes(call.input, *grad_output) && is_broadcast_scalar(*grad_output))) {
     return false;
@@ -67,11 +77,18 @@ inline bool is_flat(const Call& call, const Tensor* grad_output, std::initialize
 inline Layout layout_of(const Call& call, const Tensor* grad_output = nullptr,
                         std::initializer_list<const Maybe*> gradients = {}) {
   if (is_flat(call, grad_output, gradients)) return Layout(call.input);
-  Layout layout(call.input, call.target);
+  Layout layout = call.of_rows ? Layout(Layout::OfRows(), call.input, call.target) : Layout(call.input, call.target);
   if (call.weight) layout.add(kWeight, *call.weight);
   if (call.mask) layout.add(kMask, *call.mask);
-  if (call.third) layout.add(kThird, *call.third);
+  if (call.third && !call.of_rows) layout.add(kThird, *call.third);
   return layout;
+}
+
+inline Rows rows_of(const Call& call, const Layout& layout) {
+  Rows rows = {layout.classes(), {}, call.ignore_index, call.numbers.third, call.softcap};
+  std::copy(layout.class_strides(), layout.class_strides() + kPlaces, rows.class_stride);
+  if (call.of_rows && call.third) rows.class_stride[kThird] = call.third->strides()[0];
+  return rows;
 }
 
 inline Selection selection_of(const Call& call) {
@@ -101,7 +118,8 @@ Maybe counted(const Call& call, const Layout& layout) {
   const int64_t sizes[] = {segments_of(call, layout), 2}, strides[] = {2, 1};
   Tensor found = empty({sizes, 2}, {strides, 2}, ScalarType::Double, call.input);
   if (sizes[0] == 0) return found;
-  Count count = {selection_of(call), any_operand(call.target), {}, {}, 1.0, nullptr};
+  Count count = {selection_of(call), any_operand(call.target), kNoOperand, rows_of(call, layout), {}, {}, 1.0, nullptr};
+  if (call.third && call.has_indices()) count.third = operand(*call.third);
   if (call.mode.mean_over_count) count.selection.weight = kNoOperand;
   const auto is_leading = [&](int dim) { return dim < call.mode.batch_dims; };
   count.segments = layout.in_order(is_leading);
@@ -110,7 +128,8 @@ Maybe counted(const Call& call, const Layout& layout) {
   Dims varying = {};
   for (int dim = 0; dim < count.inner.rank; ++dim) {
     const int64_t* stride = count.inner.stride[dim];
-    if ((stride[kWeight] && count.selection.weight.data) || stride[kMask] || (call.ignores_nan() && stride[kTarget])) {
+    if ((stride[kWeight] && count.selection.weight.data) || stride[kMask] ||
+        ((call.ignores_nan() || call.has_indices()) && stride[kTarget])) {
       varying.size[varying.rank] = count.inner.size[dim];
       std::copy(stride, stride + kPlaces, varying.stride[varying.rank++]);
     } else {
@@ -132,6 +151,7 @@ inline Pass pass_of(const Call& call, const Layout& layout, const Maybe& denomin
   pass.loss = call.mode.loss;
   pass.numbers = call.numbers;
   pass.third = call.third ? operand(*call.third) : kNoOperand;
+  pass.rows = rows_of(call, layout);
   pass.scale = call.scale;
   const bool counts = call.counts() && denominators && denominators->numel() > 0;
   int64_t count = 1;

@@ -11,13 +11,31 @@
   }
 #include "losses.inc"
 #undef CUDALOSS_LOSS
+#define CUDALOSS_ROW_LOSS(name, id) \
+  namespace cudaloss::losses {      \
+  struct name;                      \
+  }
+#include "row_losses.inc"
+#undef CUDALOSS_ROW_LOSS
 
 namespace cudaloss::tensors {
+
+// Whether a row of classes is what the loss with this id is of.
+inline bool is_of_rows(int64_t loss) {
+  switch (loss) {
+#define CUDALOSS_ROW_LOSS(name, id) case id:
+#include "row_losses.inc"
+#undef CUDALOSS_ROW_LOSS
+    return true;
+    default:
+      return false;
+  }
+}
 
 // Takes a request and a tensor of its device.
 using Run = void (*)(const Pass&, const Tensor&);
 
-template <template <template <class> class, bool> class Of>
+template <template <template <class> class, bool> class Of, template <class> class OfRows>
 Run run_of(int64_t loss) {
   switch (loss) {
 #define CUDALOSS_LOSS(name, id, all) \
@@ -25,6 +43,11 @@ Run run_of(int64_t loss) {
     return Of<losses::name, all>::pass;
 #include "losses.inc"
 #undef CUDALOSS_LOSS
+#define CUDALOSS_ROW_LOSS(name, id) \
+  case id:                          \
+    return OfRows<losses::name>::pass;
+#include "row_losses.inc"
+#undef CUDALOSS_ROW_LOSS
     default:
       throw std::runtime_error("cudaloss: no loss has this id");
   }

@@ -10,9 +10,31 @@
 
 namespace cudaloss::tensors {
 
-// The sizes of two tensors broadcast together, and everyone's strides in that shape.
+// The dimension of a row's classes: the second, or of a vector the first, as PyTorch has it.
+inline int class_dim_of(const Tensor& input) { return input.dim() > 1; }
+
+// The sizes of two tensors broadcast together, and everyone's strides in that shape; of rows without their classes.
 class Layout {
  public:
+  // Of rows: the target has an index for each of them, or a probability for each class.
+  struct OfRows {};
+  Layout(OfRows, const Tensor& input, const Tensor& target) {
+    rank_ = static_cast<int>(input.dim()) - 1;
+    if (rank_ < 0 || rank_ > kMaxDims) {
+      fault_ = "1 to 7 dimensions";
+      rank_ = 0;
+      return;
+    }
+    class_dim_ = class_dim_of(input);
+    classes_ = input.sizes()[class_dim_];
+    for (int dim = 0; dim < rank_; ++dim) sizes_[dim] = input.sizes()[dim + (dim >= class_dim_)];
+    add(kInput, input);
+    add(kTarget, target);
+    const int missing = rank_ + (is_floating(any_dtype_of(target.scalar_type())) ? 1 : 0);
+    if (!fault_ && (target.dim() != missing || !is_full(target))) {
+      fault_ = "target must have an index for each row, or be of input's shape";
+    }
+  }
   Layout(const Tensor& input, const Tensor& target) {
     rank_ = static_cast<int>(std::max(input.dim(), target.dim()));
     if (rank_ > kMaxDims) {
@@ -46,6 +68,7 @@ class Layout {
   // (`leading`), for a tensor with one element for each index of the leading dimensions.
   void add(Place place, const Tensor& tensor, bool leading = false) {
     if (fault_) return;
+    if (of_classes(tensor)) return add_with_classes(place, tensor);
     if (flat_) {
       strides_[0][place] = same_sizes(*flat_, tensor) && !is_broadcast_scalar(tensor);
       return;
@@ -66,8 +89,18 @@ class Layout {
 
   bool is_full(const Tensor& tensor) const {
     if (flat_) return same_sizes(*flat_, tensor);
+    if (of_classes(tensor)) {
+      for (int dim = 0; dim <= rank_; ++dim) {
+        if (tensor.sizes()[dim] != (dim == class_dim_ ? classes_ : sizes_[dim - (dim > class_dim_)])) return false;
+      }
+      return true;
+    }
     return tensor.dim() == rank_ && std::equal(sizes_, sizes_ + rank_, tensor.sizes().begin());
   }
+
+  bool is_of_rows() const { return class_dim_ >= 0; }
+  int64_t classes() const { return classes_; }
+  const int64_t* class_strides() const { return class_stride_; }
 
   // The dimensions that are `chosen`, in their order: the last one is the fastest.
   template <class Chosen>
@@ -103,6 +136,20 @@ class Layout {
   }
 
  private:
+  // Of rows, whether it has the classes too.
+  bool of_classes(const Tensor& tensor) const { return is_of_rows() && tensor.dim() == rank_ + 1; }
+
+  void add_with_classes(Place place, const Tensor& tensor) {
+    if (!is_full(tensor)) {
+      fault_ = "a shape that is not the input's";
+      return;
+    }
+    class_stride_[place] = tensor.strides()[class_dim_];
+    for (int dim = 0; dim < rank_; ++dim) {
+      strides_[dim][place] = sizes_[dim] == 1 ? 0 : tensor.strides()[dim + (dim >= class_dim_)];
+    }
+  }
+
   void widen_by(const Tensor& tensor) {
     const int missing = rank_ - static_cast<int>(tensor.dim());
     for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
@@ -154,6 +201,8 @@ class Layout {
   int64_t sizes_[kMaxDims];
   int64_t strides_[kMaxDims][kPlaces] = {};
   const Tensor* flat_ = nullptr;
+  int class_dim_ = -1;  // of rows
+  int64_t classes_ = 0, class_stride_[kPlaces] = {};
 };
 
 // Fresh memory for something of the shape of `like`: in its layout where that is dense, else in its order of

@@ -2,7 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "torch/backend_cpu.h"
-#include "torch/pointwise.h"
+#include "torch/passes.h"
 
 #if defined(CUDALOSS_WITH_CUDA)
 #include "torch/backend_cuda.h"

@@ -18,11 +18,12 @@ from ._modes import (
     MAY_DECLINE,
     batch_dims_of,
     dtype_of,
+    is_of_rows,
     loss_of,
     reduction_of,
 )
 from ._options import Options
-from ._specs import BY_MODE
+from ._specs import BY_MODE, RowNumbers
 
 # PyTorch's own, bound here once.
 _is_grad_enabled, _any_functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
@@ -30,7 +31,7 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _is_included, _VMAP = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._dispatch_key_parse("VmapMode")
 _loss_with_grad, _rescale_ = _private.loss_with_grad, _private.rescale_
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
-_OTHERS = (None,) * 9  # the gradients of all arguments but input and target
+_OTHERS = (None,) * 11  # the gradients of all arguments but input and target
 _THIRD = _private.Call._fields.index("third")
 
 
@@ -41,7 +42,7 @@ def transformed() -> bool:
 
 def unpacked(*arguments):
     """A private op's call as the reference takes it: the loss, its operands, the third of them, the result's dtype,
-    options, its second number."""
+    options, its second number, and what a loss of rows has besides."""
     call = _private.Call(*arguments)
     how = call.how
     normalizer = call.normalizer if call.divisor is None else call.divisor
@@ -49,11 +50,15 @@ def unpacked(*arguments):
     options = Options(call.weight, mask, normalizer, call.scale, batch_dims_of(how), bool(how & IGNORE_NAN))
     third = call.parameter if call.third is None else call.third
     spec, dtype = BY_MODE[loss_of(how)], dtype_of(how)
-    return spec, call.input, call.target, reduction_of(how), third, dtype, options, call.second
+    rows = None
+    if spec.of_rows:
+        rows = RowNumbers(call.ignore_index, call.parameter, call.softcap)
+        third = call.third
+    return spec, call.input, call.target, reduction_of(how), third, dtype, options, call.second, rows
 
 
-# ---- nodes: called as f(input, target, how, parameter[, scale, weight, mask, normalizer, divisor[, third, second]])
-# ----
+# ---- nodes: called as f(input, target, how, parameter[, scale, weight, mask, normalizer, divisor[, third, second
+# [, ignore_index, softcap]]]) ----
 # Written out on one level where the commonest calls pass: for a GPU a backward runs in a thread of its own, where each
 # call costs twice as much.
 
@@ -63,9 +68,9 @@ def _keep(ctx: Any, call: tuple[Any, ...], *results: Tensor | None) -> None:
     tensors may give them back changed, of which the ops decline what they do not take."""
     input, target, how, parameter, *rest = call
     scale, weight, mask, normalizer, divisor, *own = rest or (1.0, None, None, None, None)
-    third, second = own or (None, 0.0)
+    third, second, *of_rows = own or (None, 0.0)
     ctx.save_for_backward(input, target, *results, weight, mask, normalizer, third)
-    ctx.numbers = how | MAY_DECLINE, parameter, scale, divisor, second
+    ctx.numbers = how | MAY_DECLINE, parameter, scale, divisor, second, *of_rows
 
 
 def _kept(
@@ -77,10 +82,10 @@ def _kept(
     if not rest:
         return (grad_input, grad_target, None), (input, target, *ctx.numbers)
     denominators, *beside, third = rest
-    how, parameter, scale, divisor, second = ctx.numbers
+    how, parameter, scale, divisor, second, *of_rows = ctx.numbers
     call = input, target, how, parameter, scale, *beside, divisor
-    if third is not None or second != 0:
-        call = *call, third, second
+    if third is not None or second != 0 or of_rows:
+        call = *call, third, second, *of_rows
     return (grad_input, grad_target, denominators), call
 
 
@@ -172,7 +177,8 @@ def gradients(grad_output, denominators, input, target, how, *rest):
     if not how & (FOR_INPUT | FOR_TARGET | FOR_THIRD):
         return None, None
     given = grad_output, denominators
-    if denominators is not None and denominators.shape[0] > 1 and (how & FOR_THIRD or input.shape != target.shape):
+    of_segments = denominators is not None and denominators.shape[0] > 1 and not is_of_rows(how)
+    if of_segments and (how & FOR_THIRD or input.shape != target.shape):
         # A broadcast operand's gradient sums over segments: their denominators go into what is summed.
         divided = grad_output.double() * denominators[:, 1].view(grad_output.shape)
         given = divided, denominators.new_ones(1, 2)
@@ -184,9 +190,11 @@ def gradients(grad_output, denominators, input, target, how, *rest):
 
 def by_reference(grad_output, call):
     """What the backward op gives."""
-    spec, input, target, reduction, third, dtype, options, second = unpacked(*call)
+    spec, input, target, reduction, third, dtype, options, second, rows = unpacked(*call)
     wanted = tuple(bool(call[2] & flag) for flag in (FOR_INPUT, FOR_TARGET, FOR_THIRD))
-    found = reference.gradients(spec, grad_output, input, target, reduction, third, dtype, wanted, options, second)
+    found = reference.gradients(
+        spec, grad_output, input, target, reduction, third, dtype, wanted, options, second, rows
+    )
     return (found[2], None) if wanted[2] else found[:2]
 
 

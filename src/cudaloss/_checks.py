@@ -143,6 +143,11 @@ def joint_shape(input: Tensor, target: Tensor) -> torch.Size:
     return input.shape if input.shape == target.shape else torch.broadcast_shapes(input.shape, target.shape)
 
 
+def rows_shape(input: Tensor) -> torch.Size:
+    """Of the rows of `input`: without its classes, the second dimension or of a vector the first."""
+    return torch.Size((*input.shape[:1], *input.shape[2:])) if input.dim() > 1 else torch.Size()
+
+
 def _broadcasts_to(tensor: Tensor, shape: torch.Size) -> bool:
     if tensor.dim() > len(shape):
         return False

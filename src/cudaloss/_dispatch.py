@@ -26,7 +26,7 @@ from ._modes import (
     pack,
 )
 from ._options import Options
-from ._specs import LossSpec, Third
+from ._specs import LossSpec, RowNumbers, Third
 
 PLAIN_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
 _DEVICES = DEVICES | {"meta"}  # the private ops' fake kernels serve meta tensors
@@ -65,7 +65,9 @@ def _is_readable(tensor: Tensor, device: torch.device) -> bool:
     )
 
 
-def _is_served(input: Tensor, target: Tensor, third: Tensor | None, dtype: torch.dtype, options: Options) -> bool:
+def _is_served(
+    input: Tensor, target: Tensor, third: Tensor | None, dtype: torch.dtype, options: Options, rank: int
+) -> bool:
     """Whether the compiled kernels serve this call, the third operand's gradient apart; the reference serves all
     others."""
     weight, mask = options.weight, options.mask
@@ -80,7 +82,7 @@ def _is_served(input: Tensor, target: Tensor, third: Tensor | None, dtype: torch
         and all(_is_readable(tensor, input.device) for tensor in (input, target, *beside))
         and not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (weight, normalizer)))
         and not transformed()
-        and max(input.dim(), target.dim()) <= MAX_DIMS
+        and rank <= MAX_DIMS
     )
 
 
@@ -94,7 +96,8 @@ def in_play(input: Tensor, target: Tensor, weight: Tensor | None, options: Optio
     ignores = options.ignore_nan and target.is_floating_point()
     if weight is None and mask is None and not ignores:
         return None
-    if not _is_served(input, target, None, torch.float64, options._replace(weight=weight, normalizer=None)):
+    rank = max(input.dim(), target.dim())
+    if not _is_served(input, target, None, torch.float64, options._replace(weight=weight, normalizer=None), rank):
         return reference.in_play(joint_shape(input, target), target, weight, options)
     how = pack("mean", torch.float64, batch_dims=kept) | (IGNORE_NAN if ignores else 0)
     found = _private.count(input, target, how, weight, mask)
@@ -127,52 +130,64 @@ def loss(
     dtype: torch.dtype,
     options: Options,
     second: float = 0.0,
+    rows: RowNumbers | None = None,
 ) -> Tensor:
-    """The loss of a call whose arguments have been checked, with autograd."""
-    if _any_is_distributed(input, target, parameter, options) and not transformed():
+    """The loss of a call whose arguments have been checked, with autograd. Of a loss of rows the parameter is the class
+    weights, or None."""
+    if rows is None and _any_is_distributed(input, target, parameter, options) and not transformed():
         from . import _sharded
 
         return _sharded.loss(spec, input, target, reduction, parameter, dtype, options, second)
     third = parameter if isinstance(parameter, Tensor) else None
-    if options.batch_dims == max(input.dim(), target.dim()) > 0:  # a reduction of single elements
+    rank = max(input.dim(), target.dim()) if rows is None else input.dim() - 1
+    if options.batch_dims == rank > 0:  # a reduction of single elements
         rest = options._replace(scale=1.0, batch_dims=0)
-        if reduction == "sum" or (reduction == "mean" and rest.are_default()):
+        if reduction == "sum" or (reduction == "mean" and rest.are_default() and rows is None):
             reduction, options = "none", options._replace(batch_dims=0)
-    if max(input.dim(), target.dim()) > MAX_DIMS and _lie_alike(
-        input, target, options.weight, options.mask, third if third is not None and third.dim() else None
+    if (
+        rank > MAX_DIMS
+        and rows is None
+        and _lie_alike(
+            input, target, options.weight, options.mask, third if third is not None and third.dim() else None
+        )
     ):
         shape, kept = input.shape, options.batch_dims
-        rows = shape[:kept].numel(), shape[kept:].numel()
-        beside = {name: None if x is None else x.view(rows) for name, x in options._asdict().items() if name in _FULL}
+        merged = shape[:kept].numel(), shape[kept:].numel()
+        beside = {name: None if x is None else x.view(merged) for name, x in options._asdict().items() if name in _FULL}
         options = options._replace(batch_dims=1 if kept else 0, **beside)
-        parameter = third.view(rows) if third is not None and third.dim() else parameter
-        value = loss(spec, input.view(rows), target.view(rows), reduction, parameter, dtype, options, second)
+        parameter = third.view(merged) if third is not None and third.dim() else parameter
+        value = loss(spec, input.view(merged), target.view(merged), reduction, parameter, dtype, options, second)
         return value.view(shape if reduction == "none" else shape[:kept])
     is_plain = type(input) in PLAIN_TENSORS and type(target) in PLAIN_TENSORS and not is_captured()
     weight, mask, normalizer, scale, batch_dims, ignore_nan = options
     # A compiler fuses PyTorch's own ops with what comes next, where that is of the data's size; ONNX knows no other.
     decomposes = not is_plain and ((reduction == "none" and is_compiled()) or _is_exporting_to_onnx())
     for_third = third is not None and third.requires_grad and torch.is_grad_enabled()
-    is_served = _is_served(input, target, third, dtype, options)
+    is_served = _is_served(input, target, third, dtype, options, rank)
     if for_third and not (is_plain and type(third) in PLAIN_TENSORS and spec.has_third_gradient):
         is_served = False
     if decomposes or not is_served:
-        value = reference.loss(spec, input, target, reduction, parameter, dtype, options, second)
-        return _private.laid_out(value, input, target) if reduction == "none" and is_served else value
+        value = reference.loss(spec, input, target, reduction, parameter, dtype, options, second, rows)
+        like = target if rows is None else input  # of rows the loss is contiguous
+        return _private.laid_out(value, input, like) if reduction == "none" and is_served else value
     how = pack(reduction, dtype, spec.mode, batch_dims) | (IGNORE_NAN if ignore_nan else 0)
     divisor = None if normalizer is None or isinstance(normalizer, Tensor) else normalizer
     call = scale, weight, mask, normalizer if divisor is None else None, divisor
-    if third is not None or second != 0:
-        call = *call, third, second
-    number = parameter if third is None else spec.default
+    if rows is not None:
+        call, number = (*call, third, second, rows.ignore_index, rows.softcap), rows.z_loss
+    else:
+        call = call if third is None and second == 0 else (*call, third, second)
+        number = parameter if third is None else spec.default
     wanting = []
     if torch.is_grad_enabled():
         how |= (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
         wanting = [operand for operand in (input, target) if operand.requires_grad]
     if not wanting and not for_third:
         return _private.forward(input, target, how, number, *call)[0]
-    whole = input.shape == target.shape or all(
-        x.shape == torch.broadcast_shapes(input.shape, target.shape) for x in wanting
+    whole = (
+        rows is not None
+        or input.shape == target.shape
+        or all(x.shape == torch.broadcast_shapes(input.shape, target.shape) for x in wanting)
     )
     if wanting and whole and takes_one_pass(reduction, [x.dtype for x in wanting]):
         way = _autograd.one_pass if is_plain else _autograd.traced_one_pass
@@ -187,8 +202,8 @@ def loss(
 
 
 def _denominators(*call):
-    spec, input, target, reduction, _, _, options, _ = unpacked(*call)
-    return reference.denominators(spec, input, target, options) if reduction == "mean" else None
+    spec, input, target, reduction, third, _, options, _, rows = unpacked(*call)
+    return reference.denominators(spec, input, target, options, third, rows) if reduction == "mean" else None
 
 
 def _composed(*call):

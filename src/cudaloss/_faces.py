@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from . import _row_faces
 from ._docs import function_doc, module_doc
 from ._options import ROWS, Row
-from ._specs import SPECS, LossSpec
+from ._specs import OF_ROWS, SPECS, LossSpec, RowSpec
 
 _FUNCTION = """\
 def {function}(
@@ -121,7 +122,7 @@ def shown(value: Any) -> str:
 
 def changed_options(module: torch.nn.Module) -> str:
     """A module's options that are not at their defaults, as its repr has them."""
-    kept = [(row, getattr(module, row.name)) for row in ROWS if row.of_module]
+    kept = [(row, getattr(module, row.name, row.default)) for row in ROWS if row.of_module]
     return "".join(f", {row.name}={value!r}" for row, value in kept if value != row.default)
 
 
@@ -146,6 +147,8 @@ def _of_call(spec: LossSpec) -> list[Row]:
 
 
 def _fields(spec: LossSpec) -> dict[str, str]:
+    if isinstance(spec, RowSpec):
+        return _row_faces.fields(spec, _LEGACY if spec.legacy_arguments else "")
     annotations, defaults, third = _annotations(spec), _defaults(spec), spec.parameter
     of_call = list(spec.needed)
     names = spec.signature.split()
@@ -211,7 +214,8 @@ def _define(name: str, source: str, module_globals: dict[str, Any]) -> None:
 
 def define_function(spec: LossSpec, module_globals: dict[str, Any]) -> None:
     """Adds the public function of `spec` to a module that has what its body names."""
-    _define(spec.function, _function_head(spec) + _fill(_FUNCTION_BODY, spec, "    "), module_globals)
+    body = _row_faces.FUNCTION_BODY if spec.of_rows else _FUNCTION_BODY
+    _define(spec.function, _function_head(spec) + _fill(body, spec, "    "), module_globals)
 
 
 def define_module(spec: LossSpec, module_globals: dict[str, Any]) -> None:
@@ -221,9 +225,10 @@ def define_module(spec: LossSpec, module_globals: dict[str, Any]) -> None:
 
 def stubs() -> dict[str, str]:
     """The type stubs of the public files, by file name."""
-    functions = "".join(f"\n{_function_head(spec)}    ...\n" for spec in SPECS)
-    modules = "".join(f"\n{_module_head(spec)}{_fill(_MODULE_STUB, spec, '')}" for spec in SPECS)
+    specs = (*SPECS, *OF_ROWS)
+    functions = "".join(f"\n{_function_head(spec)}    ...\n" for spec in specs)
+    modules = "".join(f"\n{_module_head(spec)}{_fill(_MODULE_STUB, spec, '')}" for spec in specs)
     return {
-        "functional.pyi": f"{_STUB_HEAD}\n__all__ = {[spec.function for spec in SPECS]}\n{functions}",
-        "modules.pyi": f"{_STUB_HEAD}\n__all__ = {[spec.module for spec in SPECS]}\n{modules}",
+        "functional.pyi": f"{_STUB_HEAD}\n__all__ = {[spec.function for spec in specs]}\n{functions}",
+        "modules.pyi": f"{_STUB_HEAD}\n__all__ = {[spec.module for spec in specs]}\n{modules}",
     }

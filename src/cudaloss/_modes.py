@@ -13,6 +13,7 @@ BATCHMEAN = "batchmean"  # of some losses too: a mean whose normalizer is the fi
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # What the compiled kernels read in a target besides.
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+INDICES = INTEGERS[1:]  # and as a row's class
 MAX_DIMS = 6  # of the result: kMaxDims of csrc/core/pass.h
 
 FOR_INPUT = 1 << 4  # the input's gradient is wanted
@@ -22,6 +23,7 @@ MAY_DECLINE = 1 << 7  # nobody has looked at the operands: an op that does not s
 FOR_THIRD = 1 << 29  # of a backward: the third operand's is wanted, in the place of the input's
 BELOW_AUTOGRAD = 1 << 15  # the caller is the op's autograd, or knows that nothing asks for it
 BATCH_DIMS = 8  # where their number begins
+FIRST_OF_ROWS = 64  # the ids of losses of rows begin here
 LOSS = 16  # where the loss begins (LossSpec.mode): its id, of 8 bits,
 MEAN_OVER_COUNT = 1 << 24  # whether a mean divides by the number of elements in play, not by the sum of their weights,
 # and its flags, of 4 bits.
@@ -43,6 +45,10 @@ def dtype_of(mode: int) -> torch.dtype:
 
 def batch_dims_of(mode: int) -> int:
     return mode >> BATCH_DIMS & 0x7F
+
+
+def is_of_rows(mode: int) -> bool:
+    return mode >> LOSS & 0xFF >= FIRST_OF_ROWS
 
 
 def loss_of(mode: int) -> int:

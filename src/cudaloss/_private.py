@@ -1,4 +1,4 @@
-"""The private ops: what is compiled, as PyTorch's dispatcher and compilers see it. Eight serve all pointwise losses:
+"""The private ops: what is compiled, as PyTorch's dispatcher and compilers see it. Eight serve all losses:
 
 ``_pointwise_forward``            the loss, and the denominators that had to be counted for it.
 ``_pointwise_forward_with_grad``  the loss, the gradients that are wanted, for a grad_output of 1, and the denominators.
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._checks import joint_shape
+from ._checks import joint_shape, rows_shape
 from ._modes import (
     FOR_INPUT,
     FOR_TARGET,
@@ -39,6 +39,7 @@ from ._modes import (
     MEAN_OVER_COUNT,
     batch_dims_of,
     dtype_of,
+    is_of_rows,
     reduction_of,
 )
 
@@ -46,10 +47,12 @@ LIBRARY = torch.library.Library("cudaloss", "DEF")
 TAGS = (torch.Tag.pt2_compliant_tag,)
 
 # What a call leaves out at the end costs it nothing. `parameter` is the loss's third operand where that is one number,
-# `third` where it is a tensor, `second` a second number of the loss.
+# `third` where it is a tensor, `second` a second number of the loss. Of a loss of rows they are z_loss, the class
+# weights and label_smoothing; `softcap` 0 is none.
 _CALL = (
     "Tensor input, Tensor target, int how, float parameter, float scale=1.0, Tensor? weight=None, Tensor? mask=None, "
-    "Tensor? normalizer=None, float? divisor=None, Tensor? third=None, float second=0.0"
+    "Tensor? normalizer=None, float? divisor=None, Tensor? third=None, float second=0.0, int ignore_index=-100, "
+    "float softcap=0.0"
 )
 
 
@@ -67,6 +70,8 @@ class Call(NamedTuple):
     divisor: float | None = None
     third: torch.Tensor | None = None
     second: float = 0.0
+    ignore_index: int = -100
+    softcap: float = 0.0
 
 
 _SCHEMAS = {
@@ -149,7 +154,8 @@ def _fake_forward(*arguments):
     input, target, how = call.input, call.target, call.how
     if how & MAY_DECLINE:
         return None, None
-    shape = joint_shape(input, target)
+    of_rows = is_of_rows(how)
+    shape = rows_shape(input) if of_rows else joint_shape(input, target)
     leading = shape[: batch_dims_of(how)]
     counts = (
         reduction_of(how) == "mean"
@@ -159,12 +165,13 @@ def _fake_forward(*arguments):
             (call.weight is not None and not how & MEAN_OVER_COUNT)
             or call.mask is not None
             or (how & IGNORE_NAN and target.is_floating_point())
+            or (of_rows and not target.is_floating_point())
         )
     )
     denominators = input.new_empty((math.prod(leading), 2), dtype=torch.float64) if counts else None
     if reduction_of(how) != "none":
         return input.new_empty(leading, dtype=dtype_of(how)), denominators
-    for like in (input, target):
+    for like in () if of_rows else (input, target):
         if like.shape == shape:
             return _empty_as(like, dtype_of(how)), denominators
     return input.new_empty(shape, dtype=dtype_of(how)), denominators
@@ -181,12 +188,12 @@ def _fake_forward_with_grad(input, target, how, *call):
 def _fake_backward(grad_output, denominators, *arguments):
     call = Call(*arguments)
     input, target, how = call.input, call.target, call.how
-    shape = joint_shape(input, target)
+    shape = None if is_of_rows(how) else joint_shape(input, target)
 
     def gradient(operand, wanted):
         if not how & wanted:
             return None
-        return _empty_as(operand, operand.dtype) if operand.shape == shape else operand.new_empty(operand.shape)
+        return _empty_as(operand, operand.dtype) if shape in (None, operand.shape) else operand.new_empty(operand.shape)
 
     if how & FOR_THIRD:
         return gradient(call.third, FOR_THIRD), None

@@ -68,6 +68,26 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Argument:
+    """An argument of a loss of rows that is its own."""
+
+    name: str
+    annotation: str  # as the function has it
+    schema: str  # its type as the op has it
+    default: object
+    meaning: str
+    only_keyword: bool = False
+
+
+class RowNumbers(NamedTuple):
+    """What a loss of rows has besides label_smoothing."""
+
+    ignore_index: int = -100
+    z_loss: float = 0.0
+    softcap: float = 0.0  # 0: none
+
+
+@dataclass(frozen=True)
 class Flag:
     """A loss's own bool."""
 
@@ -135,6 +155,8 @@ class LossSpec:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
+    of_rows = False
+
     @property
     def flag_values(self) -> dict[str, bool]:
         return {flag.name: bool(self.bits >> bit & 1) for bit, flag in enumerate(self.flags)}
@@ -201,3 +223,16 @@ class LossSpec:
     def mode(self) -> int:
         """What a private op's mode says of the loss (``_modes.LOSS``)."""
         return self.id | self.mean_over_count << 8 | self.bits << 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSpec(LossSpec):
+    """A loss of rows: it reads all classes of a row at once. Its formulas are in ``_rows_by_torch``."""
+
+    arguments: tuple[Argument, ...] = ()  # in the order in which its call has them
+
+    of_rows = True
+
+    @property
+    def legacy_arguments(self) -> bool:
+        return "reduce" in self.signature.split()

@@ -17,10 +17,11 @@ from ._dispatch import is_captured
 from ._faces import define_function
 from ._ops import KERNELS
 from ._options import Options
-from ._specs import SPECS, LossSpec
+from ._row_ops import KERNELS as ROW_KERNELS
+from ._specs import OF_ROWS, SPECS, LossSpec, RowSpec
 from .reference import widest
 
-__all__ = [spec.function for spec in SPECS]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [spec.function for spec in (*SPECS, *OF_ROWS)]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def _for_op(spec: LossSpec, input: Tensor, own: dict[str, Any]) -> dict[str, Any]:
@@ -39,6 +40,13 @@ def _for_op(spec: LossSpec, input: Tensor, own: dict[str, Any]) -> dict[str, Any
     return {**own, third.name: value}
 
 
+def _as_tensor(normalizer: Any, input: Tensor, reduction: Any) -> Tensor | None:
+    if normalizer is None or isinstance(normalizer, Tensor):
+        return normalizer
+    normalizer = _checks.check_number_normalizer(normalizer, reduction)
+    return input.new_full((), normalizer, dtype=widest(input.device))
+
+
 def _unusual(spec: LossSpec, thorough: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """What the function of `spec` does with all but the commonest calls."""
     op = getattr(torch.ops.cudaloss, spec.name)
@@ -54,10 +62,7 @@ def _unusual(spec: LossSpec, thorough: Callable[..., Tensor]) -> Callable[..., T
             _checks.check_same_shape(input, target)
         if torch.compiler.is_compiling() or is_captured():
             # A trace has the op in it, which takes tensors alone.
-            normalizer = keywords["normalizer"]
-            if normalizer is not None and not isinstance(normalizer, Tensor):
-                normalizer = _checks.check_number_normalizer(normalizer, reduction)
-                keywords["normalizer"] = input.new_full((), normalizer, dtype=widest(input.device))
+            keywords["normalizer"] = _as_tensor(keywords["normalizer"], input, reduction)
             return op(input, target, reduction=reduction, **_for_op(spec, input, own), **keywords)
         result = thorough(input, target, reduction, parameter, second, dtype, *options)
         if input.shape != target.shape:
@@ -77,4 +82,28 @@ for _spec in SPECS:
     _others = tuple(_unusual(variant, kernel.thorough) for variant, kernel in _pairs)
     globals()[f"_fused_{_spec.name}"] = _fused if _spec.flags else _fused[0]
     globals()[f"_unusual_{_spec.name}"] = _others if _spec.flags else _others[0]
+    define_function(_spec, globals())
+
+
+def _unusual_of_rows(spec: RowSpec, thorough: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same of a loss of rows."""
+    op, names = getattr(torch.ops.cudaloss, spec.name), [row.name for row in spec.arguments]
+
+    def call(input: Any, target: Any, reduction: Any, own: Any, dtype: Any, *options: Any) -> Any:
+        given = {**dict(zip(names, own, strict=True)), "dtype": dtype, **dict(zip(_BESIDE, options, strict=True))}
+        tensors = input, target, *own[:1], *options[:3]
+        if has_torch_function(tensors):
+            return handle_torch_function(globals()[spec.function], tensors, input, target, reduction=reduction, **given)
+        if torch.compiler.is_compiling() or is_captured():
+            given["normalizer"] = _as_tensor(given["normalizer"], input, reduction)
+            return op(input, target, reduction=reduction, **given)
+        return thorough(input, target, reduction, own, dtype, *options)
+
+    return call
+
+
+_BESIDE = ("sample_weight", "mask", "normalizer", "scale", "batch_dims")
+for _spec in OF_ROWS:
+    globals()[f"_fused_{_spec.name}"] = ROW_KERNELS[_spec.name].fused
+    globals()[f"_unusual_{_spec.name}"] = _unusual_of_rows(_spec, ROW_KERNELS[_spec.name].thorough)
     define_function(_spec, globals())

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import _formulas
+from . import _formulas, _rows_by_torch
+from ._checks import joint_shape, rows_shape
 from ._formulas import Operands
 from ._options import NONE, Options
-from ._specs import LossSpec, OfDifference, Third
+from ._specs import LossSpec, OfDifference, RowNumbers, Third
 
 __all__ = ["denominators", "gradients", "loss", "result_dtype"]
 
@@ -85,10 +86,41 @@ def _over_rest(reduce: Callable[..., Tensor], terms: Tensor, batch_dims: int) ->
     return reduce(terms.flatten(batch_dims), -1) if terms.dim() > batch_dims else terms
 
 
-def _counted(spec: LossSpec, shape: torch.Size, target: Tensor, options: Options) -> Tensor | None:
+def _row(
+    input: Tensor,
+    target: Tensor,
+    class_weight: Third | None,
+    dtype: torch.dtype,
+    options: Options,
+    smoothing: float,
+    rows: RowNumbers,
+) -> tuple[_rows_by_torch.Row, Tensor | None, Tensor | None]:
+    """A row's operands, its weight and where it is left out."""
+    compute = _compute_dtype_of(input, target, dtype, options.weight)
+    out = _rows_by_torch.left_out(rows_shape(input), target, options, rows)
+    weight = None if options.weight is None else options.weight.to(compute)
+    weight = weight if weight is None or out is None else torch.where(out, 0, weight)
+    of_class = class_weight if isinstance(class_weight, Tensor) else None
+    return _rows_by_torch.row_of(input, target, of_class, out, smoothing, rows, compute), weight, out
+
+
+def _counted(
+    spec: LossSpec,
+    shape: torch.Size,
+    target: Tensor,
+    options: Options,
+    third: Third | None = None,
+    rows: RowNumbers | None = None,
+) -> Tensor | None:
     """What a mean divides by where it is neither a normalizer nor the number of all elements."""
     if options.normalizer is not None:
         return None
+    if rows is not None:
+        out = _rows_by_torch.left_out(shape, target, options, rows)
+        of_class = _rows_by_torch.row_weights(target, third if isinstance(third, Tensor) else None, out)
+        given = [x for x in (options.weight, of_class) if x is not None]
+        weight = None if not given else given[0] if len(given) == 1 else given[0].double() * given[1]
+        return in_play(shape, target, weight, options._replace(mask=None if out is None else ~out))
     return in_play(shape, target, None if spec.mean_over_count else options.weight, options)
 
 
@@ -126,17 +158,23 @@ def loss(
     dtype: torch.dtype,
     options: Options = NONE,
     second: float = 0.0,
+    rows: RowNumbers | None = None,
 ) -> Tensor:
     """The loss of `spec` in float32 arithmetic (float64 where a dtype is), rounded to `dtype` at the end.
 
-    `parameter` is the third operand, a number or a tensor, and `second` the loss's second number."""
-    operands, third, weight, left_out = _terms(spec, input, target, parameter, dtype, options)
-    value = _formulas.value(spec, operands, third, second)
+    `parameter` is the third operand, a number or a tensor, and `second` the loss's second number; of a loss of `rows`
+    they are the class weights, or None, and label_smoothing."""
+    if rows is None:
+        operands, third, weight, left_out = _terms(spec, input, target, parameter, dtype, options)
+        value = _formulas.value(spec, operands, third, second)
+    else:
+        row, weight, left_out = _row(input, target, parameter, dtype, options, second, rows)
+        value = _rows_by_torch.values(row)
     value = value if weight is None else value * weight
     value = value if left_out is None else torch.where(left_out, 0, value)
     batch_dims, scale = options.batch_dims, options.scale
     if reduction == "mean":
-        counted = _counted(spec, value.shape, target, options)
+        counted = _counted(spec, value.shape, target, options, parameter, rows)
         if options.normalizer is not None:
             value = _normalized(_over_rest(Tensor.sum, value, batch_dims), options.normalizer)
         elif counted is None:
@@ -182,14 +220,19 @@ def gradients(
     needed: tuple[bool, ...],
     options: Options = NONE,
     second: float = 0.0,
+    rows: RowNumbers | None = None,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of :func:`loss` for input, target and a third operand, where `needed`; differentiable where grad
     mode is on."""
-    operands, third, weight, left_out = _terms(spec, input, target, parameter, dtype, options)
-    shape = operands[0].shape
-    factor = grad_output.to(operands[0].dtype)
+    if rows is None:
+        operands, third, weight, left_out = _terms(spec, input, target, parameter, dtype, options)
+        shape, compute = operands[0].shape, operands[0].dtype
+    else:
+        row, weight, left_out = _row(input, target, parameter, dtype, options, second, rows)
+        shape, compute = rows_shape(input), row.logits.dtype
+    factor = grad_output.to(compute)
     if reduction == "mean":
-        factor = _factor(factor, shape, _counted(spec, shape, target, options), options)
+        factor = _factor(factor, shape, _counted(spec, shape, target, options, parameter, rows), options)
     factor = factor if options.scale == 1 else factor * options.scale
     if reduction != "none":
         factor = factor.view(factor.shape + (1,) * (len(shape) - factor.dim()))
@@ -202,13 +245,28 @@ def gradients(
         found = found if left_out is None else torch.where(left_out, 0, found)
         return _sum_to(found, operand.shape).to(operand.dtype)
 
+    if rows is not None:
+        factor, weight, left_out = (
+            None if x is None else row.over_classes(x.expand(shape)) for x in (factor, weight, left_out)
+        )
+        of_class = parameter if isinstance(parameter, Tensor) else None
+        found = zip(_rows_by_torch.slopes(row, second, of_class), (input, target), needed, strict=False)
+        return *(gradient(slope, operand) if wanted else None for slope, operand, wanted in found), None
     slopes = _formulas.slopes(spec, operands, third, second, needed)
     return tuple(gradient(*each) for each in zip(slopes, (input, target, parameter), strict=False))
 
 
-def denominators(spec: LossSpec, input: Tensor, target: Tensor, options: Options) -> Tensor | None:
+def denominators(
+    spec: LossSpec,
+    input: Tensor,
+    target: Tensor,
+    options: Options,
+    third: Third | None = None,
+    rows: RowNumbers | None = None,
+) -> Tensor | None:
     """What the ops count for a mean: in float64, with the reciprocals; None where there is nothing to count."""
-    counted = _counted(spec, torch.broadcast_shapes(input.shape, target.shape), target, options)
+    shape = joint_shape(input, target) if rows is None else rows_shape(input)
+    counted = _counted(spec, shape, target, options, third, rows)
     if counted is None:
         return None
     counted = counted.double().reshape(-1)

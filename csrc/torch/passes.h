@@ -1,4 +1,4 @@
-// The ops of all pointwise losses; src/cudaloss/_private.py has their schemas. An op that may decline answers with
+// The ops of all losses; src/cudaloss/_private.py has their schemas. An op that may decline answers with
 // undefined tensors, which are None in Python, as are gradients that nobody wants.
 #pragma once
 
@@ -12,12 +12,14 @@
 namespace cudaloss::tensors {
 
 // What the ops' schemas have in common, in its order.
-#define CUDALOSS_PARAMETERS                                                                            \
-  Tensor input, Tensor target, int64_t mode, double parameter, double scale, Maybe weight, Maybe mask, \
-      Maybe normalizer, std::optional<double> divisor, Maybe third, double second
-#define CUDALOSS_CALL                                                                                                 \
-  Call {                                                                                                              \
-    input, target, Mode(mode), {parameter, second, Mode(mode).flags}, scale, weight, mask, normalizer, divisor, third \
+#define CUDALOSS_PARAMETERS                                                                              \
+  Tensor input, Tensor target, int64_t mode, double parameter, double scale, Maybe weight, Maybe mask,   \
+      Maybe normalizer, std::optional<double> divisor, Maybe third, double second, int64_t ignore_index, \
+      double softcap
+#define CUDALOSS_CALL                                                                                                  \
+  Call {                                                                                                               \
+    input, target, Mode(mode), {parameter, second, Mode(mode).flags}, scale, weight, mask, normalizer, divisor, third, \
+        ignore_index, softcap                                                                                          \
   }
 
 constexpr char kReducedOnly[] = "only a reduced loss has its gradients in the same pass";
@@ -36,7 +38,7 @@ inline Maybe gradient_as(const Tensor& operand, bool wanted) {
 // The layout of single losses: that of the input, else of the target, where one has the result's shape.
 inline Tensor empty_losses(const Call& call, const Layout& layout) {
   for (const Tensor* like : {&call.input, &call.target}) {
-    if (layout.is_full(*like)) return empty_as(*like, call.mode.dtype);
+    if (!layout.is_of_rows() && layout.is_full(*like)) return empty_as(*like, call.mode.dtype);
   }
   return empty_contiguous(layout.sizes(), call.mode.dtype, call.input);
 }
@@ -48,7 +50,7 @@ Found forward_of(const Call& call, bool for_input, bool for_target) {
   Layout layout = layout_of(call);
   if (declines(call, fault_of(call, layout))) return {};
   // Of unequal shapes the caller is to be warned, by whoever has looked.
-  if (call.mode.may_decline && !same_sizes(call.input, call.target)) return {};
+  if (call.mode.may_decline && !call.of_rows && !same_sizes(call.input, call.target)) return {};
   require((!for_input || layout.is_full(call.input)) && (!for_target || layout.is_full(call.target)),
           "an operand that is broadcast has its gradient in a pass of its own");
   Found found = {

@@ -1,0 +1,144 @@
+"""Bad arguments of a loss of rows, said clearly before any kernel runs."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._checks import (
+    _is_number,
+    as_float,
+    check_batch_dims,
+    check_beside,
+    check_dense,
+    check_dtype,
+    check_floating,
+    check_normalizer,
+    check_number_normalizer,
+    check_reduction,
+    check_scale,
+    rows_shape,
+)
+from ._modes import INDICES
+from ._options import Options
+from ._specs import RowNumbers
+
+
+def check_operands(input: Any, target: Any) -> None:
+    check_dense("input", input)
+    check_dense("target", target)
+    for name, value in (("input", input), ("target", target)):
+        if value.is_nested:
+            raise RuntimeError(f"{name} must be a dense tensor, got a nested one; call {name}.to_padded_tensor(0)")
+    check_floating("input", input)
+    if input.dim() == 0:
+        raise RuntimeError("input must have a dimension of classes, got a 0-d tensor")
+    if input.device != target.device:
+        raise RuntimeError(f"input and target must be on one device, got {input.device} and {target.device}")
+    shape, found = rows_shape(input), tuple(target.shape)
+    if target.dtype.is_floating_point:
+        if target.shape != input.shape:
+            indices = " (an index a row: expected target dtype to be Long or Byte)" if target.shape == shape else ""
+            raise RuntimeError(
+                f"target must be of input's shape, {tuple(input.shape)}, where it is of probabilities, got {found} of "
+                f"{target.dtype}{indices}"
+            )
+        return
+    if target.shape == input.shape and input.shape != shape:
+        raise RuntimeError(
+            "Expected floating point type for target with class probabilities: target must hold an index for each row, "
+            f"so be of shape {tuple(shape)}, or probabilities, got {found} of {target.dtype}"
+        )
+    if target.dtype not in INDICES:
+        accepted = "an integer tensor of class indices, or of probabilities"
+        raise RuntimeError(f"target must be {accepted}, got {target.dtype}")
+    if target.shape == shape:
+        return
+    if input.dim() > 1 and target.dim() > 0 and target.shape[0] != shape[0]:
+        raise ValueError(
+            f"Expected input batch_size ({shape[0]}) to match target batch_size ({target.shape[0]}): target must be of "
+            f"shape {tuple(shape)}, got {found}"
+        )
+    raise RuntimeError(f"Expected target size {list(shape)}, that of input without its classes, got {list(found)}")
+
+
+def check_class_weight(weight: Any, input: Tensor) -> None:
+    check_dense("weight", weight)
+    classes = input.shape[1 if input.dim() > 1 else 0]
+    if weight.dim() != 1 or weight.shape[0] != classes:
+        raise RuntimeError(
+            f"weight tensor should be defined either for all {classes} classes or no classes: weight must be of shape "
+            f"({classes},), got {tuple(weight.shape)}; a weight for each row is sample_weight"
+        )
+    check_floating("weight", weight)
+    if weight.device != input.device:
+        raise RuntimeError(f"weight must be on the data's device, {input.device}, got {weight.device}")
+
+
+def _number(name: str, value: Any, accepts: str) -> Any:
+    if not _is_number(value):
+        raise TypeError(f"{name} must be a number {accepts}, got {type(value).__name__}")
+    return as_float(name, value)
+
+
+def check_numbers(target: Tensor, ignore_index: Any, z_loss: Any, softcap: Any) -> RowNumbers:
+    if not _is_number(ignore_index, numbers.Integral):
+        raise TypeError(f"ignore_index must be an int, got {type(ignore_index).__name__}")
+    if not -(2**63) <= ignore_index < 2**63:
+        raise ValueError(f"ignore_index must fit in an int64, got {ignore_index}")
+    if ignore_index >= 0 and target.is_floating_point():
+        raise RuntimeError(
+            f"ignore_index is not supported for floating point target: it must keep its default, got {ignore_index}"
+        )
+    z_loss = _number("z_loss", z_loss, ">= 0")
+    if not (z_loss >= 0 and z_loss < float("inf")):
+        raise RuntimeError(f"z_loss must be a finite number >= 0, got {z_loss}")
+    if softcap is not None:
+        softcap = _number("softcap", softcap, "> 0, or None")
+        if not (softcap > 0 and softcap < float("inf")):
+            raise RuntimeError(f"softcap must be a finite number > 0, or None, got {softcap}")
+    return RowNumbers(ignore_index, z_loss, softcap or 0.0)
+
+
+def check_smoothing(value: Any) -> Any:
+    value = _number("label_smoothing", value, "in [0, 1]")
+    if not (value >= 0 and value <= 1):
+        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0, got {value}")
+    return value
+
+
+def check_options(options: Options, input: Tensor, reduction: str) -> Options:
+    """The options, whose weight is sample_weight, with numbers as Python's own."""
+    shape = rows_shape(input)
+    if options.weight is not None:
+        check_beside("sample_weight", options.weight, input, shape)
+        check_floating("sample_weight", options.weight)
+    if options.mask is not None:
+        check_beside("mask", options.mask, input, shape)
+        if options.mask.dtype != torch.bool:
+            raise RuntimeError(f"mask must be a bool tensor, got {options.mask.dtype}; call mask.bool()")
+    normalizer = options.normalizer
+    if isinstance(normalizer, Tensor):
+        check_normalizer(normalizer, input, reduction)
+    elif normalizer is not None:
+        normalizer = check_number_normalizer(normalizer, reduction)
+    check_scale(options.scale)
+    check_batch_dims(options.batch_dims, shape)
+    return options._replace(scale=as_float("scale", options.scale), normalizer=normalizer)
+
+
+def check(
+    input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, options: Options
+) -> tuple[float, RowNumbers, Options]:
+    """Raises what is wrong with a call, if anything; returns its numbers, label_smoothing first, and its options."""
+    weight, ignore_index, smoothing, z_loss, softcap = own
+    check_operands(input, target)
+    check_reduction(reduction)
+    if weight is not None:
+        check_class_weight(weight, input)
+    smoothing, rows = check_smoothing(smoothing), check_numbers(target, ignore_index, z_loss, softcap)
+    check_dtype(dtype)
+    return smoothing, rows, check_options(options, input, reduction)
