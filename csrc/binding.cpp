@@ -20,6 +20,9 @@ py::dict build_info() {
 #define CUDALOSS_LOSS(name, id, all) #name,
 #include "losses.inc"
 #undef CUDALOSS_LOSS
+#define CUDALOSS_ROW_LOSS(name, id) #name,
+#include "row_losses.inc"
+#undef CUDALOSS_ROW_LOSS
   };
 #if defined(CUDALOSS_WITH_CUDA)
   info["cuda"] = CUDALOSS_CUDA_VERSION;

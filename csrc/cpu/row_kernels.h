@@ -5,10 +5,65 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/log.h"
 #include "core/softmax.h"
+#include "core/sum.h"
 #include "cpu/kernels.h"
 
 namespace cudaloss::cpu {
+
+constexpr int kParts = kLanes / kDoubles;
+
+// A sum for each lane; of fp64, which shows what additions round away, with that.
+struct LaneSums {
+  SumOf<Doubles> part[kParts];
+
+  template <class F>
+  CUDALOSS_INLINE void add(const F* terms) {
+    for (int k = 0; k < kParts; ++k) {
+      Doubles wide;
+      load(terms + k * kDoubles, wide);
+      if constexpr (sizeof(F) == sizeof(double)) {
+        part[k].add(wide);
+      } else {
+        part[k].value += wide;
+      }
+    }
+  }
+  CUDALOSS_INLINE void store(double* values, double* rests) const {
+    for (int k = 0; k < kParts; ++k) {
+      memcpy(values + k * kDoubles, &part[k].value, sizeof(Doubles));
+      memcpy(rests + k * kDoubles, &part[k].rest, sizeof(Doubles));
+    }
+  }
+};
+
+// What each class of a row has a share by: as many as a tile has elements, or one a line.
+template <class F>
+struct Shares {
+  const F* values;
+  bool each;
+};
+template <bool kEach, class F>
+CUDALOSS_INLINE F share_at(const F* values, int64_t line, int lane) {
+  return kEach ? values[line * kLanes + lane] : values[line];
+}
+
+// kLanes rows, from what their tiles say to what their gradients are made with.
+template <class F>
+struct RowLanes {
+  // of the other classes, or of all, if there is no target's: the maximum, and the sum of exp(x - max) / small
+  F max[kLanes];
+  double sums[kLanes], rests[kLanes];
+  double target[kLanes], weight[kLanes];   // the target's logit and class weight
+  double below_max[kLanes], shares[kLanes];  // as Loss::Shared has them
+  double factor[kLanes];                   // of all gradients of the row
+  int64_t keep[kLanes];                    // all bits where the row counts, else none
+  double loss[kLanes], at_target[kLanes];
+  double log_all[kLanes];                  // log(sum of exp(x - the largest of all))
+  // exp / small times `unlifted` times hi + lo, less `share` times a class's share, is its gradient
+  F unlifted[kLanes], hi[kLanes], lo[kLanes], share[kLanes];
+};
 
 // max[lane] = the largest of its column, NaN left out.
 template <class F>
@@ -24,49 +79,104 @@ CUDALOSS_MULTIVERSION void lanes_max(const F* tile, int64_t lines, F* max) {
   for (int lane = 0; lane < kLanes; ++lane) max[lane] = found[lane];
 }
 
-// tile = exp(tile - max) / small, and sums of it; of fp64, which shows what additions round away, with that.
+// tile = exp(tile - max) / small, and sums of it.
 template <class F>
 CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, const F* max, double* sums, double* rests) {
-  double sum[kLanes] = {}, rest[kLanes] = {};
+  LaneSums total = {};
+  F top[kLanes];
+  std::copy(max, max + kLanes, top);
   for (int64_t i = 0; i < lines; ++i) {
-    F* const line = tile + i * kLanes;
-    for (int lane = 0; lane < kLanes; ++lane) line[lane] = exp_below_max(bounded(line[lane]), max[lane]);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      if constexpr (sizeof(F) == sizeof(double)) {
-        Sum all = {sum[lane], rest[lane]};
-        all.add(line[lane]);
-        sum[lane] = all.value;
-        rest[lane] = all.rest;
-      } else {
-        sum[lane] += static_cast<double>(line[lane]);
-      }
-    }
+    F e[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) e[lane] = exp_below_max(bounded(tile[i * kLanes + lane]), top[lane]);
+    memcpy(tile + i * kLanes, e, sizeof e);
+    total.add(e);
   }
-  std::copy(sum, sum + kLanes, sums);
-  std::copy(rest, rest + kLanes, rests);
+  total.store(sums, rests);
 }
 
-// tile *= factors; the tile is unlifted first where the products with `small` in them would leave the range
+// Sums of share (top - x), and of the shares. A product is rounded below what the sum shows.
+template <bool kEach, class F>
+CUDALOSS_INLINE void add_below(const F* tile, int64_t lines, const F* shares, const double* top, LaneSums& below,
+                               LaneSums& all) {
+  for (int64_t i = 0; i < lines; ++i) {
+    double share[kLanes], term[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) share[lane] = static_cast<double>(share_at<kEach>(shares, i, lane));
+    for (int lane = 0; lane < kLanes; ++lane) {
+      term[lane] = share[lane] * (top[lane] - static_cast<double>(tile[i * kLanes + lane]));
+    }
+    below.add(term);
+    all.add(share);
+  }
+}
 template <class F>
-CUDALOSS_MULTIVERSION void lanes_times(F* tile, int64_t lines, F unlifted, const Constant<F>* factors) {
-  F hi[kLanes], lo[kLanes];
+CUDALOSS_MULTIVERSION void lanes_below(const F* tile, int64_t lines, Shares<F> shares, const double* top, double* below,
+                                       double* all) {
+  LaneSums of_below = {}, of_all = {};
+  double from[kLanes], rests[kLanes];
+  std::copy(top, top + kLanes, from);
+  shares.each ? add_below<true>(tile, lines, shares.values, from, of_below, of_all)
+              : add_below<false>(tile, lines, shares.values, from, of_below, of_all);
+  of_below.store(below, rests);
+  for (int lane = 0; lane < kLanes; ++lane) below[lane] += rests[lane];
+  of_all.store(all, rests);
+  for (int lane = 0; lane < kLanes; ++lane) all[lane] += rests[lane];
+}
+
+// What a tile's lanes are multiplied by.
+template <class F>
+struct LaneFactors {
+  F unlifted[kLanes], hi[kLanes], lo[kLanes], share[kLanes];
+  Keep<F> keep[kLanes];
+};
+// Of kLanes rows, or of one in all lanes.
+template <class F>
+LaneFactors<F> factors_of(const RowLanes<F>& rows, int row = -1) {
+  LaneFactors<F> factors;
   for (int lane = 0; lane < kLanes; ++lane) {
-    hi[lane] = factors[lane].hi;
-    lo[lane] = factors[lane].lo;
+    const int from = row < 0 ? lane : row;
+    factors.unlifted[lane] = rows.unlifted[from];
+    factors.hi[lane] = rows.hi[from];
+    factors.lo[lane] = rows.lo[from];
+    factors.share[lane] = rows.share[from];
+    factors.keep[lane] = static_cast<Keep<F>>(rows.keep[from]);
   }
+  return factors;
+}
+
+// out = tile * factors, line i at i * step, which may be the tile's own.
+template <class F>
+CUDALOSS_MULTIVERSION void lanes_times(const F* tile, int64_t lines, const LaneFactors<F>& by, F* out, int64_t step) {
+  const LaneFactors<F> own = by;
   for (int64_t i = 0; i < lines; ++i) {
+    F gradient[kLanes];
     for (int lane = 0; lane < kLanes; ++lane) {
-      const F e = tile[i * kLanes + lane] * unlifted;
-      tile[i * kLanes + lane] = fused(e, hi[lane], e * lo[lane]);
+      const F e = tile[i * kLanes + lane] * own.unlifted[lane];
+      gradient[lane] = kept(fused(e, own.hi[lane], e * own.lo[lane]), own.keep[lane]);
     }
+    memcpy(out + i * step, gradient, sizeof gradient);
   }
 }
 
-// What a tile is multiplied by before its factors, of which the least is `least`.
+// The same less the shares.
+template <bool kEach, class F>
+CUDALOSS_INLINE void times_less(const F* tile, int64_t lines, const LaneFactors<F>& own, const F* shares, F* out,
+                                int64_t step) {
+  for (int64_t i = 0; i < lines; ++i) {
+    F gradient[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const F e = tile[i * kLanes + lane] * own.unlifted[lane], share = share_at<kEach>(shares, i, lane);
+      const F less = fused(-own.share[lane], share, e * own.lo[lane]);
+      gradient[lane] = kept(fused(e, own.hi[lane], less), own.keep[lane]);
+    }
+    memcpy(out + i * step, gradient, sizeof gradient);
+  }
+}
 template <class F>
-F unlifting(double least) {
-  constexpr double small = static_cast<double>(ExpParts<F>::small);
-  return least * small < static_cast<double>(cudaloss::least(F())) / small ? ExpParts<F>::small : F(1);
+CUDALOSS_MULTIVERSION void lanes_times_less(const F* tile, int64_t lines, const LaneFactors<F>& by, Shares<F> shares,
+                                            F* out, int64_t step) {
+  const LaneFactors<F> own = by;
+  shares.each ? times_less<true>(tile, lines, own, shares.values, out, step)
+              : times_less<false>(tile, lines, own, shares.values, out, step);
 }
 
 }  // namespace cudaloss::cpu

@@ -74,9 +74,10 @@ inline int dims_side_by_side(const Dims& segments, const Dims& inner, std::initi
 
 class Strips {
  public:
-  // `first` and `second` are where most is read; `places` are all.
-  Strips(const Dims& segments, const Dims& inner, Place first, Place second, std::initializer_list<Place> places)
-      : Strips(segments, inner, dims_side_by_side(segments, inner, places), first, second, places) {}
+  // `first` and `second` are where most is read; `places` are all. What is visited as an element may be a row of many.
+  Strips(const Dims& segments, const Dims& inner, Place first, Place second, std::initializer_list<Place> places,
+         int64_t row_elements = 1)
+      : Strips(segments, inner, dims_side_by_side(segments, inner, places), first, second, places, row_elements) {}
 
   const Walk& walk() const { return walk_; }
   int64_t segments() const { return segments_; }
@@ -131,7 +132,7 @@ class Strips {
   template <class Body>
   void share_out(ParallelFor parallel_for, const Body& body) const {
     const int64_t strips = segments_ / span_ * plan::ceil_div(span_, group_) * parts_;
-    const int64_t of_one = std::max<int64_t>(1, group_ * std::min(inner_, reach_));
+    const int64_t of_one = std::max<int64_t>(1, group_ * std::min(inner_, reach_)) * row_elements_;
     const int64_t grain = plan::ceil_div(plan::kChunk, of_one);
     if (strips <= grain) return body(0, strips);
     parallel_for(
@@ -142,26 +143,30 @@ class Strips {
 
  private:
   Strips(const Dims& segments, const Dims& inner, int side_by_side, Place first, Place second,
-         std::initializer_list<Place> places)
+         std::initializer_list<Place> places, int64_t row_elements)
       : segments_(segments.count()),
         inner_(inner.count()),
         across_(side_by_side > 0),
         span_(across_ ? part_of(segments, 0, side_by_side).count() : std::max<int64_t>(1, segments_)),
         walk_({part_of(segments, 0, side_by_side), inner, part_of(segments, side_by_side, segments.rank)}, places),
-        row_(std::min(row_of(walk_.run(first)), row_of(walk_.run(second)))) {
+        row_(std::min(row_of(walk_.run(first)), row_of(walk_.run(second)))),
+        row_elements_(row_elements) {
     const int64_t length = std::max<int64_t>(1, inner_);
     if (across_) {
       group_ = std::min(span_, kBlock);
       const int64_t groups = std::max<int64_t>(1, segments_ / span_ * plan::ceil_div(span_, group_));
       const int64_t parts = std::max<int64_t>(1, kStripsAcross / groups);
-      reach_ = std::max(plan::ceil_div(plan::kChunk, group_), plan::ceil_div(length, parts));
+      reach_ = std::max(plan::ceil_div(plan::kChunk, group_ * row_elements), plan::ceil_div(length, parts));
     } else {
-      group_ = std::clamp<int64_t>(kSegmentsStrip / length, 1, kBlock);
-      reach_ = plan::kChunk;
+      group_ = std::clamp<int64_t>(kSegmentsStrip / row_elements / length, 1, kBlock);
+      reach_ = whole_lanes(plan::kChunk / row_elements);
     }
     parts_ = plan::ceil_div(length, reach_);
   }
 
+  static int64_t whole_lanes(int64_t count) {
+    return count < kLanes ? std::max<int64_t>(1, count) : count / kLanes * kLanes;
+  }
   static int64_t row_of(int64_t run) { return run < kLongRow ? INT64_MAX : run; }
 
   // How many times `count` elements one block takes: one that ends where a row does.
@@ -196,6 +201,7 @@ class Strips {
   int64_t group_;  // segments of a strip
   int64_t reach_;  // elements of each of them, at most
   int64_t parts_;
+  int64_t row_elements_;
 };
 
 // Calls sum_up(strip, sums, scratch) for all strips, where `sums` are 0, and done(segment, segments, sums) when those

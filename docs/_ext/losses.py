@@ -13,19 +13,21 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from cudaloss._specs import SPECS
+from cudaloss._specs import OF_ROWS, SPECS
+
+PUBLIC = (*SPECS, *OF_ROWS)
 
 WIDTH = 88  # characters of a literal block that a page shows without scrolling
 
 
 class Functions(SphinxDirective):
     def run(self) -> list[nodes.Node]:
-        return self.parse_text_to_nodes("\n".join(f".. autofunction:: cudaloss.{spec.function}" for spec in SPECS))
+        return self.parse_text_to_nodes("\n".join(f".. autofunction:: cudaloss.{spec.function}" for spec in PUBLIC))
 
 
 class Modules(SphinxDirective):
     def run(self) -> list[nodes.Node]:
-        return self.parse_text_to_nodes("\n".join(f".. autoclass:: cudaloss.{spec.module}" for spec in SPECS))
+        return self.parse_text_to_nodes("\n".join(f".. autoclass:: cudaloss.{spec.module}" for spec in PUBLIC))
 
 
 def schema(name: str) -> str:
@@ -37,7 +39,7 @@ def schema(name: str) -> str:
 
 class Ops(SphinxDirective):
     def run(self) -> list[nodes.Node]:
-        text = "\n\n".join(schema(spec.name) for spec in SPECS)
+        text = "\n\n".join(schema(spec.name) for spec in PUBLIC)
         return [nodes.literal_block(text, text, language="text")]
 
 

@@ -225,7 +225,7 @@ def _schema(spec: LossSpec) -> str:
         else:
             optional = parameter is third and parameter.default is None
             own += f", {'Tensor?' if optional else 'float'} {parameter.name}={parameter.default}"
-    options = ", ".join(f"{row.schema} {row.name}={row.default}" for row in _options.ROWS)
+    options = ", ".join(row.of_op for row in _options.ROWS)
     if third and third.default is not None:
         options += f", Tensor? {third.name}_tensor=None"
     options += "".join(f", bool {flag.name}={flag.default}" for flag in spec.flags)

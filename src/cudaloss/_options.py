@@ -41,6 +41,11 @@ class Row:
     of_module: bool  # a module keeps it; else it is given with each call
     meaning: str
 
+    @property
+    def of_op(self) -> str:
+        """What the op's schema says of it."""
+        return f"{self.schema} {self.name}={self.default}"
+
 
 ROWS: tuple[Row, ...] = (
     Row(

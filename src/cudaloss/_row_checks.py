@@ -93,6 +93,7 @@ def check_numbers(target: Tensor, ignore_index: Any, z_loss: Any, softcap: Any) 
         raise RuntimeError(
             f"ignore_index is not supported for floating point target: it must keep its default, got {ignore_index}"
         )
+    ignore_index = ignore_index if isinstance(ignore_index, torch.SymInt) else int(ignore_index)
     z_loss = _number("z_loss", z_loss, ">= 0")
     if not (z_loss >= 0 and z_loss < float("inf")):
         raise RuntimeError(f"z_loss must be a finite number >= 0, got {z_loss}")

@@ -82,21 +82,20 @@ def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
 
 def _define(spec: RowSpec) -> Kernel:
     """Defines the public op of `spec`."""
-    first = [argument for argument in spec.arguments if not argument.only_keyword]
-    behind = [argument for argument in spec.arguments if argument.only_keyword]
-    named = [f"{row.schema} {row.name}={row.default}" for row in first]
-    named.append(f'str reduction="{spec.reduction}"')
-    keywords = [f"{row.schema} {row.name}={row.default}" for row in (*behind, *OPTIONS)]
-    schema = f"{spec.name}(Tensor input, Tensor target, {', '.join(named)}, *, {', '.join(keywords)}) -> Tensor"
+    own = {row.name: f"{row.schema} {row.name}={row.default}" for row in spec.arguments}
+    own["reduction"] = f'str reduction="{spec.reduction}"'
+    names = [name for name in spec.signature.split() if name in own]
+    keywords = [*(own[row.name] for row in spec.arguments if row.only_keyword), *(row.of_op for row in OPTIONS)]
+    named = ", ".join(own[name] for name in names)
+    schema = f"{spec.name}(Tensor input, Tensor target, {named}, *, {', '.join(keywords)}) -> Tensor"
     _private.LIBRARY.define(schema, tags=_private.TAGS)
     kernel = Kernel(_fused(spec) if DEVICES else _none, _thorough(spec))
     usual = {row.name: row.default for row in spec.arguments}
-    of_options = {row.name: row.default for row in OPTIONS}
-    names = [row.name for row in first]
+    of_options: dict[str, Any] = {row.name: row.default for row in OPTIONS}
 
     # The dispatcher passes on only what differs from its default.
     def op(input, target, *given, **named):
-        given = {**dict(zip([*names, "reduction"], given, strict=False)), **named}
+        given = {**dict(zip(names, given, strict=False)), **named}
         own = tuple(given.get(name, default) for name, default in usual.items())
         options = {name: given.get(name, default) for name, default in of_options.items()}
         dtype = options.pop("dtype")

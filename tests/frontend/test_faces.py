@@ -14,20 +14,22 @@ import torch.nn.functional as F
 import cudaloss
 from cudaloss import _faces
 from cudaloss._build import INFO
-from cudaloss._specs import SPECS
+from cudaloss._specs import OF_ROWS, SPECS
 from oracle import operands, torch_op
 
 PACKAGE = Path(cudaloss.__file__).parent
 
 
 def test_every_loss_is_compiled_and_public():
-    assert sorted(spec.name for spec in SPECS) == INFO["losses"]
-    for spec in SPECS:
+    specs = (*SPECS, *OF_ROWS)
+    assert sorted(spec.name for spec in specs) == sorted(INFO["losses"])
+    for spec in specs:
         assert {spec.function, spec.module} <= set(cudaloss.__all__)
 
 
 def test_ids_are_for_ever():
     """Graphs that PyTorch keeps over an upgrade name a loss by its id: a new one gets the next."""
+    assert {spec.name: spec.id for spec in OF_ROWS} == {"cross_entropy": 64}
     assert {spec.name: spec.id for spec in SPECS} == {
         "smooth_l1": 0,
         "mse": 1,

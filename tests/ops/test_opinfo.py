@@ -25,6 +25,7 @@ NAMES = (
     "binary_cross_entropy",
     "poisson_nll_loss",
     "gaussian_nll_loss",
+    "cross_entropy",
 )
 MODULES = (
     "BCEWithLogitsLoss",
@@ -37,6 +38,7 @@ MODULES = (
     "BCELoss",
     "PoissonNLLLoss",
     "GaussianNLLLoss",
+    "CrossEntropyLoss",
 )
 of_names = pytest.mark.parametrize("name", NAMES)
 of_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)

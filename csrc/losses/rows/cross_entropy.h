@@ -3,6 +3,7 @@
 // the place of an index, with q' = (1 - s) q + s / C: sum_j w_j q'_j (lse - x_j) + z lse^2.
 #pragma once
 
+#include "core/numbers.h"
 #include "core/pass.h"
 #include "core/softmax.h"
 
@@ -36,6 +37,53 @@ struct cross_entropy {
     return {hard * rounded(softmax.loss) + smooth + z_loss * lse * lse, of_all * rounded(softmax.of_others), each,
             each * (shared.shares - weight) + twice_lse - of_all * rounded(softmax.not_target)};
   }
+
+  // Of probabilities: all classes' maximum and sum, of any scale that `log_all`, its logarithm, tells; the gradients
+  // have no class of the target.
+  CUDALOSS_INLINE Row finish(double max, double sum, double log_all, const Shared& shared) const {
+    const double lse = max + log_all;
+    return {shared.below_max + shared.shares * log_all + z_loss * lse * lse,
+            (shared.shares + 2.0 * z_loss * lse) / sum, 1.0, 0.0};
+  }
+
+  // An index's loss in float, as a GPU has it, of class weights or smoothing but not both.
+  struct InFloat {
+    Constant<float> hard;
+    float smoothing, each, others, z_loss;
+    bool smooths, is_plain;
+
+    InFloat(const cross_entropy& loss, double classes)
+        : hard(constant_of(1.0 - loss.smoothing, 0.0f)),
+          smoothing(static_cast<float>(loss.smoothing)),
+          each(static_cast<float>(loss.smoothing / classes)),
+          others(static_cast<float>(loss.smoothing / classes * (classes - 1.0))),
+          z_loss(static_cast<float>(loss.z_loss)),
+          smooths(loss.smoothing != 0.0),
+          is_plain(loss.smoothing == 0.0 && loss.z_loss == 0.0) {}
+
+    // The loss; what the probabilities are multiplied by in the gradients, from which `share` is taken, and the
+    // target's, which is at_target - of_all (1 - p).
+    template <class N>
+    struct Factors {
+      N loss, of_all;
+      float share, at_target;
+    };
+    // log_all: of the sum of exp(x); below: the sum of (target - x), of a target of -inf that of -x.
+    template <class N>
+    CUDALOSS_INLINE Factors<N> factors(N loss, float log_all, float target, float below, float weight) const {
+      const N weights = number_of<N>({weight, 0.0f});
+      if (is_plain) return {weights * loss, weights, 0.0f, 0.0f};
+      const N hard_weight = number_of<N>(hard) * weights, hard_loss = hard_weight * loss;
+      const float above = select(target == -INFINITY, log_all, value_of(loss)), twice_lse = 2.0f * z_loss * log_all;
+      const float soft = select(smooths, fused(each, below, smoothing * above), 0.0f) + z_loss * log_all * log_all;
+      return {sum_with(hard_loss, soft), sum_with(hard_weight, smoothing + twice_lse), each, others + twice_lse};
+    }
+    CUDALOSS_INLINE static float sum_with(float a, float b) { return a + b; }
+    CUDALOSS_INLINE static WithRest<float> sum_with(WithRest<float> a, float b) {
+      const WithRest<float> sum = difference_of(a.value, -b);
+      return {sum.value, sum.rest + a.rest};
+    }
+  };
 };
 
 }  // namespace cudaloss::losses

@@ -1,0 +1,145 @@
+// What becomes of the rows' sums: their losses, and what their tiles are multiplied by for the gradients.
+#pragma once
+
+#include "core/numbers.h"
+#include "cpu/row_kernels.h"
+
+namespace cudaloss::cpu {
+
+// The factors of a tile of exp / small, of a gain that exp has.
+template <class F>
+struct Gain {
+  F unlifted, hi, lo;
+};
+// Where a product with `small` in the factor would leave the range, the tile is unlifted first.
+template <class F>
+CUDALOSS_INLINE Gain<F> gain_of(double value, double rest) {
+  constexpr double small = static_cast<double>(ExpParts<F>::small);
+  constexpr double least = static_cast<double>(sizeof(F) == sizeof(double) ? DBL_MIN : FLT_MIN) / small;
+  const bool is_least = absolute(value) * small < least;
+  const double back = select(is_least, 1.0, small), lifted = value * back;
+  const F hi = static_cast<F>(lifted), lo = static_cast<F>((lifted - static_cast<double>(hi)) + rest * back);
+  return {select(is_least, F(small), F(1)), hi, select(absolute(hi) <= largest(F()), lo, F(0))};
+}
+
+// NaN if a row says so that has no sum: a target's logit of Inf or NaN, or nothing but -Inf.
+CUDALOSS_INLINE double sound_sum(double sum, double max, double target, double lowest) {
+  const bool is_sound = (target <= DBL_MAX) & ((max > lowest) | (target > -INFINITY));
+  return select(is_sound, sum, static_cast<double>(NAN));
+}
+
+// Of rows whose targets are indices.
+template <class F, class Loss>
+CUDALOSS_MULTIVERSION void finish_indices(Loss loss, double classes, RowLanes<F>& rows) {
+  constexpr double small = static_cast<double>(ExpParts<F>::small);
+  RowLanes<F> own = rows;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const double max = static_cast<double>(own.max[lane]), target = own.target[lane], factor = own.factor[lane];
+    const double sum = sound_sum(own.sums[lane] * small, max, target, static_cast<double>(kLowest<F>));
+    const auto row = loss.finish(OtherClasses<double>{max, {sum, own.rests[lane] * small}}, target, own.weight[lane],
+                                 {own.below_max[lane], own.shares[lane]}, classes);
+    const double gain = value_of(row.of_exp) * factor;
+    const double rest = fused(value_of(row.of_exp), factor, -gain) + rest_of(row.of_exp) * factor;
+    const Gain<F> of_exp = gain_of<F>(gain, rest);
+    own.loss[lane] = kept(row.loss, own.keep[lane]);
+    own.at_target[lane] = kept(row.at_target * factor, own.keep[lane]);
+    own.share[lane] = static_cast<F>(row.of_share * factor);
+    own.unlifted[lane] = of_exp.unlifted;
+    own.hi[lane] = of_exp.hi;
+    own.lo[lane] = of_exp.lo;
+  }
+  rows = own;
+}
+
+// Of rows whose targets are probabilities.
+template <class F>
+CUDALOSS_MULTIVERSION void finish_shares(double z_loss, RowLanes<F>& rows) {
+  constexpr double small = static_cast<double>(ExpParts<F>::small);
+  RowLanes<F> own = rows;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const double max = static_cast<double>(own.max[lane]), factor = own.factor[lane];
+    const double sum = sound_sum(own.sums[lane] * small, max, -INFINITY, static_cast<double>(kLowest<F>));
+    const WithRest<double> all = {sum, own.rests[lane] * small}, log = log_of(all);
+    const double log_all = rounded(log), lse = max + log_all, shares = own.shares[lane];
+    const WithRest<double> gain =
+        quotient_of(WithRest<double>{(shares + 2.0 * z_loss * lse) * factor, 0.0}, all, reciprocal_of(sum));
+    const Gain<F> of_exp = gain_of<F>(gain.value, gain.rest);
+    own.loss[lane] = kept((own.below_max[lane] + shares * log_all) + z_loss * lse * lse, own.keep[lane]);
+    own.log_all[lane] = log_all;
+    own.share[lane] = static_cast<F>(factor);
+    own.unlifted[lane] = of_exp.unlifted;
+    own.hi[lane] = of_exp.hi;
+    own.lo[lane] = of_exp.lo;
+  }
+  rows = own;
+}
+
+// ---- rare features -----------------------------------------------------------------------------------------
+
+// tile = cap tanh(tile / cap), and the slopes of that.
+template <class F>
+CUDALOSS_MULTIVERSION void softcap(F cap, int64_t count, F* tile, F* slopes) {
+  for (int64_t i = 0; i < count; ++i) {
+    const F x = tile[i];
+    const ExpBelowOne<F> e = exp_below_one(twice(absolute(x / cap)));
+    const F inverse = F(1) / (F(1) + e.exp), capped = cap * (twice(rounded(e.w)) * inverse);
+    tile[i] = select(x == x, signed_by(x, capped), x);
+    slopes[i] = F(4) * e.exp * inverse * inverse;
+  }
+}
+
+// tile = weight ((1 - smoothing) tile + each): shares of probabilities.
+template <class F>
+CUDALOSS_MULTIVERSION void make_shares(int64_t lines, Shares<F> weights, double smoothing, double each, F* tile) {
+  const F own = static_cast<F>(1.0 - smoothing), all = static_cast<F>(each);
+  for (int64_t i = 0; i < lines; ++i) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const F weight = weights.values[weights.each ? i * kLanes + lane : i];
+      tile[i * kLanes + lane] = fused(own, tile[i * kLanes + lane], all) * weight;
+    }
+  }
+}
+
+// tile *= slopes, of those that are not 0 already, whose slopes may be NaN.
+template <class F>
+CUDALOSS_MULTIVERSION void multiply_slopes(const F* slopes, int64_t count, F* tile) {
+  for (int64_t i = 0; i < count; ++i) tile[i] = select(tile[i] == F(0), tile[i], tile[i] * slopes[i]);
+}
+
+// Of each lane: the maximum, log(sum of exp(x - max)), a factor, and what is kept.
+struct LaneLogs {
+  double max[kLanes], log_all[kLanes], factor[kLanes];
+  int64_t keep[kLanes];
+};
+// Of kLanes rows, or of one in all lanes.
+template <class F>
+LaneLogs logs_of(const RowLanes<F>& rows, int row = -1) {
+  LaneLogs logs;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int from = row < 0 ? lane : row;
+    logs.max[lane] = static_cast<double>(rows.max[from]);
+    logs.log_all[lane] = rows.log_all[from];
+    logs.factor[lane] = rows.factor[from];
+    logs.keep[lane] = rows.keep[from];
+  }
+  return logs;
+}
+
+// tile = factor weight (lse - tile): gradients of probabilities.
+template <bool kEach, class F>
+CUDALOSS_INLINE void below_log(F* tile, int64_t lines, const F* weights, const LaneLogs& own) {
+  for (int64_t i = 0; i < lines; ++i) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const double weight = static_cast<double>(share_at<kEach>(weights, i, lane));
+      const double below = (own.max[lane] - static_cast<double>(tile[i * kLanes + lane])) + own.log_all[lane];
+      tile[i * kLanes + lane] = static_cast<F>(kept(own.factor[lane] * weight * below, own.keep[lane]));
+    }
+  }
+}
+template <class F>
+CUDALOSS_MULTIVERSION void lanes_below_log(F* tile, int64_t lines, Shares<F> weights, const LaneLogs& logs) {
+  const LaneLogs own = logs;
+  weights.each ? below_log<true>(tile, lines, weights.values, own) : below_log<false>(tile, lines, weights.values, own);
+}
+
+}  // namespace cudaloss::cpu

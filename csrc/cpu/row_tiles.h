@@ -1,0 +1,56 @@
+// Rows of any strides and dtypes, to and from the tiles that the loops of row_kernels.h take.
+#pragma once
+
+#include <cstdint>
+
+#include "core/pass.h"
+#include "cpu/kernels.h"
+#include "cpu/walk.h"
+
+namespace cudaloss::cpu {
+
+// How rows lie in tiles. Across: kLanes rows to a tile, one a lane, a line for each class. Else a tile for each row,
+// whose lines are kLanes classes each, the last one filled up with -inf.
+struct TileShape {
+  bool across;
+  int64_t classes;
+
+  int64_t lines() const { return across ? classes : (classes + kLanes - 1) / kLanes; }
+  int64_t size() const { return lines() * kLanes; }
+  int64_t tiles(int64_t rows) const { return across ? (rows + kLanes - 1) / kLanes : rows; }
+  int64_t at(int64_t row, int64_t j) const {
+    return across ? row / kLanes * size() + j * kLanes + row % kLanes : row * size() + j;
+  }
+};
+
+// Where the rows that `walk` visits next begin.
+inline void find_offsets(const Walk& walk, const Position& at, Place place, int64_t count, int64_t* offsets) {
+  walk.for_each_patch(at, count, place, [&](int64_t offset, const Patch& patch, int64_t done) {
+    for (int64_t row = 0; row < patch.rows; ++row) {
+      for (int64_t column = 0; column < patch.columns; ++column) {
+        offsets[done++] = offset + row * patch.row_stride + column * patch.column_stride;
+      }
+    }
+  });
+}
+
+// Whether kLanes of these follow each other in memory.
+inline bool is_line(const int64_t* offsets) {
+  bool follows = true;
+  for (int lane = 1; lane < kLanes; ++lane) follows &= offsets[lane] == offsets[0] + lane;
+  return follows;
+}
+
+// Class indices of any dtype, exactly.
+void read_indices(const Operand& operand, const int64_t* offsets, int64_t count, int64_t* out);
+
+// Rows at `offsets`, with so many elements between two classes; of those that do not count, by `keep`, anything.
+template <class F>
+void read_rows(const Operand& operand, const int64_t* offsets, int64_t class_stride, const TileShape& shape,
+               int64_t rows, const int64_t* keep, F* tiles);
+
+template <class F>
+void write_rows(const Result& result, const int64_t* offsets, int64_t class_stride, const TileShape& shape,
+                int64_t rows, const F* tiles);
+
+}  // namespace cudaloss::cpu

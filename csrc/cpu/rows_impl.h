@@ -1,0 +1,201 @@
+// The CPU engine of losses over rows: the rows of a Pass are shared out over threads in blocks, and each block goes
+// through the loops of row_kernels.h in tiles. Included by the source of each loss, which setup.py writes.
+#pragma once
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+
+#include "cpu/engine.h"
+#include "cpu/row_groups.h"
+#include "cpu/segment_factors.h"
+#include "cpu/strips.h"
+
+namespace cudaloss::cpu {
+
+// Up to so many classes, rows that each lie in one piece are turned, to be lanes.
+constexpr int64_t kShortRow = 24;
+
+// A target that is no class; worker threads cannot throw.
+class Fault {
+ public:
+  void note(int64_t index) {
+    if (!noted_.exchange(true)) index_ = index;
+  }
+  void raise(int64_t classes) const {
+    if (!noted_) return;
+    throw std::runtime_error("cudaloss: target must hold class indices at least 0 and below " +
+                             std::to_string(classes) + ", or ignore_index, got " + std::to_string(index_));
+  }
+
+ private:
+  std::atomic<bool> noted_{false};
+  int64_t index_ = 0;
+};
+
+template <class F, class Loss>
+class RowRun {
+ public:
+  using Scratch = RowScratch<F>;
+
+  RowRun(const Pass& pass, const Strips& strips, const TileShape& shape, Fault& fault)
+      : pass_(pass),
+        strips_(strips),
+        fault_(fault),
+        factors_(pass),
+        groups_(pass, shape),
+        of_indices_(!is_floating(pass.target.dtype)),
+        wants_gradients_(pass.grad_input.data || pass.grad_target.data) {}
+
+  bool is_held() const { return factors_.is_held(); }
+
+  void operator()(const Strip& strip, Sums* sums, Scratch& scratch) const {
+    double* factors = scratch.of_segments;
+    if (!wants_gradients_) return visit(strip, factors, sums, scratch);
+    const int64_t count = factors_.one() ? 1 : strip.segments;
+    factors_.read_outgoing(strip.segment, count, factors);
+    if (factors_.one() || !pass_.hold_unit_gradients) {
+      factors_.make(strip.segment, count, factors);
+      return visit(strip, factors, sums, scratch);
+    }
+    for (int64_t from = 0, to = 0; from < count; from = to) {
+      const bool held = factors[from] == 1.0;
+      for (to = from; to < count && (factors[to] == 1.0) == held;) ++to;
+      if (held) continue;
+      factors_.make(strip.segment + from, to - from, factors + from);
+      visit({strip.segment + from, to - from, strip.begin, strip.end}, factors + from, sums, scratch);
+    }
+  }
+
+  void finish_segments(int64_t segment, int64_t count, const Sums& sums) const {
+    const bool each = pass_.denominator.counted_each;
+    const Divisor* divisors = each ? pass_.denominator.counted + segment : &factors_.divisor();
+    double buffer[kBlock];
+    double* out = writable(pass_.reduction, segment, buffer);
+    finish(sums, count, {pass_.scale, divisors, each, false, pass_.reduction.dtype == DType::Float64}, out);
+    write(pass_.reduction, segment, count, out);
+  }
+
+ private:
+  static constexpr bool kCompensated = sizeof(F) == sizeof(double);
+
+  void visit(const Strip& strip, const double* segment_factors, Sums* sums, Scratch& scratch) const {
+    strips_.for_each_block(strip, [&](const Block& block) {
+      const int64_t count = block.count();
+      const Position at = strips_.walk().after(block.before);
+      read_selection(at, count, scratch);
+      read_factors(block, at, segment_factors, scratch);
+      find_all_offsets(at, count, scratch);
+      if (of_indices_) select_indices(count, scratch);
+      for (int64_t row = 0; row < count; row += groups_.batch()) {
+        groups_.run(row, std::min(groups_.batch(), count - row), scratch);
+      }
+      for (int64_t row = 0; pass_.selection.weight.data && row < count; ++row) {
+        scratch.terms[row] = kept(scratch.terms[row] * scratch.weights[row], scratch.keep[row]);
+      }
+      if (pass_.losses.data) write_losses(at, count, scratch);
+      if (pass_.reduction.data) strips_.add_terms(block, scratch.terms, kCompensated, *sums);
+    });
+  }
+
+  void read_selection(const Position& at, int64_t count, Scratch& scratch) const {
+    const Selection& selection = pass_.selection;
+    if (selection.weight.data) {
+      const double* found = read(selection.weight, strips_.walk(), at, kWeight, count, scratch.weights);
+      if (found != scratch.weights) std::copy(found, found + count, scratch.weights);
+    }
+    std::fill(scratch.keep, scratch.keep + count, int64_t{-1});
+    if (!selection.mask.data) return;
+    const uint8_t* mask = read_mask(selection.mask, strips_.walk(), at, count, scratch.mask);
+    for (int64_t row = 0; row < count; ++row) scratch.keep[row] = -static_cast<int64_t>(mask[row] != 0);
+  }
+
+  // What the gradients of each row are multiplied by.
+  void read_factors(const Block& block, const Position& at, const double* segment_factors, Scratch& scratch) const {
+    if (!wants_gradients_) return;
+    const int64_t count = block.count();
+    const bool each = block.segments > 1 && !factors_.one();
+    const double* own_factors = segment_factors + (factors_.one() ? 0 : block.segment);
+    std::fill(scratch.factors, scratch.factors + count, each ? 1.0 : own_factors[0]);
+    if (each) multiply_segments(own_factors, strips_.grid(block), scratch.factors);
+    if (factors_.elementwise()) {
+      multiply(read(pass_.grad_output, strips_.walk(), at, kGradOutput, count, scratch.buffer), count, scratch.factors);
+    }
+    if (pass_.selection.weight.data) multiply(scratch.weights, count, scratch.factors);
+  }
+
+  void find_all_offsets(const Position& at, int64_t count, Scratch& scratch) const {
+    const Walk& walk = strips_.walk();
+    find_offsets(walk, at, kInput, count, scratch.of_input);
+    find_offsets(walk, at, kTarget, count, scratch.of_target);
+    if (pass_.grad_input.data) find_offsets(walk, at, kFirst, count, scratch.of_first);
+    if (pass_.grad_target.data) find_offsets(walk, at, kSecond, count, scratch.of_second);
+  }
+
+  // Which of the rows selected have a class.
+  void select_indices(int64_t count, Scratch& scratch) const {
+    read_indices(pass_.target, scratch.of_target, count, scratch.index);
+    for (int64_t row = 0; row < count; ++row) {
+      int64_t& index = scratch.index[row];
+      const bool wanted = scratch.keep[row] && index != pass_.rows.ignore_index;
+      const bool is_class = index >= 0 && index < pass_.rows.classes;
+      if (wanted && !is_class) fault_.note(index);
+      scratch.keep[row] = -static_cast<int64_t>(wanted && is_class);
+      if (!scratch.keep[row]) index = -1;
+    }
+  }
+
+  void write_losses(const Position& at, int64_t count, Scratch& scratch) const {
+    double* out = writable(pass_.losses, strips_.walk(), at, kFirst, count, scratch.buffer);
+    scaled(scratch.terms, pass_.scale, count, out);
+    write(pass_.losses, strips_.walk(), at, kFirst, count, out);
+  }
+
+  const Pass& pass_;
+  const Strips& strips_;
+  Fault& fault_;
+  const SegmentFactors<F> factors_;
+  const RowGroups<F, Loss> groups_;
+  const bool of_indices_, wants_gradients_;
+};
+
+// Long rows of neighbours are tiles of their own; of all others, many are one.
+inline TileShape shape_of(const Pass& pass) {
+  const Dims& rows = pass.inner.rank > 0 ? pass.inner : pass.segments;
+  const int64_t between = rows.rank > 0 ? rows.stride[0][kInput] : 0, step = pass.rows.class_stride[kInput];
+  const bool lies_across = between != 0 && between < step;
+  return {pass.rows.classes <= kShortRow || lies_across, pass.rows.classes};
+}
+
+template <class F, class Loss>
+void row_pass_as(const Pass& request, ParallelFor parallel_for) {
+  const Strips strips(request.segments, request.inner, kInput, kFirst,
+                      {kInput, kTarget, kWeight, kMask, kGradOutput, kFirst, kSecond}, request.rows.classes);
+  Fault fault;
+  const RowRun<F, Loss> run(request, strips, shape_of(request), fault);
+  using Scratch = RowScratch<F>;
+  if (request.reduction.data) {
+    sum_strips<Scratch>(
+        strips, parallel_for, [&](const Strip& strip, Sums& sums, Scratch& scratch) { run(strip, &sums, scratch); },
+        [&](int64_t segment, int64_t count, const Sums& sums) { run.finish_segments(segment, count, sums); });
+  } else if (strips.segments() * strips.inner() > 0 && !run.is_held()) {
+    strips.share_out(parallel_for, [&](int64_t first, int64_t last) {
+      Scratch scratch;
+      for (int64_t index = first; index < last; ++index) run(strips.strip(index), nullptr, scratch);
+    });
+  }
+  fault.raise(request.rows.classes);
+}
+
+template <class Loss>
+void row_pass(const Pass& r, ParallelFor parallel_for) {
+  const auto is_float64 = [](const auto& has) { return has.data && has.dtype == DType::Float64; };
+  const bool float64 = is_float64(r.input) || is_float64(r.target) || is_float64(r.selection.weight) ||
+                       is_float64(r.third) || is_float64(r.losses) || is_float64(r.reduction) ||
+                       (is_float64(r.grad_output) && varies(r.inner, kGradOutput));
+  // A cap's rounding in fp32 would be one of the logits' own, of which exp makes many last places.
+  if (float64 || r.rows.softcap != 0.0) return row_pass_as<double, Loss>(r, parallel_for);
+  row_pass_as<float, Loss>(r, parallel_for);
+}
+
+}  // namespace cudaloss::cpu

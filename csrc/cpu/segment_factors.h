@@ -1,0 +1,63 @@
+// What the gradients of segments are multiplied by: grad_output, scale and denominator.
+#pragma once
+
+#include <algorithm>
+
+#include "cpu/gather.h"
+
+namespace cudaloss::cpu {
+
+// F is the type of the gradients.
+template <class F>
+class SegmentFactors {
+ public:
+  explicit SegmentFactors(const Pass& pass)
+      : pass_(pass),
+        outgoing_({pass.segments}, {kGradOutput}),
+        elementwise_(pass.grad_output.data && varies(pass.inner, kGradOutput)),
+        one_(!varies(pass.segments, kGradOutput) && !pass.denominator.counted_each),
+        divisor_(pass.denominator.at(0)) {}
+
+  // Whether grad_output is read with the elements.
+  bool elementwise() const { return elementwise_; }
+  // Whether all segments have the same.
+  bool one() const { return one_; }
+  // Of all segments, unless each has its own.
+  const Divisor& divisor() const { return divisor_; }
+
+  // Whether all the gradients wanted are there already.
+  bool is_held() const {
+    double grad_output = 0.0;
+    if (!pass_.hold_unit_gradients || varies(pass_.segments, kGradOutput) || elementwise_) return false;
+    read_outgoing(0, 1, &grad_output);
+    return grad_output == 1.0;
+  }
+
+  // grad_output of each segment; 1 where there is none, or where it is read with the elements.
+  void read_outgoing(int64_t segment, int64_t count, double* out) const {
+    if (!pass_.grad_output.data || elementwise_) return std::fill(out, out + count, 1.0);
+    const double* values = read(pass_.grad_output, outgoing_, outgoing_.after(segment), kGradOutput, count, out);
+    if (values != out) std::copy(values, values + count, out);
+  }
+
+  // From grad_output to what all gradients of a segment are multiplied by.
+  void make(int64_t segment, int64_t count, double* factors) const {
+    const Denominator& denominator = pass_.denominator;
+    for (int64_t s = 0; s < count; ++s) {
+      const Divisor& divisor = denominator.counted_each ? denominator.counted[segment + s] : divisor_;
+      if constexpr (sizeof(F) == sizeof(double)) {  // which shows each rounding
+        factors[s] = divisor.reciprocal == 0.0 ? 0.0 : factors[s] * pass_.scale / divisor.value;
+      } else {
+        factors[s] *= factor_of<F>(pass_.scale, divisor);
+      }
+    }
+  }
+
+ private:
+  const Pass& pass_;
+  const Walk outgoing_;
+  const bool elementwise_, one_;
+  const Divisor divisor_;
+};
+
+}  // namespace cudaloss::cpu

@@ -1,0 +1,246 @@
+// A pass over rows as its kernels take it: where a row is, whether it counts, what its gradients are multiplied by.
+#pragma once
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "core/pairs.h"
+#include "core/plan.h"
+#include "cuda/dense.cuh"
+#include "cuda/launch.h"
+#include "cuda/partition.h"
+
+namespace cudaloss::cuda {
+
+template <class P>
+struct RowParameters {
+  uint32_t rows, segments;
+  FastDivmod by_inner;  // from a row to its segment
+  OffsetCalculator segment_offsets, row_offsets;
+  bool plain;  // one dimension of segments and one of rows at most: no division
+  int32_t classes;
+  int64_t class_stride[kPlaces];
+  Operand input, target, weight, third;
+  const uint8_t* mask;
+  int64_t ignore_index;
+  double softcap;
+
+  double scale;
+  Denominator denominator;
+  Constant<float> known_scale;  // scale over denominator, where the host knows that
+  bool scale_is_known;
+  GradOutput grad_output;
+  bool hold_unit_gradients;
+
+  Result grad_input, grad_target, losses;
+  bool sums;                    // the losses: one partial a block, or of several segments one a row
+  Fold<P, SegmentLoss> fold;
+};
+
+struct RowPlace {
+  uint32_t segment, within;
+  Coordinates<kMaxOffsetDims> segment_at, row_at;
+};
+
+template <class P>
+__device__ __forceinline__ RowPlace place_of(const RowParameters<P>& p, uint32_t row) {
+  RowPlace place = {};
+  if (p.segments > 1) place.segment = p.by_inner.quotient(row);
+  place.within = row - place.segment * p.by_inner.divisor;
+  if (!p.plain) {
+    place.segment_at = coordinates(p.segment_offsets, place.segment);
+    place.row_at = coordinates(p.row_offsets, place.within);
+  }
+  return place;
+}
+
+template <class P>
+__device__ __forceinline__ int64_t offset(const RowParameters<P>& p, const RowPlace& at, Place place) {
+  if (p.plain) {
+    const int64_t within = at.within * p.row_offsets.step[0][place];
+    return p.segments > 1 ? within + at.segment * p.segment_offsets.step[0][place] : within;
+  }
+  return offset(p.segment_offsets, at.segment_at, place) + offset(p.row_offsets, at.row_at, place);
+}
+
+__device__ __forceinline__ int64_t index_at(const Operand& target, int64_t i) {
+  switch (target.dtype) {
+    case DType::UInt8:
+      return static_cast<const uint8_t*>(target.data)[i];
+    case DType::Int8:
+      return static_cast<const int8_t*>(target.data)[i];
+    case DType::Int16:
+      return static_cast<const int16_t*>(target.data)[i];
+    case DType::Int32:
+      return static_cast<const int32_t*>(target.data)[i];
+    default:
+      return static_cast<const int64_t*>(target.data)[i];
+  }
+}
+
+template <class F>
+__device__ __forceinline__ F floating_at(const Operand& operand, int64_t i) {
+  F number = F();
+  dispatch(operand.dtype, [&](auto type) {
+    number = widen<F>(static_cast<const typename decltype(type)::type*>(operand.data)[i]);
+  });
+  return number;
+}
+
+// What is to be done with a row. One that does not count has a loss and gradients of 0, and its logits are not read;
+// one whose target is no class, of NaN.
+template <class F>
+struct Task {
+  RowPlace at;
+  bool counts, is_class, held;  // held: its gradients are right as they are
+  int32_t target;               // no class where the row does not count
+  F weight;                     // of the row
+  F class_weight;               // of an index's class
+  Constant<F> factor;           // of the gradients, the weight included
+};
+
+template <class F, class P>
+__device__ __forceinline__ Constant<F> grad_output_of(const RowParameters<P>& p, const RowPlace& at) {
+  if (!p.grad_output.operand.data) return {F(1), F(0)};
+  return p.grad_output.at(p.grad_output.scalar ? 0 : offset(p, at, kGradOutput), F());
+}
+
+// Whether there is nothing to do, since the one grad_output is 1.
+template <class F, class P>
+__device__ __forceinline__ bool all_held(const RowParameters<P>& p) {
+  if (!p.hold_unit_gradients) return false;
+  if (!p.grad_output.operand.data) return true;
+  if (!p.grad_output.scalar) return false;
+  const Constant<F> grad_output = p.grad_output.at(0, F());
+  return grad_output.hi == F(1) && grad_output.lo == F(0);
+}
+
+template <class F, class P>
+__device__ __forceinline__ Constant<F> scale_of(const RowParameters<P>& p, uint32_t segment) {
+  if constexpr (sizeof(F) == sizeof(float)) {
+    if (p.scale_is_known) return p.known_scale;
+  }
+  return constant_of(factor_of<F>(p.scale, p.denominator.at(segment)), F());
+}
+
+// kIndices: the targets are indices.
+template <class F, bool kIndices, class P>
+__device__ __forceinline__ Task<F> task_of(const RowParameters<P>& p, uint32_t row) {
+  Task<F> task = {};
+  task.target = -1;
+  task.weight = task.class_weight = F(1);
+  if (row >= p.rows) {
+    task.held = true;
+    return task;
+  }
+  task.at = place_of(p, row);
+  const bool wants_gradients = p.grad_input.data || p.grad_target.data;
+  Constant<F> grad_output = {F(1), F(0)};
+  if (wants_gradients) grad_output = grad_output_of<F>(p, task.at);
+  task.held = p.hold_unit_gradients && grad_output.hi == F(1) && grad_output.lo == F(0);
+  if (task.held) return task;
+  task.counts = !p.mask || p.mask[offset(p, task.at, kMask)] != 0;
+  task.is_class = true;
+  if (kIndices && task.counts) {
+    const int64_t index = index_at(p.target, offset(p, task.at, kTarget));
+    task.counts = index != p.ignore_index;
+    task.is_class = index >= 0 && index < p.classes;
+    if (task.counts && task.is_class) task.target = static_cast<int32_t>(index);
+  }
+  if (!task.counts) return task;
+  if (p.weight.data) task.weight = floating_at<F>(p.weight, offset(p, task.at, kWeight));
+  if (kIndices && p.third.data && task.is_class) {
+    task.class_weight = floating_at<F>(p.third, task.target * p.class_stride[kThird]);
+  }
+  if (wants_gradients) {
+    task.factor = times(times(scale_of<F>(p, task.at.segment), grad_output), Constant<F>{task.weight, F(0)});
+  }
+  return task;
+}
+
+// What becomes of a row's loss, weighted: `loss` in two parts or one. Called by one thread.
+template <class P>
+__device__ __forceinline__ void hand_in(const RowParameters<P>& p, const RowPlace& at, const P& loss, P& sum) {
+  if (p.losses.data) {
+    const int64_t i = offset(p, at, kFirst);
+    if constexpr (std::is_same_v<P, double>) {
+      store_scalar(p.losses, i, loss * p.scale);
+    } else {
+      store_scalar(p.losses, i, loss.times(p.scale).over(1.0));
+    }
+  }
+  if (!p.sums) return;
+  if (p.segments > 1) {
+    p.fold.partials[int64_t{at.within} * p.segments + at.segment] = loss;
+  } else {
+    sum = sum + loss;
+  }
+}
+
+// The same of the block's threads. kLeaders: more threads than the first have a sum.
+template <int kThreads, bool kLeaders, class P>
+__device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& sum) {
+  if (!p.sums || p.segments > 1) return;
+  if constexpr (kLeaders) {
+    grid_reduce_and_store<kThreads>(block_sum<kThreads, P>(sum), p.fold);
+  } else {
+    grid_reduce_and_store<kThreads>(sum, p.fold);
+  }
+}
+
+// ---- host code ---------------------------------------------------------------------------------------------
+
+template <class P>
+RowParameters<P> row_parameters(const Pass& r) {
+  const int64_t inner = r.inner.count(), segments = r.segments.count();
+  if (inner * segments >= int64_t{1} << 31 || r.rows.classes >= int64_t{1} << 31) {
+    throw std::runtime_error("cudaloss: too many rows, or too many classes, for a pass");
+  }
+  RowParameters<P> p = {};
+  p.rows = static_cast<uint32_t>(inner * segments);
+  p.segments = static_cast<uint32_t>(segments);
+  p.by_inner = FastDivmod::by(std::max<int64_t>(inner, 1));
+  p.segment_offsets = offsets_of(r.segments);
+  p.row_offsets = offsets_of(r.inner);
+  p.plain = r.segments.rank <= 1 && r.inner.rank <= 1;
+  p.classes = static_cast<int32_t>(r.rows.classes);
+  std::copy(r.rows.class_stride, r.rows.class_stride + kPlaces, p.class_stride);
+  p.input = r.input;
+  p.target = r.target;
+  p.weight = r.selection.weight;
+  p.third = r.third;
+  p.mask = static_cast<const uint8_t*>(r.selection.mask.data);
+  p.ignore_index = r.rows.ignore_index;
+  p.softcap = r.rows.softcap;
+  p.scale = r.scale;
+  p.denominator = r.denominator;
+  p.scale_is_known = !r.denominator.counted && !r.denominator.normalizer.data;
+  p.known_scale = ratio(r.scale, r.denominator.constant.value, 0.0f);
+  p.grad_output = {r.grad_output, !varies(r.segments, kGradOutput) && !varies(r.inner, kGradOutput)};
+  p.hold_unit_gradients = r.hold_unit_gradients;
+  p.grad_input = r.grad_input;
+  p.grad_target = r.grad_target;
+  p.losses = r.losses;
+  p.sums = r.reduction.data != nullptr;
+  return p;
+}
+
+// Starts `kernel(p)` over tiles of so many rows, and the fold that it may need.
+template <class P, class Launch>
+void start_rows(const Pass& r, RowParameters<P>& p, int64_t rows_a_block, const Memory& memory, Stream stream,
+                const Launch& start) {
+  const SegmentLoss store = {r.denominator, r.scale, true, r.reduction};
+  int64_t blocks = plan::blocks_for(plan::ceil_div(p.rows, rows_a_block));
+  if (r.hold_unit_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
+  const auto run = [&](const Fold<P, SegmentLoss>& fold) {
+    p.fold = fold;
+    start(r.denominator.counted ? Start::Behind : Start::Alone, blocks);
+  };
+  if (!p.sums) return run({nullptr, nullptr, store});
+  if (p.segments == 1) return folded<P>(blocks, store, memory, stream, run);
+  const Workspace workspace = memory.of<P>(std::max<int64_t>(p.rows, 1));
+  if (p.rows > 0) run({static_cast<P*>(workspace.partials), nullptr, store});
+  fold_segments<P>(p.segments, p.rows / std::max<uint32_t>(p.segments, 1), store, workspace, stream);
+}
+
+}  // namespace cudaloss::cuda

@@ -1,0 +1,201 @@
+// Rows of any strides and dtypes, with everything that a loss of rows has: probabilities as targets, class weights
+// beside a label smoothing, a softcap, fp64. A thread, a warp or a block has a row, and reads it two or three times.
+#pragma once
+
+#include "cuda/row_parameters.cuh"
+#include "cuda/row_softmax.cuh"
+
+namespace cudaloss::cuda {
+
+constexpr int kGeneralThreads = 512;
+
+template <class F>
+struct GeneralParameters {
+  RowParameters<Partial<F>> rows;
+  int lanes_shift;  // of a row's threads
+  bool probabilities;
+};
+
+// A logit as the softmax has it, and what the softcap's slope makes of its gradient.
+template <class F>
+struct Capped {
+  F value, rest, slope;
+};
+template <class F>
+__device__ __forceinline__ Capped<F> capped(F x, F cap) {
+  if (cap == F(0)) return {x, F(0), F(1)};
+  const F most = F(64) * cap, size = clamped_to(most, absolute(x)), quotient = size / cap;
+  const F lost = fused(-quotient, cap, size) / cap;
+  const ExpBelowOne<F> below = exp_below_one(twice(quotient));  // w = (1 - exp(-z)) / 2, tanh = w / (1 - w)
+  const WithRest<F> w = {below.w.value, fused(below.exp, lost, below.w.rest)};
+  const F one_less = F(1) - w.value;
+  const WithRest<F> rest_of_one = {one_less, ((F(1) - one_less) - w.value) - w.rest};
+  const WithRest<F> tanh = quotient_of(w, rest_of_one, F(1) / one_less);
+  const WithRest<F> found = WithRest<F>{cap, F(0)} * tanh;
+  const F slope = fused(F(-2) * lost, below.exp, below.exp) / one_less * (F(1) + tanh.value);
+  return {signed_by(x, found.value), signed_by(x, found.rest), slope};
+}
+
+// Shuffles of a number of any words.
+template <class V>
+__device__ __forceinline__ V neighbour(const V& x, int distance) {
+  V out;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(V) / 4); ++i) {
+    reinterpret_cast<int*>(&out)[i] = __shfl_xor_sync(~0u, reinterpret_cast<const int*>(&x)[i], distance);
+  }
+  return out;
+}
+
+// What the row's threads have together, in all of them. `lanes` is the same for all.
+template <class V, class Join>
+__device__ __forceinline__ V together(V x, int lanes, const Join& join) {
+  if (lanes == 1) return x;
+  for (int distance = 16; distance > 0; distance /= 2) x = join(x, neighbour(x, distance));
+  if (lanes == 32) return x;
+  constexpr int kWarps = kGeneralThreads / 32;
+  __shared__ alignas(V) char shared[kWarps * sizeof(V)];
+  V* const of_warp = reinterpret_cast<V*>(shared);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = of_warp[0];
+  for (int warp = 1; warp < kWarps; ++warp) x = join(x, of_warp[warp]);
+  return x;
+}
+
+__device__ __forceinline__ double value_in(double x) { return x; }
+__device__ __forceinline__ double value_in(const Sum& x) { return x.value + x.rest; }
+__device__ __forceinline__ WithRest<double> parts_of(double x) { return {x, 0.0}; }
+__device__ __forceinline__ WithRest<double> parts_of(const Sum& x) { return {x.value, x.rest}; }
+
+// A row's operands.
+template <class F>
+struct GeneralRow {
+  using P = Partial<F>;
+  const GeneralParameters<F>& g;
+  const Task<F>& task;
+  double smoothing;
+  int64_t input, target, first, second;  // offsets
+
+  __device__ __forceinline__ Capped<F> logit(int32_t j) const {
+    const RowParameters<P>& p = g.rows;
+    return capped(floating_at<F>(p.input, input + j * p.class_stride[kInput]), static_cast<F>(p.softcap));
+  }
+  __device__ __forceinline__ double class_weight(int32_t j) const {
+    const RowParameters<P>& p = g.rows;
+    return p.third.data ? floating_at<double>(p.third, j * p.class_stride[kThird]) : 1.0;
+  }
+  // What the class adds to the sums and takes from its gradient; of an index its weight, which the smoothing has.
+  __device__ __forceinline__ double share(int32_t j) const {
+    if (!g.probabilities) return class_weight(j);
+    const RowParameters<P>& p = g.rows;
+    const double q = floating_at<double>(p.target, target + j * p.class_stride[kTarget]);
+    return class_weight(j) * ((1.0 - smoothing) * q + smoothing / p.classes);
+  }
+  __device__ __forceinline__ double exp(const Capped<F>& x, F max) const {
+    const F e = exp_below_max(bounded(x.value), max);
+    return static_cast<double>(fused(e, x.rest, e));
+  }
+};
+
+template <class F, class Loss>
+__device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const Loss& loss, const Task<F>& task,
+                                            int lane, int lanes, Partial<F>& sum) {
+  using P = Partial<F>;
+  using Row = typename Loss::Row;
+  const RowParameters<P>& p = g.rows;
+  const bool reads = task.counts && task.is_class;
+  const GeneralRow<F> row = {g,
+                             task,
+                             loss.smoothing,
+                             offset(p, task.at, kInput),
+                             offset(p, task.at, kTarget),
+                             offset(p, task.at, kFirst),
+                             offset(p, task.at, kSecond)};
+  const int32_t end = reads ? p.classes : 0;
+  F max = F(-INFINITY);
+  for (int32_t j = lane; j < end; j += lanes) {
+    const F x = j == task.target ? F(-INFINITY) : row.logit(j).value;
+    max = select(x > max || x != x, x, max);
+  }
+  max = together(max, lanes, [](F a, F b) { return a != a || a > b ? a : b; });
+  double own = -INFINITY;
+  if (reads && task.target >= 0) {
+    const Capped<F> x = row.logit(task.target);
+    own = static_cast<double>(x.value) + static_cast<double>(x.rest);
+  }
+  const double top = max != max || own != own ? NAN : select(own > max, own, static_cast<double>(max));
+  const bool is_nan = !task.is_class || !(absolute(top) <= DBL_MAX);
+  const bool sums_shares = g.probabilities || loss.smoothing != 0.0;
+  const F bound = bounded(max);
+  P of_exp = {}, below = {}, shares = {};
+  for (int32_t j = lane; j < end; j += lanes) {
+    const Capped<F> x = row.logit(j);
+    if (j != task.target) of_exp = of_exp + P{row.exp(x, bound)};
+    if (sums_shares) {
+      const double share = row.share(j);
+      shares = shares + P{share};
+      below = below + P{share * ((top - static_cast<double>(x.value)) - static_cast<double>(x.rest))};
+    }
+  }
+  const auto add = [](const P& a, const P& b) { return a + b; };
+  of_exp = together(of_exp, lanes, add);
+  Row result = {};
+  double log_all = 0.0;
+  typename Loss::Shared shared = {};
+  if (sums_shares) {
+    shared = {value_in(together(below, lanes, add)), value_in(together(shares, lanes, add))};
+  }
+  if (reads) {
+    const WithRest<double> others = scaled(parts_of(of_exp), 1.0 / kLifted<F>);
+    if (g.probabilities) {
+      log_all = rounded(log_of(others));
+      result = loss.finish(static_cast<double>(max), others.value, log_all, shared);
+    } else {
+      result = loss.finish(OtherClasses<double>{static_cast<double>(bound), others}, own,
+                           static_cast<double>(task.class_weight), shared, p.classes);
+    }
+    if (is_nan) result = {NAN, NAN, NAN, NAN};
+  } else if (task.counts) {
+    result = {NAN, NAN, NAN, NAN};
+  }
+  if (lane == 0) hand_in(p, task.at, P{result.loss * static_cast<double>(task.weight)}, sum);
+  const double factor = static_cast<double>(task.factor.hi) + static_cast<double>(task.factor.lo);
+  const double nothing = task.counts ? NAN : 0.0;
+  for (int32_t j = lane; j < p.classes; j += lanes) {
+    double gradient = nothing, of_target = nothing;
+    if (reads) {
+      const Capped<F> x = row.logit(j);
+      const double share = sums_shares ? row.share(j) : 0.0;
+      gradient = j == task.target ? result.at_target
+                                  : row.exp(x, bound) * result.of_exp * (1.0 / kLifted<F>)-result.of_share * share;
+      gradient *= factor * static_cast<double>(x.slope);
+      const double above = (top - static_cast<double>(x.value)) - static_cast<double>(x.rest) + log_all;
+      of_target = factor * (1.0 - loss.smoothing) * row.class_weight(j) * above;
+    }
+    if (p.grad_input.data) store_scalar(p.grad_input, row.first + j * p.class_stride[kFirst], gradient);
+    if (p.grad_target.data) store_scalar(p.grad_target, row.second + j * p.class_stride[kSecond], of_target);
+  }
+}
+
+template <class F, class Loss>
+__global__ void __launch_bounds__(kGeneralThreads)
+    rows_in_general(const __grid_constant__ GeneralParameters<F> g, const __grid_constant__ Loss loss) {
+  const RowParameters<Partial<F>>& p = g.rows;
+  release_next();
+  wait_for_prior();
+  if (all_held<F>(p)) return;
+  const int lanes = 1 << g.lanes_shift, lane = static_cast<int>(threadIdx.x) & (lanes - 1);
+  const uint32_t rows = kGeneralThreads >> g.lanes_shift;
+  Partial<F> sum = {};
+#pragma unroll 1
+  for (uint32_t first = blockIdx.x * rows; first < p.rows; first += gridDim.x * rows) {
+    const uint32_t at = first + (threadIdx.x >> g.lanes_shift);
+    const Task<F> task = g.probabilities ? task_of<F, false>(p, at) : task_of<F, true>(p, at);
+    if (!task.held) general_row(g, loss, task, lane, lanes, sum);  // all of a row's threads, which are whole warps
+  }
+  hand_in_sum<kGeneralThreads, true>(p, sum);
+}
+
+}  // namespace cudaloss::cuda

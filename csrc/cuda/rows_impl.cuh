@@ -1,0 +1,193 @@
+// The CUDA engine for losses of rows: from a Pass to the kernel that suits its sizes and strides. Included by the source
+// of each such loss, which setup.py writes.
+#pragma once
+
+#include "cuda/engine.h"
+#include "cuda/rows_general.cuh"
+#include "cuda/rows_registers.cuh"
+#include "cuda/rows_single.cuh"
+#include "cuda/rows_twice.cuh"
+
+namespace cudaloss::cuda {
+
+// ---- any row -----------------------------------------------------------------------------------------------
+
+inline bool is_fp64(const void* data, DType dtype) { return data && dtype == DType::Float64; }
+inline bool wants_float64_rows(const Pass& r) {
+  return is_fp64(r.input.data, r.input.dtype) || is_fp64(r.target.data, r.target.dtype) ||
+         is_fp64(r.selection.weight.data, r.selection.weight.dtype) || is_fp64(r.third.data, r.third.dtype) ||
+         is_fp64(r.reduction.data, r.reduction.dtype) || is_fp64(r.losses.data, r.losses.dtype);
+}
+
+// A row's threads. Where the next row is nearer than the next class, neighbours read side by side if each has a row.
+inline int general_lanes_shift(const Pass& r) {
+  const bool is_across = r.inner.rank > 0 && std::abs(r.inner.stride[0][kInput]) < std::abs(r.rows.class_stride[kInput]);
+  const int64_t rows = r.inner.count() * r.segments.count();
+  if (r.rows.classes <= 8 || (is_across && rows * 64 >= r.rows.classes && rows >= 4096)) return 0;
+  return r.rows.classes <= 1024 ? 5 : 9;
+}
+
+template <class F, class Loss>
+void general_rows(const Pass& r, const Memory& memory, Stream stream) {
+  GeneralParameters<F> g = {};
+  auto p = row_parameters<Partial<F>>(r);
+  g.lanes_shift = general_lanes_shift(r);
+  g.probabilities = is_floating(r.target.dtype);
+  start_rows(r, p, kGeneralThreads >> g.lanes_shift, memory, stream, [&](Start start, int64_t blocks) {
+    g.rows = p;
+    launch(rows_in_general<F, Loss>, start, blocks, kGeneralThreads, stream, g, Loss(r));
+  });
+}
+
+// ---- rows of fp32 and halves, an index each ------------------------------------------------------------------
+
+template <class Kernel, class Loss>
+void launch_rows(const Pass& r, Kernel kernel, const Loss& loss, int64_t rows_a_block, int threads, int shared_bytes,
+                 const Memory& memory, Stream stream) {
+  auto p = row_parameters<double>(r);
+  start_rows(r, p, rows_a_block, memory, stream, [&](Start start, int64_t blocks) {
+    launch(kernel, start, blocks, threads, stream, shared_bytes, p, loss);
+  });
+}
+
+inline bool aligned_alike(const Dims& dims, int64_t elements, bool gradient) {
+  for (int d = 0; d < dims.rank; ++d) {
+    if (gradient && (dims.stride[d][kInput] - dims.stride[d][kFirst]) % elements != 0) return false;
+  }
+  return true;
+}
+inline bool all_aligned(const Dims& dims, int64_t elements) {
+  for (int d = 0; d < dims.rank; ++d) {
+    if (dims.stride[d][kInput] % elements != 0) return false;
+  }
+  return true;
+}
+
+// How a pass's rows lie.
+struct RowLayout {
+  bool vectors;  // classes side by side, in input and gradient at the same places of their 16 bytes
+  bool aligned;  // from the first of these on, in each row
+  bool dense;    // no gaps between the rows, in order
+  bool across;   // rows side by side, classes far apart
+};
+template <class E>
+RowLayout layout_of(const Pass& r) {
+  constexpr int64_t n = kVectorBytes / sizeof(E);
+  const bool gradient = r.grad_input.data != nullptr;
+  const auto input = reinterpret_cast<uintptr_t>(r.input.data), first = reinterpret_cast<uintptr_t>(r.grad_input.data);
+  const auto is_dense = [&](Place place) {
+    int64_t expected = r.rows.classes;
+    for (const Dims* dims : {&r.inner, &r.segments}) {
+      for (int d = 0; d < dims->rank; ++d) {
+        if (dims->size[d] != 1 && dims->stride[d][place] != expected) return false;
+        expected *= dims->size[d];
+      }
+    }
+    return r.rows.class_stride[place] == 1 || r.rows.classes == 1;
+  };
+  RowLayout layout = {};
+  layout.vectors = r.rows.class_stride[kInput] == 1 && (!gradient || r.rows.class_stride[kFirst] == 1) &&
+                   input % sizeof(E) == 0 && (!gradient || (input - first) % kVectorBytes == 0) &&
+                   aligned_alike(r.segments, n, gradient) && aligned_alike(r.inner, n, gradient);
+  layout.aligned =
+      layout.vectors && input % kVectorBytes == 0 && all_aligned(r.segments, n) && all_aligned(r.inner, n);
+  layout.dense = input % kVectorBytes == 0 && is_dense(kInput) &&
+                 (!gradient || (first % kVectorBytes == 0 && is_dense(kFirst)));
+  layout.across = r.inner.rank > 0 && r.inner.stride[0][kInput] == 1 && r.rows.class_stride[kInput] >= 32 &&
+                  (!gradient || r.inner.stride[0][kFirst] == 1);
+  return layout;
+}
+
+template <class E, int kLanes, int kVectors, int kThreads, int kBlocks, class Loss>
+bool in_registers(const Pass& r, const typename Loss::InFloat& loss, int64_t vectors, const Memory& memory,
+                  Stream stream) {
+  if (vectors > kLanes * kVectors) return false;
+  launch_rows(r, rows_in_registers<E, kLanes, kVectors, kThreads, kBlocks, Loss>, loss, kThreads / kLanes, kThreads, 0,
+              memory, stream);
+  return true;
+}
+
+template <class E, int kClasses, class Loss>
+bool single(const Pass& r, const typename Loss::InFloat& loss, bool dense, const Memory& memory, Stream stream) {
+  if (r.rows.classes > kClasses) return false;
+  if (dense) {
+    launch_rows(r, rows_through_shared<E, kClasses, Loss>, loss, kSingleThreads, kSingleThreads,
+                static_cast<int>(kSingleThreads * r.rows.classes * sizeof(E)), memory, stream);
+  } else {
+    launch_rows(r, rows_of_strided_classes<E, kClasses, Loss>, loss, kSingleThreads, kSingleThreads, 0, memory, stream);
+  }
+  return true;
+}
+
+// The kernels by their reach, of 16-byte vectors a row.
+template <class E, class Loss>
+bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
+  const RowLayout layout = layout_of<E>(r);
+  const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes));
+  if (layout.dense || layout.across) {
+    if (single<E, 8, Loss>(r, loss, layout.dense, memory, stream)) return true;
+    if (single<E, 16, Loss>(r, loss, layout.dense, memory, stream)) return true;
+    if (single<E, 32, Loss>(r, loss, layout.dense, memory, stream)) return true;
+  }
+  if (!layout.vectors) return false;
+  constexpr int64_t n = kVectorBytes / sizeof(E);
+  constexpr bool kWide = sizeof(E) == 4;
+  const int64_t vectors = plan::ceil_div(r.rows.classes + (layout.aligned ? 0 : n - 1), n);
+  const auto fits = [&](auto lanes, auto each, auto threads, auto blocks) {
+    return in_registers<E, lanes(), each(), threads(), blocks(), Loss>(r, loss, vectors, memory, stream);
+  };
+  const auto is = [](auto... values) { return std::make_tuple(values...); };
+  (void)is;
+  using std::integral_constant;
+#define CUDALOSS_FITS(lanes, each, threads, blocks)                                                     \
+  if (fits(integral_constant<int, lanes>(), integral_constant<int, each>(), integral_constant<int, threads>(), \
+           integral_constant<int, blocks>()))                                                            \
+  return true
+  CUDALOSS_FITS(8, (kWide ? 2 : 1), 256, 4);
+  CUDALOSS_FITS(8, (kWide ? 4 : 2), 256, 4);
+  CUDALOSS_FITS(8, (kWide ? 8 : 4), 256, 3);
+  CUDALOSS_FITS(32, (kWide ? 4 : 2), 128, 6);
+  CUDALOSS_FITS(32, (kWide ? 8 : 4), 128, 6);
+  CUDALOSS_FITS(128, (kWide ? 4 : 2), 128, 8);
+  CUDALOSS_FITS(256, (kWide ? 4 : 2), 256, 4);
+  CUDALOSS_FITS(256, (kWide ? 8 : 4), 256, 3);
+  CUDALOSS_FITS(512, (kWide ? 8 : 4), 512, 1);
+#undef CUDALOSS_FITS
+  if (vectors * n <= 65536) {
+    launch_rows(r, rows_read_twice<E, (kWide ? 4 : 4), 512, 2, Loss>, loss, 1, 512, 0, memory, stream);
+  } else {
+    launch_rows(r, rows_read_twice<E, (kWide ? 4 : 4), 1024, 1, Loss>, loss, 1, 1024, 0, memory, stream);
+  }
+  return true;
+}
+
+template <class Loss>
+bool is_fast(const Pass& r) {
+  return !is_floating(r.target.dtype) && r.rows.softcap == 0.0 && !r.grad_target.data &&
+         !(r.third.data && Loss(r).smoothing != 0.0) && (!r.grad_input.data || r.grad_input.dtype == r.input.dtype);
+}
+
+template <class Loss>
+void row_pass(const Pass& r, const Memory& memory, Stream stream) {
+  if (wants_float64_rows(r)) return general_rows<double, Loss>(r, memory, stream);
+  if (is_fast<Loss>(r)) {
+    bool done = false;
+    switch (r.input.dtype) {
+      case DType::Float32:
+        done = fast_rows<float, Loss>(r, memory, stream);
+        break;
+      case DType::Float16:
+        done = fast_rows<Half, Loss>(r, memory, stream);
+        break;
+      case DType::BFloat16:
+        done = fast_rows<BFloat16, Loss>(r, memory, stream);
+        break;
+      default:
+        break;
+    }
+    if (done) return;
+  }
+  general_rows<float, Loss>(r, memory, stream);
+}
+
+}  // namespace cudaloss::cuda

@@ -1,0 +1,124 @@
+"""The truth of losses of rows, in NumPy's long double, and what they are called with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LONG = np.longdouble
+
+
+class Truth(NamedTuple):
+    """Of each row: its loss, its gradients for an incoming one of 1, the size of the terms that these are differences
+    of, and what it counts; by rows, in the order of input's, and by classes."""
+
+    losses: np.ndarray
+    for_input: np.ndarray
+    sizes: np.ndarray
+    for_target: np.ndarray | None
+    counts: np.ndarray
+
+
+def by_rows(x: Tensor) -> np.ndarray:
+    """(rows, classes) of what has classes."""
+    x = x.detach().cpu()
+    return (
+        x.double()
+        .movedim(1 if x.dim() > 1 else 0, -1)
+        .reshape(-1, x.shape[1 if x.dim() > 1 else 0])
+        .numpy()
+        .astype(LONG)
+    )
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+) -> Truth:
+    """-sum(w q' log p) + z lse^2 of each row. Of an index its own log comes by log1p of the others' sum."""
+    x, s = by_rows(input), LONG(label_smoothing)
+    slope = LONG(1)
+    if softcap is not None:
+        bent = np.tanh(x / LONG(softcap))
+        x, slope = LONG(softcap) * bent, 1 - bent * bent
+    rows, classes = x.shape
+    w = np.ones(classes, LONG) if weight is None else weight.detach().cpu().double().numpy().astype(LONG)
+    if target.is_floating_point():
+        q = by_rows(target)
+        counts, kept = np.ones(rows, LONG), np.ones(rows, bool)
+        top = x.max(-1, keepdims=True)
+        e = np.exp(x - top)
+        lse = top[:, 0] + np.log(e.sum(-1))
+        logs, p = x - lse[:, None], e / e.sum(-1, keepdims=True)
+        share = w * ((1 - s) * q + s / classes)
+        at = None
+    else:
+        index = target.detach().cpu().reshape(-1).long().numpy()
+        kept = index != ignore_index
+        index = np.where(kept, index, 0)
+        at = (np.arange(rows), index)
+        counts = np.where(kept, w[index], 0)
+        e = np.exp(x - x[at][:, None])
+        e[at] = 0
+        others = e.sum(-1)
+        lse = x[at] + np.log1p(others)
+        p = e / (1 + others)[:, None]
+        p[at] = 1 / (1 + others)
+        logs = x - lse[:, None]
+        logs[at] = -np.log1p(others)
+        share = np.broadcast_to(w * s / classes, x.shape).copy()
+        share[at] += (1 - s) * w[index]
+    z = LONG(z_loss)
+    with np.errstate(invalid="ignore"):
+        losses = np.where(share == 0, 0, -share * logs).sum(-1) + z * lse * lse
+    total = share.sum(-1) + 2 * z * lse
+    grads = total[:, None] * p - share
+    if at is not None and s == 0 and z == 0:  # without the cancellation
+        grads[at] = -share[at] * others / (1 + others)
+    sizes = (np.abs(total[:, None] * p) + share) * np.abs(slope)
+    if at is not None and s == 0 and z == 0:
+        sizes = np.abs(grads * slope)
+    out = ~kept
+    losses = np.where(out, 0, losses)
+    grads, sizes = (np.where(out[:, None], 0, g) for g in (grads * slope, sizes))
+    for_target = (1 - s) * w * -logs if at is None else None
+    return Truth(losses, grads, sizes, for_target, counts)
+
+
+def as_input(by_classes: np.ndarray, input: Tensor) -> np.ndarray:
+    """(rows, classes) in the shape of input."""
+    dim = 1 if input.dim() > 1 else 0
+    shape = [size for i, size in enumerate(input.shape) if i != dim]
+    return np.moveaxis(by_classes.reshape(*shape, input.shape[dim]), -1, dim)
+
+
+_DIGITS = {torch.float32: (23, -126), torch.float64: (52, -1022), torch.float16: (10, -14), torch.bfloat16: (7, -126)}
+
+
+def error(found: Tensor, exact: np.ndarray, sizes: np.ndarray | None = None) -> float:
+    """The largest error in units in the last place of the exact numbers, or of `sizes` where these are larger; infinite
+    where one is NaN or infinite and the other is not the same."""
+    digits, least = _DIGITS[found.dtype]
+    ours = found.detach().cpu().double().numpy().astype(LONG).reshape(-1)
+    exact = np.asarray(exact, LONG).reshape(-1)
+    largest = LONG(torch.finfo(found.dtype).max)
+    exact = np.where(np.abs(exact) > largest, np.sign(exact) * np.inf, exact)
+    finite = np.isfinite(exact)
+    same = np.where(np.isnan(exact), np.isnan(ours), ours == exact)
+    if not same[~finite].all() or not np.isfinite(ours[finite]).all():
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    size = np.abs(exact[finite])
+    if sizes is not None:
+        size = np.maximum(size, np.abs(np.asarray(sizes, LONG).reshape(-1)[finite]))
+    exponent = np.maximum(np.frexp(np.maximum(size, LONG(2) ** least))[1] - 1, least)
+    return float((np.abs(ours[finite] - exact[finite]) / np.exp2((exponent - digits).astype(LONG))).max())

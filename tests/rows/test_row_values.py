@@ -1,0 +1,380 @@
+"""Losses of rows against the truth: every number of classes, dtypes, layouts, and all that a call may say."""
+
+from __future__ import annotations
+
+import exact_rows
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from exact_rows import as_input, error
+
+import cudaloss
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+of_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+# Of a single rounding, of a few, and of a half's one.
+ULPS = {torch.float32: 2.0, torch.float64: 2.0, torch.float16: 1.0, torch.bfloat16: 1.0}
+# Where kernels change: powers of two, one beside them, vocabularies.
+SPLITS = sorted(
+    {n + d for n in (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536) for d in (-1, 0, 1)} | {50257, 131072, 262144}
+)
+
+
+def drawn(shape, dtype=torch.float32, device="cpu", scale=4.0, confident=True):
+    """Logits, of which the last row is sure of its class, and its indices."""
+    input = torch.randn(shape, dtype=torch.float64) * scale
+    rows = (shape[:1] + shape[2:]) if len(shape) > 1 else ()
+    target = torch.randint(shape[1] if len(shape) > 1 else shape[0], rows)
+    if confident and len(shape) > 1:
+        at = target.unsqueeze(1)
+        raised = input.max() + torch.linspace(0, 18, rows[0]).view(-1, *[1] * (len(shape) - 1))
+        input = torch.where(torch.rand(rows).unsqueeze(1) < 0.5, input.scatter(1, at, raised.expand(at.shape)), input)
+    return input.to(dtype).to(device), target.to(device)
+
+
+def assert_right(input, target, incoming=None, bound=None, **own):
+    """Single losses, the mean, and the input's gradients of both."""
+    truth = exact_rows.cross_entropy(input, target, **own)
+    bound = bound or ULPS[input.dtype]
+    leaf = input.detach().requires_grad_()
+    losses = cudaloss.cross_entropy(leaf, target, reduction="none", **own)
+    assert losses.dtype == input.dtype
+    assert error(losses, truth.losses) <= bound
+    incoming = torch.rand_like(losses) + 0.5 if incoming is None else incoming
+    (gradient,) = torch.autograd.grad(losses, leaf, incoming)
+    factor = incoming.detach().cpu().double().numpy().reshape(-1, 1).astype(np.longdouble)
+    exact, sizes = (as_input(x * factor, input) for x in (truth.for_input, truth.sizes))
+    assert error(gradient, exact, sizes) <= bound
+    mean = cudaloss.cross_entropy(leaf, target, **own)
+    total = truth.counts.sum() if not target.is_floating_point() else len(truth.losses)
+    assert error(mean, truth.losses.sum() / total) <= bound
+    (gradient,) = torch.autograd.grad(mean, leaf)
+    exact, sizes = (as_input(x / total, input) for x in (truth.for_input, truth.sizes))
+    assert error(gradient, exact, sizes) <= bound
+
+
+# ---- every number of classes ----
+
+
+@pytest.mark.parametrize("first", range(1, 301, 25))
+def test_every_number_of_classes(device, first):
+    for classes in range(first, first + 25):
+        dtype = DTYPES[classes % 4] if classes % 3 == 0 else torch.float32
+        input, target = drawn((7, classes), dtype, device)
+        if classes > 2:
+            target[0] = target[-1] = -100
+        assert_right(input, target)
+
+
+@pytest.mark.parametrize("first", range(1, 301, 25))
+def test_every_number_of_strided_classes(device, first):
+    for classes in range(first, first + 25):
+        assert_right(*drawn((2, classes, 5), (torch.float32, torch.bfloat16)[classes % 2], device))
+
+
+@pytest.mark.parametrize("classes", SPLITS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_around_splits(device, classes, dtype):
+    input, target = drawn((4, classes), dtype, device)
+    target[0] = -100
+    assert_right(input, target)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 255, 257, 1025, 4097])
+@pytest.mark.parametrize("classes", [3, 10, 32, 128])
+def test_numbers_of_rows(device, rows, classes):
+    assert_right(*drawn((rows, classes), torch.float32, device))
+
+
+@of_dtypes
+@pytest.mark.parametrize(
+    "shape", [(9,), (1, 1), (3, 1), (6, 1000), (2, 19, 8, 8), (3, 5, 2, 3, 2), (2, 3, 2, 2, 2, 2, 2)]
+)
+def test_shapes(device, shape, dtype):
+    assert_right(*drawn(shape, dtype, device))
+
+
+def test_equal_logits_and_large_ones(device):
+    target = torch.tensor([0, 4, 8], device=device)
+    for logit in (0.0, 5.0, -1e30, 1e30, 3.3e38, -3.3e38):
+        assert_right(torch.full((3, 9), logit, device=device), target)
+    wide = torch.tensor([-3e38, 3e38, 0.0, -1e38], device=device).repeat(3, 1)
+    assert_right(wide, torch.tensor([1, 1, 1], device=device))
+
+
+@pytest.mark.parametrize("classes", [4, 33, 1000, 5000, 40000])
+def test_special_logits_are_pytorchs(device, classes):
+    input, target = drawn((8, classes), torch.float32, device)
+    target[:] = 1
+    input[0, 2] = float("nan")
+    input[1, 2] = -torch.inf
+    input[2, 1] = -torch.inf
+    input[3] = -torch.inf
+    input[4] = torch.full((classes,), -torch.inf, device=device).index_fill(0, torch.tensor([1], device=device), 2.0)
+    input[5, 3] = torch.inf
+    input[6, 1] = torch.inf
+    leaf, other = input.clone().requires_grad_(), input.double().requires_grad_()
+    ours = cudaloss.cross_entropy(leaf, target, reduction="none")
+    theirs = F.cross_entropy(other, target, reduction="none")
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=1e-6, equal_nan=True)
+    ours.sum().backward()
+    theirs.sum().backward()
+    torch.testing.assert_close(leaf.grad.double(), other.grad, rtol=1e-5, atol=1e-7, equal_nan=True)
+
+
+# ---- targets ----
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_dtypes_of_indices(device, dtype):
+    input, target = drawn((40, 100), torch.float32, device)
+    leaf = input.clone().requires_grad_()
+    expected = cudaloss.cross_entropy(leaf, target)
+    found = cudaloss.cross_entropy(leaf, target.to(dtype))
+    assert torch.equal(found, expected)
+    assert torch.equal(*(torch.autograd.grad(x, leaf)[0] for x in (found, expected)))
+    assert torch.equal(cudaloss.cross_entropy(input, target.to(dtype), ignore_index=7),
+                       cudaloss.cross_entropy(input, target, ignore_index=7))  # fmt: skip
+
+
+@pytest.mark.parametrize("classes", [5, 200, 3000])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_rows_that_do_not_count_are_not_read(device, classes, reduction):
+    input, target = drawn((9, classes), torch.float32, device)
+    mask = torch.ones(9, dtype=torch.bool, device=device)
+    target[0], target[8], mask[4] = -100, -100, False
+    clean = cudaloss.cross_entropy(input, target, mask=mask, reduction=reduction)
+    input[[0, 4, 8]] = float("nan")
+    leaf = input.requires_grad_()
+    value = cudaloss.cross_entropy(leaf, target, mask=mask, reduction=reduction)
+    assert torch.equal(value, clean)
+    value.sum().backward()
+    assert leaf.grad.isfinite().all() and not leaf.grad[[0, 4, 8]].any() and leaf.grad[1].any()
+
+
+def test_nothing_counts(device):
+    input = torch.randn(4, 6, device=device, requires_grad=True)
+    target = torch.full((4,), -100, device=device)
+    value = cudaloss.cross_entropy(input, target)
+    assert value.isnan()
+    value.backward()
+    assert not input.grad.any()
+    normalizer = torch.tensor(4.0, device=device)
+    assert cudaloss.cross_entropy(input, target, normalizer=normalizer) == 0
+    assert cudaloss.cross_entropy(input, target, reduction="sum") == 0
+    empty = torch.randn(0, 6, device=device, requires_grad=True)
+    assert cudaloss.cross_entropy(empty, target[:0]).isnan()
+    assert cudaloss.cross_entropy(empty, target[:0], reduction="sum") == 0
+    assert cudaloss.cross_entropy(empty, target[:0], reduction="none").shape == (0,)
+
+
+@pytest.mark.parametrize("bad", [6, -1, -101, 2**40])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_index_out_of_range(device, bad, reduction):
+    input = torch.randn(5, 6, device=device, requires_grad=True)
+    target = torch.tensor([0, 1, bad, 2, 5], device=device)
+    if device == "cpu":
+        with pytest.raises(RuntimeError, match=f"target must .* below 6.*got {bad}"):
+            cudaloss.cross_entropy(input, target, reduction=reduction)
+        return
+    value = cudaloss.cross_entropy(input, target, reduction=reduction)
+    value.sum().backward()
+    assert value.isnan().sum() == 1
+    assert input.grad[2].isnan().all() and input.grad[[0, 1, 3, 4]].isfinite().all()
+
+
+@of_dtypes
+@pytest.mark.parametrize("shape", [(9,), (6, 40), (3, 1000), (2, 7, 4, 3), (2, 5000)])
+def test_probabilities(device, shape, dtype):
+    """Unnormalised ones too, of which the sum is no part of the formula."""
+    input, _ = drawn(shape, dtype, device)
+    q = torch.rand(shape).to(dtype).to(device)
+    weight = torch.rand(shape[1] if len(shape) > 1 else shape[0], device=device) + 0.5
+    for own in ({}, {"label_smoothing": 0.125}, {"weight": weight, "label_smoothing": 0.125, "z_loss": 2.0**-10}):
+        truth = exact_rows.cross_entropy(input, q, **own)
+        x, t = input.clone().requires_grad_(), q.clone().requires_grad_()
+        losses = cudaloss.cross_entropy(x, t, reduction="none", **own)
+        assert error(losses, truth.losses) <= ULPS[dtype]
+        for_input, for_target = torch.autograd.grad(losses.sum(), (x, t))
+        assert error(for_input, as_input(truth.for_input, x), as_input(truth.sizes, x)) <= ULPS[dtype]
+        assert error(for_target, as_input(truth.for_target, x)) <= ULPS[dtype]
+        mean = cudaloss.cross_entropy(x, t, **own)
+        assert error(mean, truth.losses.sum() / len(truth.losses)) <= ULPS[dtype]
+        (for_target,) = torch.autograd.grad(mean, t)
+        assert error(for_target, as_input(truth.for_target, x) / len(truth.losses)) <= ULPS[dtype]
+
+
+# ---- its own arguments ----
+
+OWN = {
+    "label_smoothing": {"label_smoothing": 0.125},
+    "z_loss": {"z_loss": 2.0**-10},
+    "softcap": {"softcap": 30.0},
+    "weight": {"weight": True},
+    "weight and smoothing": {"weight": True, "label_smoothing": 0.125},
+    "all": {"weight": True, "label_smoothing": 0.125, "z_loss": 2.0**-10, "softcap": 8.0, "ignore_index": 1},
+}
+
+
+@of_dtypes
+@pytest.mark.parametrize("shape", [(50, 10), (9, 300), (5, 4096), (4, 20000), (2, 19, 6, 4)])
+@pytest.mark.parametrize("name", OWN)
+def test_own_arguments(device, name, shape, dtype):
+    own = dict(OWN[name])
+    if "weight" in own:
+        own["weight"] = (torch.rand(shape[1]) + 0.5).to(device)
+    input, target = drawn(shape, dtype, device, confident="softcap" not in own)
+    # A softcap's tanh is rounded before it is differentiated, and what it loses grows with the cap.
+    assert_right(input, target, bound=16 * ULPS[dtype] if "softcap" in own and dtype.itemsize > 2 else None, **own)
+
+
+# ---- a call's options ----
+
+
+@pytest.mark.parametrize("shape", [(24, 10), (24, 300), (6, 9000), (6, 19, 4)])
+@pytest.mark.parametrize("batch_dims", [0, 1])
+def test_options(device, shape, batch_dims):
+    input, target = drawn(shape, torch.float32, device)
+    rows = target.shape
+    weight, mask = torch.rand(rows, device=device) + 0.5, torch.rand(rows, device=device) < 0.7
+    mask.view(-1)[0], target.view(-1)[-1] = True, -100
+    class_weight = torch.rand(shape[1], device=device) + 0.5
+    truth = exact_rows.cross_entropy(input, target, class_weight)
+    given = [x.reshape(-1).double().cpu().numpy().astype(np.longdouble) for x in (weight, mask)]
+    kept = (shape[0], -1) if batch_dims else (1, -1)
+    each, counts = ((x * given[0] * given[1]) for x in (truth.losses, truth.counts))
+    sums, totals = each.reshape(kept).sum(-1), counts.reshape(kept).sum(-1)
+    options = {"sample_weight": weight, "mask": mask, "scale": 0.75, "batch_dims": batch_dims, "weight": class_weight}
+    for reduction, factors in {
+        "sum": np.ones_like(totals),
+        "mean": totals,
+        "normalizer": np.full_like(totals, 8),
+    }.items():
+        with np.errstate(invalid="ignore", divide="ignore"):
+            expected = sums * 0.75 / factors
+            of_rows = np.where(factors == 0, 0, 0.75 / factors)
+        leaf = input.clone().requires_grad_()
+        beside = {"normalizer": torch.tensor(8.0, device=device)} if reduction == "normalizer" else {}
+        named = "mean" if beside else reduction
+        value = cudaloss.cross_entropy(leaf, target, reduction=named, **options, **beside)
+        assert error(value, expected) <= 2.0
+        incoming = torch.rand_like(value) + 0.5
+        value.backward(incoming)
+        factor = incoming.reshape(-1).double().cpu().numpy().astype(np.longdouble) * of_rows
+        factor = np.broadcast_to(factor[:, None], (len(factor), each.size // len(factor))).reshape(-1)
+        exact = truth.for_input * (factor * given[0] * given[1])[:, None]
+        assert error(leaf.grad, as_input(exact, input)) <= 4.0  # of four factors, each rounded
+    leaf = input.clone().requires_grad_()
+    single = cudaloss.cross_entropy(leaf, target, reduction="none", **options | {"batch_dims": 0})
+    assert error(single, each * 0.75) <= 2.0
+
+
+def test_broadcast_options(device):
+    input, target = drawn((4, 7, 5), torch.float32, device)
+    weight, mask = torch.rand(5, device=device), torch.tensor([[True], [False], [True], [True]], device=device)
+    found = cudaloss.cross_entropy(input, target, sample_weight=weight, mask=mask)
+    expected = cudaloss.cross_entropy(input, target, sample_weight=weight.expand(4, 5), mask=mask.expand(4, 5))
+    assert torch.equal(found, expected)
+
+
+def test_dtype_and_autocast(device):
+    input, target = drawn((20, 50), torch.bfloat16, device)
+    wide = cudaloss.cross_entropy(input.float(), target)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        leaf = input.clone().requires_grad_()
+        found = cudaloss.cross_entropy(leaf, target)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wide, rtol=1e-6, atol=0)
+    found.backward()
+    assert leaf.grad.dtype == torch.bfloat16
+    assert cudaloss.cross_entropy(input, target).dtype == torch.bfloat16
+    assert cudaloss.cross_entropy(input, target, dtype=torch.float64).dtype == torch.float64
+
+
+def test_small_gradients_of_fp16(device):
+    """A mean over so many rows has gradients that fp16 lacks; those for a scaled loss it has."""
+    input = torch.zeros(1 << 16, 32, dtype=torch.float16, device=device, requires_grad=True)
+    target = torch.zeros(1 << 16, dtype=torch.long, device=device)
+    (cudaloss.cross_entropy(input, target, dtype=torch.float32) * 65536).backward()
+    torch.testing.assert_close(input.grad[:, 1], torch.full((1 << 16,), 1 / 32, dtype=torch.float16, device=device))
+
+
+# ---- layouts ----
+
+LAYOUTS = {
+    "transposed": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "strided": lambda x: x.repeat_interleave(2, 1)[:, ::2],
+    "sliced": lambda x: torch.nn.functional.pad(x, (1, 2))[..., 1:-2],
+    "misaligned": lambda x: torch.cat([x.new_zeros(1), x.reshape(-1)])[1:].view(x.shape),
+    "padded rows": lambda x: torch.cat([x, x], 1)[:, : x.shape[1]],
+}
+
+
+@pytest.mark.parametrize("shape", [(12, 10), (12, 128), (12, 4096), (6, 33000), (12, 20, 6)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layouts(device, layout, shape, dtype):
+    input, target = drawn(shape, dtype, device)
+    changed = LAYOUTS[layout](input)
+    assert torch.equal(changed, input)
+    assert_right(changed, target)
+    (gradient,) = torch.autograd.grad(cudaloss.cross_entropy(leaf := changed.detach().requires_grad_(), target), leaf)
+    assert gradient.shape == input.shape
+
+
+def test_channels_last(device):
+    input, target = drawn((3, 12, 9, 7), torch.float32, device)
+    leaf = input.to(memory_format=torch.channels_last).requires_grad_()
+    assert_right(leaf, target)
+    cudaloss.cross_entropy(leaf, target).backward()
+    assert leaf.grad.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_expanded_logits(device):
+    row = torch.randn(1, 30, device=device)
+    target = torch.arange(8, device=device)
+    assert_right(row.expand(8, 30), target)
+
+
+def test_logits_are_never_written_to(device):
+    input, target = drawn((30, 5000), torch.float32, device)
+    before = input.clone()
+    cudaloss.cross_entropy(input.requires_grad_(), target).backward()
+    assert torch.equal(input, before) and input._version == 0
+
+
+@pytest.mark.cuda
+def test_more_than_2_to_the_31_elements():
+    rows, classes = (1 << 20) + 3, 2050
+    input = torch.empty(rows, classes, device="cuda", dtype=torch.bfloat16).normal_()
+    target = torch.randint(classes, (rows,), device="cuda")
+    leaf = input.requires_grad_()
+    value = cudaloss.cross_entropy(leaf, target, dtype=torch.float32)
+    value.backward()
+    ends = slice(None, 64), slice(-64, None)
+    for end in ends:
+        part = input.detach()[end].clone().requires_grad_()
+        cudaloss.cross_entropy(part, target[end], normalizer=float(rows)).backward()
+        assert torch.equal(part.grad, leaf.grad[end])
+
+
+# ---- the same bits ----
+
+
+@pytest.mark.parametrize("shape", [(4000, 10), (3000, 128), (300, 4096), (9, 70000), (3, 262144), (8, 19, 32, 32)])
+def test_same_bits(device, shape):
+    input, target = drawn(shape, torch.float32, device)
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            leaf = input.clone().requires_grad_()
+            value = cudaloss.cross_entropy(leaf, target)
+            value.backward()
+            found.append((value.detach(), leaf.grad))
+    finally:
+        torch.set_num_threads(before)
+    for value, gradient in found[1:]:
+        assert torch.equal(value, found[0][0]) and torch.equal(gradient, found[0][1])
