@@ -5,6 +5,7 @@
 #include "cpu/blocks.h"
 #include "cpu/engine.h"
 #include "cpu/gather.h"
+#include "cpu/row_tiles.h"
 #include "cpu/strips.h"
 
 namespace cudaloss::cpu {
@@ -16,6 +17,7 @@ struct CountScratch {
   Term terms[kBlock];
   uint8_t mask[kBlock];
   Keep<F> keep[kBlock];
+  int64_t offsets[kBlock], index[kBlock];
 };
 
 // F holds the weights, and the targets where NaN among them matters; Term what is summed up: a weight, or 1.
@@ -23,10 +25,13 @@ template <class F, class Term>
 class CountRun {
  public:
   CountRun(const Count& request, const Strips& strips)
-      : request_(request), selection_(request.selection), strips_(strips) {}
+      : request_(request),
+        selection_(request.selection),
+        strips_(strips),
+        of_indices_(request.rows.classes > 0 && !is_floating(request.target.dtype)) {}
 
   void operator()(const Strip& strip, Sums& sums, CountScratch<F, Term>& scratch) const {
-    const bool only_mask = selection_.mask.data && !selection_.weight.data && !selection_.ignore_nan;
+    const bool only_mask = selection_.mask.data && !selection_.weight.data && !selection_.ignore_nan && !of_indices_;
     strips_.for_each_block(strip, [&](const Block& block) {
       const Position at = strips_.walk().after(block.before);
       const uint8_t* mask = nullptr;
@@ -56,6 +61,7 @@ class CountRun {
     } else {
       std::fill(scratch.terms, scratch.terms + count, Term(1));
     }
+    if (of_indices_) weigh_by_class(at, count, scratch);
     if (!mask && !selection_.ignore_nan) return;
     const F* target = nullptr;
     if (selection_.ignore_nan) target = read(request_.target, walk, at, kTarget, count, scratch.target);
@@ -63,9 +69,26 @@ class CountRun {
     select_out<F>(scratch.keep, count, scratch.terms);
   }
 
+  // Of rows: the weight of each one's class, 0 where the index does not count.
+  void weigh_by_class(const Position& at, int64_t count, CountScratch<F, Term>& scratch) const {
+    find_offsets(strips_.walk(), at, kTarget, count, scratch.offsets);
+    read_indices(request_.target, scratch.offsets, count, scratch.index);
+    const Rows& rows = request_.rows;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t index = scratch.index[i];
+      const bool counts = index != rows.ignore_index && index >= 0 && index < rows.classes;
+      if (!counts) {
+        scratch.terms[i] = Term(0);
+      } else if (request_.third.data) {
+        scratch.terms[i] *= number_at<Term>(request_.third, index * rows.class_stride[kThird]);
+      }
+    }
+  }
+
   const Count& request_;
   const Selection& selection_;
   const Strips& strips_;
+  const bool of_indices_;
 };
 
 template <class F, class Term>
@@ -85,9 +108,10 @@ void count(const Count& request, ParallelFor parallel_for) {
   }
   const Selection& selection = request.selection;
   const bool float64 = (selection.weight.data && selection.weight.dtype == DType::Float64) ||
+                       (request.third.data && request.third.dtype == DType::Float64) ||
                        (selection.ignore_nan && request.target.dtype == DType::Float64);
   if (float64) return count_as<double, double>(request, parallel_for);
-  if (selection.weight.data) return count_as<float, double>(request, parallel_for);
+  if (selection.weight.data || request.third.data) return count_as<float, double>(request, parallel_for);
   count_as<float, float>(request, parallel_for);
 }
 

@@ -63,7 +63,6 @@ class RowGroups {
     }
   }
 
-
  private:
   // One array for both shapes of tiles: where a row has its lines, those are filled up with 0.
   void read_class_weights() {
@@ -194,8 +193,8 @@ class RowGroups {
       of_below.add(below[lane]);
       of_shares.add(shares[lane]);
     }
-    lanes.below_max[row] = of_below.value + of_below.rest;
-    lanes.shares[row] = of_shares.value + of_shares.rest;
+    lanes.below_max[row] = rounded(WithRest<double>{of_below.value, of_below.rest});
+    lanes.shares[row] = rounded(WithRest<double>{of_shares.value, of_shares.rest});
   }
 
   void put_back(const RowGroup<F>& group, const double* top, Scratch& scratch) const {
@@ -291,8 +290,8 @@ class RowGroups {
       const LaneLogs logs = shape_.across ? logs_of(lanes) : logs_of(lanes, row);
       lanes_below_log(own, shape_.lines(), class_weights(), logs);
     }
-    write_rows(pass_.grad_target, scratch.of_second + group.first, pass_.rows.class_stride[kSecond], shape_,
-               group.rows, group.tiles);
+    write_rows(pass_.grad_target, scratch.of_second + group.first, pass_.rows.class_stride[kSecond], shape_, group.rows,
+               group.tiles);
   }
 
   const Pass& pass_;

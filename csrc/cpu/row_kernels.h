@@ -13,17 +13,20 @@
 namespace cudaloss::cpu {
 
 constexpr int kParts = kLanes / kDoubles;
+// fp64 shows what additions round away.
+template <class F>
+constexpr bool kIsCompensated = sizeof(F) == sizeof(double);
 
-// A sum for each lane; of fp64, which shows what additions round away, with that.
+// A sum for each lane, and what its additions round away.
 struct LaneSums {
   SumOf<Doubles> part[kParts];
 
-  template <class F>
+  template <bool kCompensated, class F>
   CUDALOSS_INLINE void add(const F* terms) {
     for (int k = 0; k < kParts; ++k) {
       Doubles wide;
       load(terms + k * kDoubles, wide);
-      if constexpr (sizeof(F) == sizeof(double)) {
+      if constexpr (kCompensated) {
         part[k].add(wide);
       } else {
         part[k].value += wide;
@@ -55,12 +58,12 @@ struct RowLanes {
   // of the other classes, or of all, if there is no target's: the maximum, and the sum of exp(x - max) / small
   F max[kLanes];
   double sums[kLanes], rests[kLanes];
-  double target[kLanes], weight[kLanes];   // the target's logit and class weight
+  double target[kLanes], weight[kLanes];     // the target's logit and class weight
   double below_max[kLanes], shares[kLanes];  // as Loss::Shared has them
-  double factor[kLanes];                   // of all gradients of the row
-  int64_t keep[kLanes];                    // all bits where the row counts, else none
+  double factor[kLanes];                     // of all gradients of the row
+  int64_t keep[kLanes];                      // all bits where the row counts, else none
   double loss[kLanes], at_target[kLanes];
-  double log_all[kLanes];                  // log(sum of exp(x - the largest of all))
+  double log_all[kLanes];  // log(sum of exp(x - the largest of all))
   // exp / small times `unlifted` times hi + lo, less `share` times a class's share, is its gradient
   F unlifted[kLanes], hi[kLanes], lo[kLanes], share[kLanes];
 };
@@ -89,7 +92,7 @@ CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, const F* max, doubl
     F e[kLanes];
     for (int lane = 0; lane < kLanes; ++lane) e[lane] = exp_below_max(bounded(tile[i * kLanes + lane]), top[lane]);
     memcpy(tile + i * kLanes, e, sizeof e);
-    total.add(e);
+    total.add<kIsCompensated<F>>(e);
   }
   total.store(sums, rests);
 }
@@ -104,8 +107,8 @@ CUDALOSS_INLINE void add_below(const F* tile, int64_t lines, const F* shares, co
     for (int lane = 0; lane < kLanes; ++lane) {
       term[lane] = share[lane] * (top[lane] - static_cast<double>(tile[i * kLanes + lane]));
     }
-    below.add(term);
-    all.add(share);
+    below.add<kIsCompensated<F>>(term);
+    all.add<kIsCompensated<F>>(share);
   }
 }
 template <class F>
@@ -117,9 +120,9 @@ CUDALOSS_MULTIVERSION void lanes_below(const F* tile, int64_t lines, Shares<F> s
   shares.each ? add_below<true>(tile, lines, shares.values, from, of_below, of_all)
               : add_below<false>(tile, lines, shares.values, from, of_below, of_all);
   of_below.store(below, rests);
-  for (int lane = 0; lane < kLanes; ++lane) below[lane] += rests[lane];
+  for (int lane = 0; lane < kLanes; ++lane) below[lane] = rounded(WithRest<double>{below[lane], rests[lane]});
   of_all.store(all, rests);
-  for (int lane = 0; lane < kLanes; ++lane) all[lane] += rests[lane];
+  for (int lane = 0; lane < kLanes; ++lane) all[lane] = rounded(WithRest<double>{all[lane], rests[lane]});
 }
 
 // What a tile's lanes are multiplied by.

@@ -145,9 +145,8 @@ void write_rows(const Result& result, const int64_t* offsets, int64_t class_stri
   });
 }
 
-#define CUDALOSS_INSTANTIATE(F)                                                                       \
-  template void read_rows<F>(const Operand&, const int64_t*, int64_t, const TileShape&, int64_t,      \
-                             const int64_t*, F*);                                                     \
+#define CUDALOSS_INSTANTIATE(F)                                                                                       \
+  template void read_rows<F>(const Operand&, const int64_t*, int64_t, const TileShape&, int64_t, const int64_t*, F*); \
   template void write_rows<F>(const Result&, const int64_t*, int64_t, const TileShape&, int64_t, const F*);
 CUDALOSS_INSTANTIATE(float)
 CUDALOSS_INSTANTIATE(double)

@@ -95,7 +95,7 @@ class Strips {
   void for_each_block(const Strip& strip, const Body& body) const {
     if (strip.begin == strip.end) return;
     if (across_) return blocks_across(strip, body);
-    const int64_t together = fitting(inner_);
+    const int64_t together = parts_ > 1 ? 1 : fitting(inner_);
     for (int64_t segment = 0; segment < strip.segments; segment += together) {
       if (together == 1) {
         blocks_along(strip, segment, body);

@@ -21,6 +21,9 @@ struct CountParameters {
   bool linear;  // mask and weights are dense, in whole vectors
   Weights<double> weight;
   Accessor<Any<double>> target;  // where NaN there matters
+  Operand indices;               // of rows; without data: none
+  Operand class_weight;
+  int64_t index_stride, class_stride, classes, ignore_index;
   Fold<CountSum<kMaskAlone>, SegmentDivisor> fold;
 };
 
@@ -95,6 +98,25 @@ __device__ __forceinline__ Sum sum_in_line(const CountParameters<false>& p, uint
   return sum;
 }
 
+template <int N>
+__device__ __forceinline__ void read_indices(const CountParameters<false>& p, int64_t offset, int length,
+                                             int64_t (&index)[N]) {
+  dispatch_any(p.indices.dtype, [&](auto type) {
+    using Element = typename decltype(type)::type;
+    const auto read = each_of<N>(static_cast<const Element*>(p.indices.data) + offset, p.index_stride, length);
+#pragma unroll
+    for (int i = 0; i < N; ++i) index[i] = widen<int64_t>(read.element[i]);
+  });
+}
+
+// What a row with this index adds: its class's weight, or nothing.
+__device__ __forceinline__ double of_index(const CountParameters<false>& p, int64_t index) {
+  if (index == p.ignore_index) return 0.0;
+  if (!p.class_weight.data) return 1.0;
+  if (index < 0 || index >= p.classes) return 0.0;
+  return number_at<double>(p.class_weight, index * p.class_stride);
+}
+
 // What a vector adds to the denominator.
 template <int N, bool kMaskAlone>
 __device__ __forceinline__ double in_play(const CountParameters<kMaskAlone>& p, uint32_t segment,
@@ -108,11 +130,19 @@ __device__ __forceinline__ double in_play(const CountParameters<kMaskAlone>& p, 
   Vector<double, N> target = {};
   if (p.weight.data) p.weight.load(offset_in(p, segment, vector, kWeight), length, weight);
   if (p.target.data) target = p.target.template load<N>(offset_in(p, segment, vector, kTarget), length);
+  int64_t index[N];
+  if constexpr (!kMaskAlone) {
+    if (p.indices.data) read_indices<N>(p, offset_in(p, segment, vector, kTarget), length, index);
+  }
   double sum = 0.0;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const bool counts = (selected >> i & 1) != 0 && target.element[i] == target.element[i];
-    sum += select(counts, p.weight.data ? (p.weight.stride == 0 ? weight[0] : weight[i]) : 1.0, 0.0);
+    double own = p.weight.data ? (p.weight.stride == 0 ? weight[0] : weight[i]) : 1.0;
+    if constexpr (!kMaskAlone) {
+      if (counts && p.indices.data) own *= of_index(p, index[i]);
+    }
+    sum += select(counts, own, 0.0);
   }
   return sum;
 }
@@ -140,9 +170,11 @@ __global__ void __launch_bounds__(plan::kPassThreads, 2)
   reduce_share<0, std::conditional_t<kMaskAlone, FloatFloat, double>>(sum, partition, share, p.fold);
 }
 
+bool has_indices(const Count& r) { return r.rows.classes > 0 && !is_floating(r.target.dtype); }
+
 // Whether there is a mask and nothing else to look at.
 bool is_mask_alone(const Count& r) {
-  return r.selection.mask.data && !r.selection.weight.data && !r.selection.ignore_nan;
+  return r.selection.mask.data && !r.selection.weight.data && !r.selection.ignore_nan && !has_indices(r);
 }
 
 template <bool kMaskAlone, int N>
@@ -160,10 +192,18 @@ void launch_count(const Count& r, const Memory& memory, Stream stream) {
   };
   p.linear = r.inner.rank > 0 && is_line(kMask, {r.selection.mask.data, DType::Bool}) &&
              is_line(kWeight, r.selection.weight) && (r.selection.weight.data || kMaskAlone) &&
-             !r.selection.ignore_nan && has_whole_vectors(r.segments, r.inner, N);
+             !r.selection.ignore_nan && !has_indices(r) && has_whole_vectors(r.segments, r.inner, N);
   p.weight = {r.selection.weight.data, p.inner.stride[kWeight], r.selection.weight.dtype};
   if (r.selection.ignore_nan) {
     p.target = {const_cast<void*>(r.target.data), {p.inner.stride[kTarget], false}, r.target.dtype};
+  }
+  if (has_indices(r)) {
+    p.indices = r.target;
+    p.class_weight = r.third;
+    p.index_stride = p.inner.stride[kTarget];
+    p.class_stride = r.rows.class_stride[kThird];
+    p.classes = r.rows.classes;
+    p.ignore_index = r.rows.ignore_index;
   }
   const SegmentDivisor store = {r.multiplicity, r.output};
   const int64_t blocks = p.partition.blocks(plan::kPassThreads);

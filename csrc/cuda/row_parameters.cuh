@@ -33,7 +33,7 @@ struct RowParameters {
   bool hold_unit_gradients;
 
   Result grad_input, grad_target, losses;
-  bool sums;                    // the losses: one partial a block, or of several segments one a row
+  bool sums;  // the losses: one partial a block, or of several segments one a row
   Fold<P, SegmentLoss> fold;
 };
 
@@ -81,9 +81,8 @@ __device__ __forceinline__ int64_t index_at(const Operand& target, int64_t i) {
 template <class F>
 __device__ __forceinline__ F floating_at(const Operand& operand, int64_t i) {
   F number = F();
-  dispatch(operand.dtype, [&](auto type) {
-    number = widen<F>(static_cast<const typename decltype(type)::type*>(operand.data)[i]);
-  });
+  dispatch(operand.dtype,
+           [&](auto type) { number = widen<F>(static_cast<const typename decltype(type)::type*>(operand.data)[i]); });
   return number;
 }
 
@@ -184,7 +183,7 @@ __device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& 
   if constexpr (kLeaders) {
     grid_reduce_and_store<kThreads>(block_sum<kThreads, P>(sum), p.fold);
   } else {
-    grid_reduce_and_store<kThreads>(sum, p.fold);
+    grid_reduce_and_store<(kThreads > plan::kFoldThreads ? plan::kFoldThreads : kThreads)>(sum, p.fold);
   }
 }
 

@@ -1,7 +1,7 @@
 // The exponentials of a row in float arithmetic, their sums, and what comes of these.
 //
-// exp(x) is taken as exp(x - shift) / 2^power, so that the largest is about 1. There is no shift as a rule: x - k log(2)
-// is exact then, where x - max would be rounded, and sums that differ in their powers alone are brought together
+// exp(x) is taken as exp(x - shift) / 2^power, so that the largest is about 1. There is no shift as a rule: x - k
+// log(2) is exact then, where x - max would be rounded, and sums that differ in their powers alone are brought together
 // exactly.
 #pragma once
 
@@ -33,7 +33,8 @@ __device__ __forceinline__ Reference reference_of(float max) {
 }
 static __device__ __noinline__ float far_ratio(Reference from, Reference to) {
   if (from.power < -kUsualLogit) return 0.0f;  // of -inf alone
-  return static_cast<float>(exp((double{from.shift} - to.shift) + (double{from.power} - to.power) * 0x1.62e42fefa39efp-1));
+  return static_cast<float>(
+      exp((double{from.shift} - to.shift) + (double{from.power} - to.power) * 0x1.62e42fefa39efp-1));
 }
 // What a sum is multiplied by for a reference that is not below its own.
 __device__ __forceinline__ float ratio_of(Reference from, Reference to) {
@@ -62,8 +63,7 @@ struct Elements<float> {
 
   float magic, least;
   __device__ __forceinline__ explicit Elements(Reference reference)
-      : magic(ExpParts<float>::magic - reference.power),
-        least((reference.power - 165.0f) * ExpParts<float>::ln2) {}
+      : magic(ExpParts<float>::magic - reference.power), least((reference.power - 165.0f) * ExpParts<float>::ln2) {}
 
   __device__ __forceinline__ float exp(float x) const {
     const ExpApart<float> apart = exp_apart(magic, max_or_nan(x, least));

@@ -1,5 +1,5 @@
-// The CUDA engine for losses of rows: from a Pass to the kernel that suits its sizes and strides. Included by the source
-// of each such loss, which setup.py writes.
+// The CUDA engine for losses of rows: from a Pass to the kernel that suits its sizes and strides. Included by the
+// source of each such loss, which setup.py writes.
 #pragma once
 
 #include "cuda/engine.h"
@@ -21,7 +21,8 @@ inline bool wants_float64_rows(const Pass& r) {
 
 // A row's threads. Where the next row is nearer than the next class, neighbours read side by side if each has a row.
 inline int general_lanes_shift(const Pass& r) {
-  const bool is_across = r.inner.rank > 0 && std::abs(r.inner.stride[0][kInput]) < std::abs(r.rows.class_stride[kInput]);
+  const bool is_across =
+      r.inner.rank > 0 && std::abs(r.inner.stride[0][kInput]) < std::abs(r.rows.class_stride[kInput]);
   const int64_t rows = r.inner.count() * r.segments.count();
   if (r.rows.classes <= 8 || (is_across && rows * 64 >= r.rows.classes && rows >= 4096)) return 0;
   return r.rows.classes <= 1024 ? 5 : 9;
@@ -46,7 +47,7 @@ void launch_rows(const Pass& r, Kernel kernel, const Loss& loss, int64_t rows_a_
                  const Memory& memory, Stream stream) {
   auto p = row_parameters<double>(r);
   start_rows(r, p, rows_a_block, memory, stream, [&](Start start, int64_t blocks) {
-    launch(kernel, start, blocks, threads, stream, shared_bytes, p, loss);
+    launch_with_shared(kernel, start, blocks, threads, shared_bytes, stream, p, loss);
   });
 }
 
@@ -89,10 +90,9 @@ RowLayout layout_of(const Pass& r) {
   layout.vectors = r.rows.class_stride[kInput] == 1 && (!gradient || r.rows.class_stride[kFirst] == 1) &&
                    input % sizeof(E) == 0 && (!gradient || (input - first) % kVectorBytes == 0) &&
                    aligned_alike(r.segments, n, gradient) && aligned_alike(r.inner, n, gradient);
-  layout.aligned =
-      layout.vectors && input % kVectorBytes == 0 && all_aligned(r.segments, n) && all_aligned(r.inner, n);
-  layout.dense = input % kVectorBytes == 0 && is_dense(kInput) &&
-                 (!gradient || (first % kVectorBytes == 0 && is_dense(kFirst)));
+  layout.aligned = layout.vectors && input % kVectorBytes == 0 && all_aligned(r.segments, n) && all_aligned(r.inner, n);
+  layout.dense =
+      input % kVectorBytes == 0 && is_dense(kInput) && (!gradient || (first % kVectorBytes == 0 && is_dense(kFirst)));
   layout.across = r.inner.rank > 0 && r.inner.stride[0][kInput] == 1 && r.rows.class_stride[kInput] >= 32 &&
                   (!gradient || r.inner.stride[0][kFirst] == 1);
   return layout;
@@ -136,12 +136,10 @@ bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
   const auto fits = [&](auto lanes, auto each, auto threads, auto blocks) {
     return in_registers<E, lanes(), each(), threads(), blocks(), Loss>(r, loss, vectors, memory, stream);
   };
-  const auto is = [](auto... values) { return std::make_tuple(values...); };
-  (void)is;
   using std::integral_constant;
-#define CUDALOSS_FITS(lanes, each, threads, blocks)                                                     \
+#define CUDALOSS_FITS(lanes, each, threads, blocks)                                                            \
   if (fits(integral_constant<int, lanes>(), integral_constant<int, each>(), integral_constant<int, threads>(), \
-           integral_constant<int, blocks>()))                                                            \
+           integral_constant<int, blocks>()))                                                                  \
   return true
   CUDALOSS_FITS(8, (kWide ? 2 : 1), 256, 4);
   CUDALOSS_FITS(8, (kWide ? 4 : 2), 256, 4);

@@ -20,16 +20,16 @@ struct RowTile {
     }
   }
   __device__ __forceinline__ void load(const RowSpan<E>& span, int32_t begin) {
-    each(begin, [&](int32_t j, float(&v)[n]) { span.load(j, v); });
+    each(begin, [&](int32_t j, float (&v)[n]) { span.load(j, v); });
   }
   __device__ __forceinline__ void patch_in(int32_t begin, int32_t target, float value) {
     if (static_cast<uint32_t>(target - begin) >= kSize) return;
-    each(begin, [&](int32_t j, float(&v)[n]) { patch(v, target - j, value); });
+    each(begin, [&](int32_t j, float (&v)[n]) { patch(v, target - j, value); });
   }
   // What the smoothing sums up: of the elements that are there, their distances from `base`.
   __device__ __forceinline__ float below(int32_t begin, float base, int32_t classes) {
     float sum = 0.0f;
-    each(begin, [&](int32_t j, float(&v)[n]) {
+    each(begin, [&](int32_t j, float (&v)[n]) {
       float part = 0.0f;
 #pragma unroll
       for (int k = 0; k < n; ++k) {
@@ -40,7 +40,7 @@ struct RowTile {
     return sum;
   }
   __device__ __forceinline__ float max_with(float max) {
-    each(0, [&](int32_t, float(&v)[n]) {
+    each(0, [&](int32_t, float (&v)[n]) {
 #pragma unroll
       for (int k = 0; k < n; ++k) max = max_or_nan(max, v[k]);
     });
@@ -48,13 +48,13 @@ struct RowTile {
   }
   template <class Change>
   __device__ __forceinline__ void change(const Change& change) {
-    each(0, [&](int32_t, float(&v)[n]) {
+    each(0, [&](int32_t, float (&v)[n]) {
 #pragma unroll
       for (int k = 0; k < n; ++k) v[k] = change(v[k]);
     });
   }
   __device__ __forceinline__ void store(const RowSpan<E>& span, int32_t begin) {
-    each(begin, [&](int32_t j, float(&v)[n]) {
+    each(begin, [&](int32_t j, float (&v)[n]) {
       if (j < span.classes) span.template store<true>(j, v);
     });
   }

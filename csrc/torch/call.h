@@ -19,7 +19,7 @@ struct Call {
   const Maybe &weight, &mask, &normalizer;
   const std::optional<double>& divisor;  // a normalizer that is a number
   const Maybe& third;                    // in the place of numbers.third; of rows class weights
-  int64_t ignore_index = -100;              // of rows; their z_loss is numbers.third
+  int64_t ignore_index = -100;           // of rows; their z_loss is numbers.third
   double softcap = 0.0;
   bool of_rows = is_of_rows(mode.loss);
 

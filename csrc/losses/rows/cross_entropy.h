@@ -42,8 +42,8 @@ struct cross_entropy {
   // have no class of the target.
   CUDALOSS_INLINE Row finish(double max, double sum, double log_all, const Shared& shared) const {
     const double lse = max + log_all;
-    return {shared.below_max + shared.shares * log_all + z_loss * lse * lse,
-            (shared.shares + 2.0 * z_loss * lse) / sum, 1.0, 0.0};
+    return {shared.below_max + shared.shares * log_all + z_loss * lse * lse, (shared.shares + 2.0 * z_loss * lse) / sum,
+            1.0, 0.0};
   }
 
   // An index's loss in float, as a GPU has it, of class weights or smoothing but not both.
