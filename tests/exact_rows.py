@@ -110,7 +110,7 @@ def error(found: Tensor, exact: np.ndarray, sizes: np.ndarray | None = None) -> 
     ours = found.detach().cpu().double().numpy().astype(LONG).reshape(-1)
     exact = np.asarray(exact, LONG).reshape(-1)
     largest = LONG(torch.finfo(found.dtype).max)
-    exact = np.where(np.abs(exact) > largest, np.sign(exact) * np.inf, exact)
+    exact = np.where(np.abs(exact) > largest, np.copysign(LONG(np.inf), exact), exact)
     finite = np.isfinite(exact)
     same = np.where(np.isnan(exact), np.isnan(ours), ours == exact)
     if not same[~finite].all() or not np.isfinite(ours[finite]).all():

@@ -23,13 +23,15 @@ struct LaneSums {
 
   template <bool kCompensated, class F>
   CUDALOSS_INLINE void add(const F* terms) {
+    double wide[kLanes];  // a loop, where GCC 12 makes three instructions of a vector's conversion
+    for (int lane = 0; lane < kLanes; ++lane) wide[lane] = static_cast<double>(terms[lane]);
     for (int k = 0; k < kParts; ++k) {
-      Doubles wide;
-      load(terms + k * kDoubles, wide);
+      Doubles own;
+      memcpy(&own, wide + k * kDoubles, sizeof own);
       if constexpr (kCompensated) {
-        part[k].add(wide);
+        part[k].add(own);
       } else {
-        part[k].value += wide;
+        part[k].value += own;
       }
     }
   }
@@ -68,18 +70,33 @@ struct RowLanes {
   F unlifted[kLanes], hi[kLanes], lo[kLanes], share[kLanes];
 };
 
-// max[lane] = the largest of its column, NaN left out.
+// max[lane] = the largest of its column, NaN left out. In vectors: of a loop over lanes GCC 12 makes scalars.
 template <class F>
 CUDALOSS_MULTIVERSION void lanes_max(const F* tile, int64_t lines, F* max) {
-  F found[kLanes];
-  for (int lane = 0; lane < kLanes; ++lane) found[lane] = kLowest<F>;
-  for (int64_t i = 0; i < lines; ++i) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const F x = tile[i * kLanes + lane];
-      found[lane] = select(x > found[lane], x, found[lane]);
-    }
+  constexpr int kWide = 32 / sizeof(F), kVectors = kLanes / kWide, kAhead = 4;  // lines that wait for no other's
+  typedef F Vector __attribute__((vector_size(32)));
+  Vector found[kAhead][kVectors];
+  for (auto& line : found) {
+    for (Vector& lanes : line) lanes = Vector{} + kLowest<F>;
   }
-  for (int lane = 0; lane < kLanes; ++lane) max[lane] = found[lane];
+  const auto take = [&](int64_t i, Vector(&line)[kVectors]) CUDALOSS_INLINE_LAMBDA {
+    for (int k = 0; k < kVectors; ++k) {
+      Vector x;
+      memcpy(&x, tile + i * kLanes + k * kWide, sizeof x);
+      line[k] = x > line[k] ? x : line[k];
+    }
+  };
+  int64_t i = 0;
+  for (; i + kAhead <= lines; i += kAhead) {
+    for (int line = 0; line < kAhead; ++line) take(i + line, found[line]);
+  }
+  for (; i < lines; ++i) take(i, found[0]);
+  for (int k = 0; k < kVectors; ++k) {
+    for (int line = 1; line < kAhead; ++line) {
+      found[0][k] = found[line][k] > found[0][k] ? found[line][k] : found[0][k];
+    }
+    memcpy(max + k * kWide, &found[0][k], sizeof(Vector));
+  }
 }
 
 // tile = exp(tile - max) / small, and sums of it.
@@ -146,40 +163,48 @@ LaneFactors<F> factors_of(const RowLanes<F>& rows, int row = -1) {
   return factors;
 }
 
-// out = tile * factors, line i at i * step, which may be the tile's own.
+// An array that GCC 12 keeps in a register, as it does not a struct of them.
 template <class F>
-CUDALOSS_MULTIVERSION void lanes_times(const F* tile, int64_t lines, const LaneFactors<F>& by, F* out, int64_t step) {
-  const LaneFactors<F> own = by;
+CUDALOSS_INLINE void copy_lanes(const F* from, F* to) {
+  memcpy(to, from, kLanes * sizeof(F));
+}
+
+// What gradients have less of than exp.
+enum class Less { Nothing, Line, Each };
+
+// out = tile * factors, less the shares, line i at i * step, which may be the tile's own.
+template <Less kLess, class F>
+CUDALOSS_INLINE void times(const F* tile, int64_t lines, const LaneFactors<F>& by, const F* shares, F* out,
+                           int64_t step) {
+  F unlifted[kLanes], hi[kLanes], lo[kLanes], less[kLanes];
+  Keep<F> keep[kLanes];
+  copy_lanes(by.unlifted, unlifted);
+  copy_lanes(by.hi, hi);
+  copy_lanes(by.lo, lo);
+  copy_lanes(by.share, less);
+  copy_lanes(by.keep, keep);
   for (int64_t i = 0; i < lines; ++i) {
     F gradient[kLanes];
     for (int lane = 0; lane < kLanes; ++lane) {
-      const F e = tile[i * kLanes + lane] * own.unlifted[lane];
-      gradient[lane] = kept(fused(e, own.hi[lane], e * own.lo[lane]), own.keep[lane]);
+      const F e = tile[i * kLanes + lane] * unlifted[lane];
+      F rest = e * lo[lane];
+      if constexpr (kLess != Less::Nothing) {
+        rest = fused(-less[lane], share_at<kLess == Less::Each>(shares, i, lane), rest);
+      }
+      gradient[lane] = kept(fused(e, hi[lane], rest), keep[lane]);
     }
     memcpy(out + i * step, gradient, sizeof gradient);
   }
 }
-
-// The same less the shares.
-template <bool kEach, class F>
-CUDALOSS_INLINE void times_less(const F* tile, int64_t lines, const LaneFactors<F>& own, const F* shares, F* out,
-                                int64_t step) {
-  for (int64_t i = 0; i < lines; ++i) {
-    F gradient[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const F e = tile[i * kLanes + lane] * own.unlifted[lane], share = share_at<kEach>(shares, i, lane);
-      const F less = fused(-own.share[lane], share, e * own.lo[lane]);
-      gradient[lane] = kept(fused(e, own.hi[lane], less), own.keep[lane]);
-    }
-    memcpy(out + i * step, gradient, sizeof gradient);
-  }
+template <class F>
+CUDALOSS_MULTIVERSION void lanes_times(const F* tile, int64_t lines, const LaneFactors<F>& by, F* out, int64_t step) {
+  times<Less::Nothing, F>(tile, lines, by, nullptr, out, step);
 }
 template <class F>
 CUDALOSS_MULTIVERSION void lanes_times_less(const F* tile, int64_t lines, const LaneFactors<F>& by, Shares<F> shares,
                                             F* out, int64_t step) {
-  const LaneFactors<F> own = by;
-  shares.each ? times_less<true>(tile, lines, own, shares.values, out, step)
-              : times_less<false>(tile, lines, own, shares.values, out, step);
+  shares.each ? times<Less::Each>(tile, lines, by, shares.values, out, step)
+              : times<Less::Line>(tile, lines, by, shares.values, out, step);
 }
 
 }  // namespace cudaloss::cpu

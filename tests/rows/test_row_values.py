@@ -28,7 +28,7 @@ def drawn(shape, dtype=torch.float32, device="cpu", scale=4.0, confident=True):
     target = torch.randint(shape[1] if len(shape) > 1 else shape[0], rows)
     if confident and len(shape) > 1:
         at = target.unsqueeze(1)
-        raised = input.max() + torch.linspace(0, 18, rows[0]).view(-1, *[1] * (len(shape) - 1))
+        raised = input.max() + torch.linspace(0, 18, rows[0], dtype=torch.float64).view(-1, *[1] * (len(shape) - 1))
         input = torch.where(torch.rand(rows).unsqueeze(1) < 0.5, input.scatter(1, at, raised.expand(at.shape)), input)
     return input.to(dtype).to(device), target.to(device)
 
