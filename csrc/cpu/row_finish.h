@@ -28,6 +28,12 @@ CUDALOSS_INLINE double sound_sum(double sum, double max, double target, double l
   return select(is_sound, sum, static_cast<double>(NAN));
 }
 
+// What the maximum's exponential has lost, which may be most of a sum: of the others, errors average out.
+CUDALOSS_INLINE double lost_of(double max, double reference, double behind, double largest) {
+  const double growth = exp_minus_1((max - reference) - behind), exp = 1.0 + growth;
+  return (exp - largest) + ((1.0 - exp) + growth);
+}
+
 // Of rows whose targets are indices.
 template <class F, class Loss>
 CUDALOSS_MULTIVERSION void finish_indices(Loss loss, double classes, RowLanes<F>& rows) {
@@ -36,10 +42,14 @@ CUDALOSS_MULTIVERSION void finish_indices(Loss loss, double classes, RowLanes<F>
   for (int lane = 0; lane < kLanes; ++lane) {
     const double max = static_cast<double>(own.max[lane]), target = own.target[lane], factor = own.factor[lane];
     const double sum = sound_sum(own.sums[lane] * small, max, target, static_cast<double>(kLowest<F>));
-    const auto row = loss.finish(OtherClasses<double>{max, {sum, own.rests[lane] * small}}, target, own.weight[lane],
-                                 {own.below_max[lane], own.shares[lane]}, classes);
+    const double reference = own.reference[lane], behind = own.behind[lane];
+    const double lost = lost_of(max, reference, behind, static_cast<double>(own.largest[lane]) * small);
+    const OtherClasses<double> others = {reference, {sum, fused(sum, behind, own.rests[lane] * small) + lost}};
+    const double moved = select(target > reference, target, reference) - select(target > max, target, max);
+    const double below = own.below_max[lane] + own.shares[lane] * moved;
+    const auto row = loss.finish(others, target, own.weight[lane], {below, own.shares[lane]}, classes);
     const double gain = value_of(row.of_exp) * factor;
-    const double rest = fused(value_of(row.of_exp), factor, -gain) + rest_of(row.of_exp) * factor;
+    const double rest = fused(value_of(row.of_exp), factor, -gain) + rest_of(row.of_exp) * factor + gain * behind;
     const Gain<F> of_exp = gain_of<F>(gain, rest);
     own.loss[lane] = kept(row.loss, own.keep[lane]);
     own.at_target[lane] = kept(row.at_target * factor, own.keep[lane]);

@@ -75,10 +75,12 @@ class RowGroups {
   // What the gradients have less of than exp.
   Shares<F> shares_of(const F* shares) const { return of_indices_ ? class_weights() : Shares<F>{shares, true}; }
 
+  // Room for a batch, at the beginning of a cache line: a line of a tile is one.
   F* reserve(std::vector<F>& tiles, bool wanted) const {
-    const size_t size = wanted ? shape_.tiles(batch_) * shape_.size() : 0;
+    constexpr size_t kLine = 64;
+    const size_t size = wanted ? shape_.tiles(batch_) * shape_.size() + kLine / sizeof(F) : 0;
     if (tiles.size() < size) tiles.resize(size);
-    return tiles.data();
+    return reinterpret_cast<F*>((reinterpret_cast<uintptr_t>(tiles.data()) + (kLine - 1)) & ~(kLine - 1));
   }
 
   void read_input(int64_t first, int64_t rows, F* tiles, F* slopes, Scratch& scratch) const {
@@ -144,25 +146,15 @@ class RowGroups {
   void find_max(const RowGroup<F>& group, RowLanes<F>& lanes) const {
     if (shape_.across) return lanes_max(group.tiles, shape_.lines(), lanes.max);
     for (int64_t row = 0; row < group.rows; ++row) {
-      F max[kLanes];
-      if (!lanes.keep[row]) continue;
-      lanes_max(group.tiles + shape_.at(row, 0), shape_.lines(), max);
-      lanes.max[row] = *std::max_element(max, max + kLanes);
+      if (lanes.keep[row]) lanes.max[row] = row_max(group.tiles + shape_.at(row, 0), shape_.lines());
     }
   }
 
+  // Of probabilities the maximum itself: the logarithm of a sum that is little more than 1 is their loss.
   void add_exp(const RowGroup<F>& group, RowLanes<F>& lanes) const {
-    if (shape_.across) return lanes_exp(group.tiles, shape_.lines(), lanes.max, lanes.sums, lanes.rests);
-    for (int64_t row = 0; row < group.rows; ++row) {
-      F max[kLanes];
-      double sums[kLanes], rests[kLanes];
-      if (!lanes.keep[row]) continue;
-      std::fill(max, max + kLanes, lanes.max[row]);
-      lanes_exp(group.tiles + shape_.at(row, 0), shape_.lines(), max, sums, rests);
-      Sum all = {};
-      for (int lane = 0; lane < kLanes; ++lane) all.add(Sum{sums[lane], rests[lane]});
-      lanes.sums[row] = all.value;
-      lanes.rests[row] = all.rest;
+    if (shape_.across) return lanes_exp(group.tiles, shape_.lines(), !of_indices_, lanes);
+    for (int row = 0; row < group.rows; ++row) {
+      if (lanes.keep[row]) row_exp(group.tiles + shape_.at(row, 0), shape_.lines(), !of_indices_, row, lanes);
     }
   }
 

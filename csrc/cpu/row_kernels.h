@@ -35,6 +35,13 @@ struct LaneSums {
       }
     }
   }
+  // Of all lanes.
+  CUDALOSS_INLINE Sum total() const {
+    const SumOf<Doubles> lanes = (part[0] + part[2]) + (part[1] + part[3]);
+    Sum lane[kDoubles];
+    for (int k = 0; k < kDoubles; ++k) lane[k] = {lanes.value[k], lanes.rest[k]};
+    return (lane[0] + lane[2]) + (lane[1] + lane[3]);
+  }
   CUDALOSS_INLINE void store(double* values, double* rests) const {
     for (int k = 0; k < kParts; ++k) {
       memcpy(values + k * kDoubles, &part[k].value, sizeof(Doubles));
@@ -42,6 +49,12 @@ struct LaneSums {
     }
   }
 };
+
+// An array that GCC 12 keeps in a register, as it does not a struct of them.
+template <class F>
+CUDALOSS_INLINE void copy_lanes(const F* from, F* to) {
+  memcpy(to, from, kLanes * sizeof(F));
+}
 
 // What each class of a row has a share by: as many as a tile has elements, or one a line.
 template <class F>
@@ -57,9 +70,10 @@ CUDALOSS_INLINE F share_at(const F* values, int64_t line, int lane) {
 // kLanes rows, from what their tiles say to what their gradients are made with.
 template <class F>
 struct RowLanes {
-  // of the other classes, or of all, if there is no target's: the maximum, and the sum of exp(x - max) / small
-  F max[kLanes];
-  double sums[kLanes], rests[kLanes];
+  F max[kLanes];  // of the other classes, or of all, if there is no target's
+  double reference[kLanes], behind[kLanes];  // about that, what the exponentials are relative to
+  double sums[kLanes], rests[kLanes];        // of exp(x - reference) / small,
+  F largest[kLanes];                         // which is this of the maximum
   double target[kLanes], weight[kLanes];     // the target's logit and class weight
   double below_max[kLanes], shares[kLanes];  // as Loss::Shared has them
   double factor[kLanes];                     // of all gradients of the row
@@ -72,7 +86,7 @@ struct RowLanes {
 
 // max[lane] = the largest of its column, NaN left out. In vectors: of a loop over lanes GCC 12 makes scalars.
 template <class F>
-CUDALOSS_MULTIVERSION void lanes_max(const F* tile, int64_t lines, F* max) {
+CUDALOSS_INLINE void find_max(const F* tile, int64_t lines, F* max) {
   constexpr int kWide = 32 / sizeof(F), kVectors = kLanes / kWide, kAhead = 4;  // lines that wait for no other's
   typedef F Vector __attribute__((vector_size(32)));
   Vector found[kAhead][kVectors];
@@ -98,20 +112,119 @@ CUDALOSS_MULTIVERSION void lanes_max(const F* tile, int64_t lines, F* max) {
     memcpy(max + k * kWide, &found[0][k], sizeof(Vector));
   }
 }
-
-// tile = exp(tile - max) / small, and sums of it.
 template <class F>
-CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, const F* max, double* sums, double* rests) {
-  LaneSums total = {};
-  F top[kLanes];
-  std::copy(max, max + kLanes, top);
+CUDALOSS_MULTIVERSION void lanes_max(const F* tile, int64_t lines, F* max) {
+  find_max(tile, lines, max);
+}
+// The largest of all.
+template <class F>
+CUDALOSS_MULTIVERSION F row_max(const F* tile, int64_t lines) {
+  F max[kLanes];
+  find_max(tile, lines, max);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int lane = 0; lane < width; ++lane) max[lane] = select(max[lane + width] > max[lane], max[lane + width], max[lane]);
+  }
+  return max[0];
+}
+
+// What a row's exponentials are relative to: its maximum; or, of one that is not far from 0, the multiple k ln2 nearest
+// to that, which `max` and `behind` are together. exp(x) 2^-k then has no difference that would be rounded.
+template <class F>
+struct Reference {
+  F magic, floor;
+  double max, behind;
+};
+template <class F>
+constexpr F kNear = sizeof(F) == sizeof(double) ? F(0x1p30) : F(0x1p14);
+template <class F>
+CUDALOSS_INLINE bool is_near(F max) {
+  return (absolute(max) < kNear<F>) | (max <= kLowest<F>);
+}
+template <class F>
+CUDALOSS_INLINE Reference<F> reference_of(F max) {
+  using Parts = ExpParts<F>;
+  using Wide = ExpParts<double>;
+  constexpr F round = sizeof(F) == sizeof(double) ? F(0x1.8p52) : F(0x1.8p23);
+  const bool is_none = max <= kLowest<F>;
+  const F k = select(is_none, F(0), fused(max, F(Parts::log2_e), round) - round);
+  const double wide = static_cast<double>(k), top = wide * Wide::ln2;
+  const double behind = fused(wide, Wide::ln2_rest, fused(wide, Wide::ln2, -top));
+  return {F(Parts::magic) - k, fused(k, F(Parts::ln2), -F(Parts::limit)),
+          select(is_none, static_cast<double>(kLowest<F>), top), behind};
+}
+// exp(x - reference) / small.
+template <class F>
+CUDALOSS_INLINE F exp_near(F x, F magic, F floor) {
+  const ExpApart<F> apart = exp_apart(magic, select(x < floor, floor, x));
+  const F near = F(1) + apart.r, lost = apart.r - (near - F(1));
+  return fused(apart.power, fused(apart.r * apart.r, exp_tail(apart.r), lost), apart.power * near);
+}
+
+// tile = exp(tile - reference) / small, of maxima or of references.
+template <class F>
+CUDALOSS_INLINE void exp_far_lines(F* tile, int64_t lines, const F* max, LaneSums& total) {
   for (int64_t i = 0; i < lines; ++i) {
     F e[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) e[lane] = exp_below_max(bounded(tile[i * kLanes + lane]), top[lane]);
+    for (int lane = 0; lane < kLanes; ++lane) e[lane] = exp_below_max(bounded(tile[i * kLanes + lane]), max[lane]);
     memcpy(tile + i * kLanes, e, sizeof e);
     total.add<kIsCompensated<F>>(e);
   }
-  total.store(sums, rests);
+}
+template <class F>
+CUDALOSS_INLINE void exp_near_lines(F* tile, int64_t lines, const F* magic, const F* floor, LaneSums& total) {
+  for (int64_t i = 0; i < lines; ++i) {
+    F e[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) e[lane] = exp_near(tile[i * kLanes + lane], magic[lane], floor[lane]);
+    memcpy(tile + i * kLanes, e, sizeof e);
+    total.add<kIsCompensated<F>>(e);
+  }
+}
+
+// The tile of kLanes rows, and their sums; relative to the maxima themselves if they are to be exact.
+template <class F>
+CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, bool exact, RowLanes<F>& rows) {
+  LaneSums total = {};
+  F max[kLanes], magic[kLanes], floor[kLanes];
+  F largest[kLanes];
+  double top[kLanes], behind[kLanes];
+  int32_t far = exact;
+  copy_lanes(rows.max, max);
+  for (int lane = 0; lane < kLanes; ++lane) far |= !is_near(max[lane]);
+  const bool are_near = far == 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const Reference<F> of = reference_of(max[lane]);
+    magic[lane] = of.magic;
+    floor[lane] = of.floor;
+    top[lane] = are_near ? of.max : static_cast<double>(max[lane]);
+    behind[lane] = are_near ? of.behind : 0.0;
+    largest[lane] = are_near ? exp_near(max[lane], of.magic, of.floor) : F(kLifted<F>);
+  }
+  are_near ? exp_near_lines(tile, lines, magic, floor, total) : exp_far_lines(tile, lines, max, total);
+  copy_lanes(top, rows.reference);
+  copy_lanes(behind, rows.behind);
+  copy_lanes(largest, rows.largest);
+  total.store(rows.sums, rows.rests);
+}
+// The tile of one, likewise.
+template <class F>
+CUDALOSS_MULTIVERSION void row_exp(F* tile, int64_t lines, bool exact, int row, RowLanes<F>& rows) {
+  LaneSums total = {};
+  F max[kLanes], magic[kLanes], floor[kLanes];
+  const F own = rows.max[row];
+  const Reference<F> of = reference_of(own);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    max[lane] = own;
+    magic[lane] = of.magic;
+    floor[lane] = of.floor;
+  }
+  const bool near = !exact && is_near(own);
+  near ? exp_near_lines(tile, lines, magic, floor, total) : exp_far_lines(tile, lines, max, total);
+  const Sum sum = total.total();
+  rows.reference[row] = near ? of.max : static_cast<double>(own);
+  rows.behind[row] = near ? of.behind : 0.0;
+  rows.largest[row] = near ? exp_near(own, of.magic, of.floor) : F(kLifted<F>);
+  rows.sums[row] = sum.value;
+  rows.rests[row] = sum.rest;
 }
 
 // Sums of share (top - x), and of the shares. A product is rounded below what the sum shows.
@@ -161,12 +274,6 @@ LaneFactors<F> factors_of(const RowLanes<F>& rows, int row = -1) {
     factors.keep[lane] = static_cast<Keep<F>>(rows.keep[from]);
   }
   return factors;
-}
-
-// An array that GCC 12 keeps in a register, as it does not a struct of them.
-template <class F>
-CUDALOSS_INLINE void copy_lanes(const F* from, F* to) {
-  memcpy(to, from, kLanes * sizeof(F));
 }
 
 // What gradients have less of than exp.

@@ -1,6 +1,7 @@
 // Stage 2 of the reduction: the blocks' partials, folded in an order that their number alone decides.
 #pragma once
 
+#include <algorithm>
 #include <cub/warp/warp_reduce.cuh>
 #include <cuda/atomic>
 #include <type_traits>
@@ -120,10 +121,14 @@ __device__ __forceinline__ P block_sum(const W& sum) {
 // block has, so that it has the same bits whichever launch folds.
 template <int kThreads, int64_t kMost, class P>
 __device__ __forceinline__ P sum_partials(const P* partials, int64_t count) {
-  constexpr int kShares = plan::kFoldThreads / kThreads, kEach = static_cast<int>(kMost / plan::kFoldThreads);
-  static_assert(kShares * kThreads == plan::kFoldThreads && kEach * plan::kFoldThreads == kMost, "in whole rounds");
+  constexpr int kShares = std::max(1, plan::kFoldThreads / kThreads);
+  constexpr int kEach = static_cast<int>(kMost / plan::kFoldThreads);
+  static_assert(
+      kShares * std::min(kThreads, plan::kFoldThreads) == plan::kFoldThreads && kEach * plan::kFoldThreads == kMost,
+      "in whole rounds");
   return block_sum_of<kThreads, P, kShares>([&](int share) {
     P sum = {};
+    if (kThreads > plan::kFoldThreads && threadIdx.x >= plan::kFoldThreads) return sum;  // of a larger block
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
       const int64_t i = int64_t{k} * plan::kFoldThreads + share * kThreads + threadIdx.x;

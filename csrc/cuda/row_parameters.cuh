@@ -183,7 +183,7 @@ __device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& 
   if constexpr (kLeaders) {
     grid_reduce_and_store<kThreads>(block_sum<kThreads, P>(sum), p.fold);
   } else {
-    grid_reduce_and_store<(kThreads > plan::kFoldThreads ? plan::kFoldThreads : kThreads)>(sum, p.fold);
+    grid_reduce_and_store<kThreads>(sum, p.fold);
   }
 }
 

@@ -74,7 +74,7 @@ struct cross_entropy {
       const N weights = number_of<N>({weight, 0.0f});
       if (is_plain) return {weights * loss, weights, 0.0f, 0.0f};
       const N hard_weight = number_of<N>(hard) * weights, hard_loss = hard_weight * loss;
-      const float above = select(target == -INFINITY, log_all, value_of(loss)), twice_lse = 2.0f * z_loss * log_all;
+      const float above = select(target == -INFINITY, log_all, rounded(loss)), twice_lse = 2.0f * z_loss * log_all;
       const float soft = select(smooths, fused(each, below, smoothing * above), 0.0f) + z_loss * log_all * log_all;
       return {sum_with(hard_loss, soft), sum_with(hard_weight, smoothing + twice_lse), each, others + twice_lse};
     }
