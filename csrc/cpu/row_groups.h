@@ -16,6 +16,7 @@ constexpr int64_t kTiledElements = 8192;
 template <class F>
 struct RowScratch {
   int64_t of_input[kBlock], of_target[kBlock], of_first[kBlock], of_second[kBlock];
+  int64_t between;                      // how far apart the input's rows are
   int64_t index[kBlock], keep[kBlock];  // a target; -1 if there is none that counts
   double weights[kBlock], factors[kBlock], terms[kBlock], of_segments[kBlock], buffer[kBlock];
   uint8_t mask[kBlock];
@@ -117,7 +118,7 @@ class RowGroups {
     if (of_indices_) take_targets(group, scratch);
     find_max(group, lanes);
     if (has_shares_) add_shares(group, scratch);
-    add_exp(group, lanes);
+    add_exp(group, scratch);
     if (of_indices_) {
       finish_indices<F>(loss_, static_cast<double>(shape_.classes), lanes);
     } else {
@@ -151,11 +152,32 @@ class RowGroups {
   }
 
   // Of probabilities the maximum itself: the logarithm of a sum that is little more than 1 is their loss.
-  void add_exp(const RowGroup<F>& group, RowLanes<F>& lanes) const {
-    if (shape_.across) return lanes_exp(group.tiles, shape_.lines(), !of_indices_, lanes);
+  void add_exp(const RowGroup<F>& group, Scratch& scratch) const {
+    RowLanes<F>& lanes = scratch.lanes;
+    const bool exact = !of_indices_;
+    if (shape_.across) return lanes_exp(group.tiles, shape_.lines(), exact, ahead_of(group.first, scratch), lanes);
     for (int row = 0; row < group.rows; ++row) {
-      if (lanes.keep[row]) row_exp(group.tiles + shape_.at(row, 0), shape_.lines(), !of_indices_, row, lanes);
+      if (!lanes.keep[row]) continue;
+      row_exp(group.tiles + shape_.at(row, 0), shape_.lines(), exact, ahead_of(group.first + row, scratch), row, lanes);
     }
+  }
+
+  // The row at the same place of the next batch, if rows are as far apart from here on, and where the gradients go. Long
+  // rows are read ahead by themselves.
+  Ahead ahead_of(int64_t row, const Scratch& scratch) const {
+    const int64_t read_size = size_of(pass_.input.dtype), written_size = size_of(pass_.grad_input.dtype);
+    const int64_t batch = shape_.size() < kTiledElements ? batch_ : 0;
+    const auto* read = static_cast<const char*>(pass_.input.data);
+    read += (scratch.of_input[row] + batch * scratch.between) * read_size;
+    const int64_t read_step = line_step(kInput) * read_size;
+    if (!pass_.grad_input.data) return {read, read, read_step, 0};
+    const auto* written = static_cast<const char*>(pass_.grad_input.data) + scratch.of_first[row] * written_size;
+    return {read, written, read_step, line_step(kFirst) * written_size};
+  }
+  // Between a tile's lines in memory; short rows that follow each other are lines, too.
+  int64_t line_step(Place place) const {
+    const int64_t stride = pass_.rows.class_stride[place];
+    return shape_.across && stride > 1 ? stride : kLanes * stride;
   }
 
   // With the targets' logits back in their places meanwhile, and what fills up a line no further below than they are.

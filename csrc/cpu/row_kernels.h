@@ -160,20 +160,35 @@ CUDALOSS_INLINE F exp_near(F x, F magic, F floor) {
   return fused(apart.power, fused(apart.r * apart.r, exp_tail(apart.r), lost), apart.power * near);
 }
 
+// What lines to bring closer while others are computed: those read next, and those where the gradients go. Nothing is
+// read or written there.
+struct Ahead {
+  const char *read, *written;
+  int64_t read_step, written_step;  // bytes between lines
+
+  CUDALOSS_INLINE void fetch(int64_t line) const {
+    __builtin_prefetch(read + line * read_step);
+    __builtin_prefetch(written + line * written_step, 1);
+  }
+};
+
 // tile = exp(tile - reference) / small, of maxima or of references.
 template <class F>
-CUDALOSS_INLINE void exp_far_lines(F* tile, int64_t lines, const F* max, LaneSums& total) {
+CUDALOSS_INLINE void exp_far_lines(F* tile, int64_t lines, const F* max, Ahead ahead, LaneSums& total) {
   for (int64_t i = 0; i < lines; ++i) {
     F e[kLanes];
+    ahead.fetch(i);
     for (int lane = 0; lane < kLanes; ++lane) e[lane] = exp_below_max(bounded(tile[i * kLanes + lane]), max[lane]);
     memcpy(tile + i * kLanes, e, sizeof e);
     total.add<kIsCompensated<F>>(e);
   }
 }
 template <class F>
-CUDALOSS_INLINE void exp_near_lines(F* tile, int64_t lines, const F* magic, const F* floor, LaneSums& total) {
+CUDALOSS_INLINE void exp_near_lines(F* tile, int64_t lines, const F* magic, const F* floor, Ahead ahead,
+                                   LaneSums& total) {
   for (int64_t i = 0; i < lines; ++i) {
     F e[kLanes];
+    ahead.fetch(i);
     for (int lane = 0; lane < kLanes; ++lane) e[lane] = exp_near(tile[i * kLanes + lane], magic[lane], floor[lane]);
     memcpy(tile + i * kLanes, e, sizeof e);
     total.add<kIsCompensated<F>>(e);
@@ -182,7 +197,7 @@ CUDALOSS_INLINE void exp_near_lines(F* tile, int64_t lines, const F* magic, cons
 
 // The tile of kLanes rows, and their sums; relative to the maxima themselves if they are to be exact.
 template <class F>
-CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, bool exact, RowLanes<F>& rows) {
+CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, bool exact, Ahead ahead, RowLanes<F>& rows) {
   LaneSums total = {};
   F max[kLanes], magic[kLanes], floor[kLanes];
   F largest[kLanes];
@@ -199,7 +214,7 @@ CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, bool exact, RowLane
     behind[lane] = are_near ? of.behind : 0.0;
     largest[lane] = are_near ? exp_near(max[lane], of.magic, of.floor) : F(kLifted<F>);
   }
-  are_near ? exp_near_lines(tile, lines, magic, floor, total) : exp_far_lines(tile, lines, max, total);
+  are_near ? exp_near_lines(tile, lines, magic, floor, ahead, total) : exp_far_lines(tile, lines, max, ahead, total);
   copy_lanes(top, rows.reference);
   copy_lanes(behind, rows.behind);
   copy_lanes(largest, rows.largest);
@@ -207,7 +222,7 @@ CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, bool exact, RowLane
 }
 // The tile of one, likewise.
 template <class F>
-CUDALOSS_MULTIVERSION void row_exp(F* tile, int64_t lines, bool exact, int row, RowLanes<F>& rows) {
+CUDALOSS_MULTIVERSION void row_exp(F* tile, int64_t lines, bool exact, Ahead ahead, int row, RowLanes<F>& rows) {
   LaneSums total = {};
   F max[kLanes], magic[kLanes], floor[kLanes];
   const F own = rows.max[row];
@@ -218,7 +233,7 @@ CUDALOSS_MULTIVERSION void row_exp(F* tile, int64_t lines, bool exact, int row, 
     floor[lane] = of.floor;
   }
   const bool near = !exact && is_near(own);
-  near ? exp_near_lines(tile, lines, magic, floor, total) : exp_far_lines(tile, lines, max, total);
+  near ? exp_near_lines(tile, lines, magic, floor, ahead, total) : exp_far_lines(tile, lines, max, ahead, total);
   const Sum sum = total.total();
   rows.reference[row] = near ? of.max : static_cast<double>(own);
   rows.behind[row] = near ? of.behind : 0.0;

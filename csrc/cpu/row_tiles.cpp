@@ -48,6 +48,65 @@ CUDALOSS_MULTIVERSION void narrow_lines(const F* tiles, int64_t lines, Element* 
   }
 }
 
+// As many rows of as many elements, turned in registers: each pass puts element i of a row in the upper and in the lower
+// half beside each other.
+template <class F>
+struct Turn {
+  static constexpr int kSize = 32 / sizeof(F);
+  typedef F Row __attribute__((vector_size(32)));
+
+  CUDALOSS_INLINE static void interleave(const Row& a, const Row& b, Row& lower, Row& upper) {
+    if constexpr (kSize == 8) {
+      lower = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+      upper = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+    } else {
+      lower = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+      upper = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    }
+  }
+  // From row i of `load(i)` to `store(i, row)`.
+  template <class Load, class Store>
+  CUDALOSS_INLINE static void run(const Load& load, const Store& store) {
+    Row rows[kSize], turned[kSize];
+    for (int i = 0; i < kSize; ++i) memcpy(&rows[i], load(i), sizeof(Row));
+    for (int pass = 1; pass < kSize; pass *= 2) {
+      for (int i = 0; i < kSize / 2; ++i) {
+        interleave(rows[i], rows[i + kSize / 2], turned[2 * i], turned[2 * i + 1]);
+      }
+      for (int i = 0; i < kSize; ++i) rows[i] = turned[i];
+    }
+    for (int i = 0; i < kSize; ++i) memcpy(store(i), &rows[i], sizeof(Row));
+  }
+};
+
+// kLanes rows of neighbours, which become a tile. The last turn begins where it ends with a row.
+template <class F>
+CUDALOSS_MULTIVERSION void turn_in(const F* source, const int64_t* offsets, int64_t classes, F* tile) {
+  constexpr int kSize = Turn<F>::kSize;
+  for (int lane = 0; lane < kLanes; lane += kSize) {
+    for (int64_t next = 0; next < classes; next += kSize) {
+      const int64_t j = std::min(next, classes - kSize);
+      Turn<F>::run([&](int i) CUDALOSS_INLINE_LAMBDA { return source + offsets[lane + i] + j; },
+                   [&](int i) CUDALOSS_INLINE_LAMBDA { return tile + (j + i) * kLanes + lane; });
+    }
+  }
+}
+template <class F>
+CUDALOSS_MULTIVERSION void turn_out(const F* tile, const int64_t* offsets, int64_t classes, F* out) {
+  constexpr int kSize = Turn<F>::kSize;
+  for (int lane = 0; lane < kLanes; lane += kSize) {
+    for (int64_t next = 0; next < classes; next += kSize) {
+      const int64_t j = std::min(next, classes - kSize);
+      Turn<F>::run([&](int i) CUDALOSS_INLINE_LAMBDA { return tile + (j + i) * kLanes + lane; },
+                   [&](int i) CUDALOSS_INLINE_LAMBDA { return out + offsets[lane + i] + j; });
+    }
+  }
+}
+template <class F>
+bool can_turn(int64_t stride, int64_t classes, int64_t rows) {
+  return stride == 1 && rows == kLanes && classes >= Turn<F>::kSize;
+}
+
 // A tile of rows that lie anywhere.
 template <class F, class Element>
 CUDALOSS_MULTIVERSION void widen_lanes(const Element* source, const int64_t* offsets, int64_t stride, int64_t classes,
@@ -69,6 +128,21 @@ CUDALOSS_MULTIVERSION void narrow_lanes(const F* tile, int64_t classes, int64_t 
   }
 }
 
+template <class F, class Element>
+void widen_tile(const Element* source, const int64_t* offsets, int64_t stride, int64_t classes, int64_t rows, F* tile) {
+  if constexpr (std::is_same_v<F, Element>) {
+    if (can_turn<F>(stride, classes, rows)) return turn_in(source, offsets, classes, tile);
+  }
+  widen_lanes(source, offsets, stride, classes, rows, tile);
+}
+template <class F, class Element>
+void narrow_tile(const F* tile, int64_t classes, int64_t rows, Element* out, const int64_t* offsets, int64_t stride) {
+  if constexpr (std::is_same_v<F, Element>) {
+    if (can_turn<F>(stride, classes, rows)) return turn_out(tile, offsets, classes, out);
+  }
+  narrow_lanes(tile, classes, rows, out, offsets, stride);
+}
+
 // How many tiles from `first` on are of rows that follow each other.
 int64_t tiles_in_line(const int64_t* offsets, int64_t first, int64_t rows) {
   int64_t tiles = 0;
@@ -84,11 +158,11 @@ void read_across(const Element* data, const int64_t* offsets, int64_t stride, co
                  F* tiles) {
   for (int64_t row = 0; row < rows;) {
     F* tile = tiles + shape.at(row, 0);
-    const int64_t in_line = tiles_in_line(offsets, row, rows);
+    const int64_t in_line = tiles_in_line(offsets, row, rows), left = std::min<int64_t>(kLanes, rows - row);
     if (in_line > 0) {
       widen_lines(data + offsets[row], stride, shape, in_line, tile);
     } else {
-      widen_lanes(data, offsets + row, stride, shape.classes, std::min<int64_t>(kLanes, rows - row), tile);
+      widen_tile(data, offsets + row, stride, shape.classes, left, tile);
     }
     row += std::max<int64_t>(1, in_line) * kLanes;
   }
@@ -139,7 +213,7 @@ void write_rows(const Result& result, const int64_t* offsets, int64_t class_stri
       } else if (left == kLanes && is_line(offsets + row)) {
         narrow_lines(tile, shape.classes, data + offsets[row], class_stride);
       } else {
-        narrow_lanes(tile, shape.classes, left, data, offsets + row, class_stride);
+        narrow_tile(tile, shape.classes, left, data, offsets + row, class_stride);
       }
     }
   });

@@ -13,8 +13,9 @@
 
 namespace cudaloss::cpu {
 
-// Up to so many classes, rows that each lie in one piece are turned, to be lanes.
-constexpr int64_t kShortRow = 24;
+// Up to so many classes, rows that each lie in one piece are turned, to be lanes: in registers where they are of the
+// loops' own type.
+constexpr int64_t kShortRow = 24, kShortOwnRow = 96;
 
 // A target that is no class; worker threads cannot throw.
 class Fault {
@@ -127,6 +128,7 @@ class RowRun {
   void find_all_offsets(const Position& at, int64_t count, Scratch& scratch) const {
     const Walk& walk = strips_.walk();
     find_offsets(walk, at, kInput, count, scratch.of_input);
+    scratch.between = count > 1 ? scratch.of_input[1] - scratch.of_input[0] : 0;
     find_offsets(walk, at, kTarget, count, scratch.of_target);
     if (pass_.grad_input.data) find_offsets(walk, at, kFirst, count, scratch.of_first);
     if (pass_.grad_target.data) find_offsets(walk, at, kSecond, count, scratch.of_second);
@@ -160,11 +162,13 @@ class RowRun {
 };
 
 // Long rows of neighbours are tiles of their own; of all others, many are one.
-inline TileShape shape_of(const Pass& pass) {
+template <class F>
+TileShape shape_of(const Pass& pass) {
   const Dims& rows = pass.inner.rank > 0 ? pass.inner : pass.segments;
   const int64_t between = rows.rank > 0 ? rows.stride[0][kInput] : 0, step = pass.rows.class_stride[kInput];
   const bool lies_across = between != 0 && between < step;
-  return {pass.rows.classes <= kShortRow || lies_across, pass.rows.classes};
+  const int64_t is_short = holds<F>(pass.input.dtype) ? kShortOwnRow : kShortRow;
+  return {pass.rows.classes <= is_short || lies_across, pass.rows.classes};
 }
 
 template <class F, class Loss>
@@ -172,7 +176,7 @@ void row_pass_as(const Pass& request, ParallelFor parallel_for) {
   const Strips strips(request.segments, request.inner, kInput, kFirst,
                       {kInput, kTarget, kWeight, kMask, kGradOutput, kFirst, kSecond}, request.rows.classes);
   Fault fault;
-  const RowRun<F, Loss> run(request, strips, shape_of(request), fault);
+  const RowRun<F, Loss> run(request, strips, shape_of<F>(request), fault);
   using Scratch = RowScratch<F>;
   if (request.reduction.data) {
     sum_strips<Scratch>(

@@ -272,6 +272,30 @@ struct RowSpan {
       }
     }
   }
+  // Vectors `step` classes apart. All loads are begun before the first is looked at: those beyond the row read a vector
+  // that is there, and then what is left of the row.
+  template <int kVectors>
+  __device__ __forceinline__ void load_all(int32_t from, int32_t step, float (&x)[kVectors][kVector]) const {
+    if (classes < 2 * kVector) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) load(from + i * step, x[i]);
+      return;
+    }
+    const int32_t first = (kVector - skew()) % kVector;
+    Vector<E, kVector> read[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t j = from + i * step;
+      read[i] = *reinterpret_cast<const Vector<E, kVector>*>(input + (is_whole(j) ? j : first));
+    }
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t j = from + i * step;
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) x[i][k] = widen<float>(read[i].element[k]);
+      if (!is_whole(j)) load(j, x[i]);
+    }
+  }
   template <bool kStreams>
   __device__ __forceinline__ void store(int32_t j, const float (&x)[kVector]) const {
     if (is_whole(j)) {

@@ -77,11 +77,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int32_t from = lane * n - span.skew();
     float x[kVectors][n], target = 0.0f;
     if (reads) target = widen<float>(span.input[task.target]);
+    if (reads) {
+      span.load_all(from, kLanes * n, x);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      if (reads) {
-        span.load(from + i * kLanes * n, x[i]);
-      } else {
+      for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
         for (int k = 0; k < n; ++k) x[i][k] = -INFINITY;
       }

@@ -20,7 +20,7 @@ struct RowTile {
     }
   }
   __device__ __forceinline__ void load(const RowSpan<E>& span, int32_t begin) {
-    each(begin, [&](int32_t j, float (&v)[n]) { span.load(j, v); });
+    span.load_all(begin + static_cast<int32_t>(threadIdx.x) * n, kThreads * n, x);
   }
   __device__ __forceinline__ void patch_in(int32_t begin, int32_t target, float value) {
     if (static_cast<uint32_t>(target - begin) >= kSize) return;
