@@ -11,14 +11,21 @@ template <class F>
 struct Gain {
   F unlifted, hi, lo;
 };
-// Where a product with `small` in the factor would leave the range, the tile is unlifted first.
+template <class N>
+CUDALOSS_INLINE WithRest<double> with_rest_of(N x) {
+  return {value_of(x), rest_of(x)};
+}
+// Of exponentials that are still to be multiplied by 1 + behind. Where a product with `small` in the factor would leave
+// the range, the tile is unlifted first.
 template <class F>
-CUDALOSS_INLINE Gain<F> gain_of(double value, double rest) {
+CUDALOSS_INLINE Gain<F> gain_of(WithRest<double> of_exp, WithRest<double> factor, double behind) {
   constexpr double small = static_cast<double>(ExpParts<F>::small);
   constexpr double least = static_cast<double>(sizeof(F) == sizeof(double) ? DBL_MIN : FLT_MIN) / small;
-  const bool is_least = absolute(value) * small < least;
-  const double back = select(is_least, 1.0, small), lifted = value * back;
-  const F hi = static_cast<F>(lifted), lo = static_cast<F>((lifted - static_cast<double>(hi)) + rest * back);
+  const WithRest<double> gain = of_exp * factor;
+  const bool is_least = absolute(gain.value) * small < least;
+  const double back = select(is_least, 1.0, small), lifted = gain.value * back;
+  const F hi = static_cast<F>(lifted);
+  const F lo = static_cast<F>((lifted - static_cast<double>(hi)) + fused(gain.value, behind, gain.rest) * back);
   return {select(is_least, F(small), F(1)), hi, select(absolute(hi) <= largest(F()), lo, F(0))};
 }
 
@@ -34,8 +41,8 @@ CUDALOSS_INLINE double lost_of(double max, double reference, double behind, doub
   return (exp - largest) + ((1.0 - exp) + growth);
 }
 
-// Of rows whose targets are indices.
-template <class F, class Loss>
+// Of rows whose targets are indices; the losses alone, or the gradients, too.
+template <bool kGradients, class F, class Loss>
 CUDALOSS_MULTIVERSION void finish_indices(Loss loss, double classes, RowLanes<F>& rows) {
   constexpr double small = static_cast<double>(ExpParts<F>::small);
   RowLanes<F> own = rows;
@@ -48,11 +55,10 @@ CUDALOSS_MULTIVERSION void finish_indices(Loss loss, double classes, RowLanes<F>
     const double moved = select(target > reference, target, reference) - select(target > max, target, max);
     const double below = own.below_max[lane] + own.shares[lane] * moved;
     const auto row = loss.finish(others, target, own.weight[lane], {below, own.shares[lane]}, classes);
-    const double gain = value_of(row.of_exp) * factor;
-    const double rest = fused(value_of(row.of_exp), factor, -gain) + rest_of(row.of_exp) * factor + gain * behind;
-    const Gain<F> of_exp = gain_of<F>(gain, rest);
     own.loss[lane] = kept(row.loss, own.keep[lane]);
-    own.at_target[lane] = kept(row.at_target * factor, own.keep[lane]);
+    if constexpr (!kGradients) continue;
+    const Gain<F> of_exp = gain_of<F>(with_rest_of(row.of_exp), {factor, own.factor_rest[lane]}, behind);
+    own.at_target[lane] = kept(fused(row.at_target, factor, row.at_target * own.factor_rest[lane]), own.keep[lane]);
     own.share[lane] = static_cast<F>(row.of_share * factor);
     own.unlifted[lane] = of_exp.unlifted;
     own.hi[lane] = of_exp.hi;
@@ -61,27 +67,40 @@ CUDALOSS_MULTIVERSION void finish_indices(Loss loss, double classes, RowLanes<F>
   rows = own;
 }
 
-// Of rows whose targets are probabilities.
-template <class F>
-CUDALOSS_MULTIVERSION void finish_shares(double z_loss, RowLanes<F>& rows) {
+// Of rows whose targets are probabilities, relative to their maxima.
+template <class F, class Loss>
+CUDALOSS_MULTIVERSION void finish_shares(Loss loss, RowLanes<F>& rows) {
   constexpr double small = static_cast<double>(ExpParts<F>::small);
   RowLanes<F> own = rows;
   for (int lane = 0; lane < kLanes; ++lane) {
     const double max = static_cast<double>(own.max[lane]), factor = own.factor[lane];
     const double sum = sound_sum(own.sums[lane] * small, max, -INFINITY, static_cast<double>(kLowest<F>));
     const WithRest<double> all = {sum, own.rests[lane] * small}, log = log_of(all);
-    const double log_all = rounded(log), lse = max + log_all, shares = own.shares[lane];
-    const WithRest<double> gain =
-        quotient_of(WithRest<double>{(shares + 2.0 * z_loss * lse) * factor, 0.0}, all, reciprocal_of(sum));
-    const Gain<F> of_exp = gain_of<F>(gain.value, gain.rest);
-    own.loss[lane] = kept((own.below_max[lane] + shares * log_all) + z_loss * lse * lse, own.keep[lane]);
-    own.log_all[lane] = log_all;
-    own.share[lane] = static_cast<F>(factor);
-    own.unlifted[lane] = of_exp.unlifted;
-    own.hi[lane] = of_exp.hi;
-    own.lo[lane] = of_exp.lo;
+    const auto row = loss.finish(max, 1.0, rounded(log), {own.below_max[lane], own.shares[lane]});  // of p, not of exp
+    const WithRest<double> of_exp = quotient_of(with_rest_of(row.of_exp), all, reciprocal_of(sum));
+    const Gain<F> gain = gain_of<F>(of_exp, {factor, own.factor_rest[lane]}, 0.0);
+    own.loss[lane] = kept(row.loss, own.keep[lane]);
+    own.log_all[lane] = log.value;
+    own.log_rest[lane] = log.rest;
+    own.share[lane] = static_cast<F>(row.of_share * factor);
+    own.unlifted[lane] = gain.unlifted;
+    own.hi[lane] = gain.hi;
+    own.lo[lane] = gain.lo;
   }
   rows = own;
+}
+
+// values *= factors, and the rests of values, in fp64.
+template <class F>
+CUDALOSS_MULTIVERSION void multiply_with_rests(const double* factors, int64_t count, double* values, double* rests) {
+  for (int64_t i = 0; i < count; ++i) {
+    const double product = values[i] * factors[i];
+    if constexpr (sizeof(F) == sizeof(double)) {
+      const double rest = fused(values[i], factors[i], -product) + rests[i] * factors[i];
+      rests[i] = select(absolute(product) <= DBL_MAX, rest, 0.0);
+    }
+    values[i] = product;
+  }
 }
 
 // ---- rare features -----------------------------------------------------------------------------------------
@@ -118,18 +137,20 @@ CUDALOSS_MULTIVERSION void multiply_slopes(const F* slopes, int64_t count, F* ti
 
 // Of each lane: the maximum, log(sum of exp(x - max)), a factor, and what is kept.
 struct LaneLogs {
-  double max[kLanes], log_all[kLanes], factor[kLanes];
+  double max[kLanes], log_all[kLanes], log_rest[kLanes], factor[kLanes], factor_rest[kLanes];
   int64_t keep[kLanes];
 };
-// Of kLanes rows, or of one in all lanes.
+// Of kLanes rows, or of one in all lanes; `scale` is another factor.
 template <class F>
-LaneLogs logs_of(const RowLanes<F>& rows, int row = -1) {
+LaneLogs logs_of(const RowLanes<F>& rows, double scale, int row = -1) {
   LaneLogs logs;
   for (int lane = 0; lane < kLanes; ++lane) {
     const int from = row < 0 ? lane : row;
     logs.max[lane] = static_cast<double>(rows.max[from]);
     logs.log_all[lane] = rows.log_all[from];
-    logs.factor[lane] = rows.factor[from];
+    logs.log_rest[lane] = rows.log_rest[from];
+    logs.factor[lane] = rows.factor[from] * scale;
+    logs.factor_rest[lane] = fma(rows.factor[from], scale, -logs.factor[lane]) + rows.factor_rest[from] * scale;
     logs.keep[lane] = rows.keep[from];
   }
   return logs;
@@ -140,9 +161,13 @@ template <bool kEach, class F>
 CUDALOSS_INLINE void below_log(F* tile, int64_t lines, const F* weights, const LaneLogs& own) {
   for (int64_t i = 0; i < lines; ++i) {
     for (int lane = 0; lane < kLanes; ++lane) {
+      const WithRest<double> log = {own.log_all[lane], own.log_rest[lane]},
+                             factor = {own.factor[lane], own.factor_rest[lane]};
       const double weight = static_cast<double>(share_at<kEach>(weights, i, lane));
-      const double below = (own.max[lane] - static_cast<double>(tile[i * kLanes + lane])) + own.log_all[lane];
-      tile[i * kLanes + lane] = static_cast<F>(kept(own.factor[lane] * weight * below, own.keep[lane]));
+      const WithRest<double> below = difference_of(own.max[lane], static_cast<double>(tile[i * kLanes + lane]));
+      const WithRest<double> by = factor * WithRest<double>{weight, 0.0};
+      const double gradient = rounded_product(difference_of(below, -log), Constant<double>{by.value, by.rest});
+      tile[i * kLanes + lane] = static_cast<F>(kept(gradient, own.keep[lane]));
     }
   }
 }

@@ -4,32 +4,15 @@
 #include <vector>
 
 #include "cpu/blocks.h"
+#include "cpu/row_exp.h"
 #include "cpu/row_finish.h"
+#include "cpu/row_scratch.h"
 #include "cpu/row_tiles.h"
 
 namespace cudaloss::cpu {
 
 // About as many elements are tiles at a time: they stay in the second-level cache, better in the first.
 constexpr int64_t kTiledElements = 8192;
-
-// What one thread works in. The first arrays are those of the rows of a block.
-template <class F>
-struct RowScratch {
-  int64_t of_input[kBlock], of_target[kBlock], of_first[kBlock], of_second[kBlock];
-  int64_t between;                      // how far apart the input's rows are
-  int64_t index[kBlock], keep[kBlock];  // a target; -1 if there is none that counts
-  double weights[kBlock], factors[kBlock], terms[kBlock], of_segments[kBlock], buffer[kBlock];
-  uint8_t mask[kBlock];
-  RowLanes<F> lanes = {};
-  std::vector<F> tiles, shares, slopes;
-};
-
-// Up to kLanes rows of a block, from `first` on, and their tiles.
-template <class F>
-struct RowGroup {
-  int64_t first, rows;
-  F *tiles, *shares, *slopes;
-};
 
 template <class F, class Loss>
 class RowGroups {
@@ -114,15 +97,21 @@ class RowGroups {
     RowLanes<F>& lanes = scratch.lanes;
     std::fill(lanes.keep, lanes.keep + kLanes, int64_t{0});
     std::copy_n(scratch.keep + group.first, group.rows, lanes.keep);
-    if (wants_gradients_) std::copy_n(scratch.factors + group.first, group.rows, lanes.factor);
+    if (wants_gradients_) {
+      std::copy_n(scratch.factors + group.first, group.rows, lanes.factor);
+      std::copy_n(scratch.rests + group.first, group.rows, lanes.factor_rest);
+    }
     if (of_indices_) take_targets(group, scratch);
     find_max(group, lanes);
     if (has_shares_) add_shares(group, scratch);
     add_exp(group, scratch);
-    if (of_indices_) {
-      finish_indices<F>(loss_, static_cast<double>(shape_.classes), lanes);
+    const double classes = static_cast<double>(shape_.classes);
+    if (!of_indices_) {
+      finish_shares<F>(loss_, lanes);
+    } else if (wants_gradients_) {
+      finish_indices<true, F>(loss_, classes, lanes);
     } else {
-      finish_shares<F>(pass_.rows.z_loss, lanes);
+      finish_indices<false, F>(loss_, classes, lanes);
     }
     std::copy_n(lanes.loss, group.rows, scratch.terms + group.first);
     if (pass_.grad_input.data) write_grad_input(group, scratch);
@@ -162,8 +151,8 @@ class RowGroups {
     }
   }
 
-  // The row at the same place of the next batch, if rows are as far apart from here on, and where the gradients go. Long
-  // rows are read ahead by themselves.
+  // The row at the same place of the next batch, if rows are as far apart from here on, and where the gradients go.
+  // Long rows are read ahead by themselves.
   Ahead ahead_of(int64_t row, const Scratch& scratch) const {
     const int64_t read_size = size_of(pass_.input.dtype), written_size = size_of(pass_.grad_input.dtype);
     const int64_t batch = shape_.size() < kTiledElements ? batch_ : 0;
@@ -295,13 +284,12 @@ class RowGroups {
 
   // The logits again, of which the probabilities' gradients are made.
   void write_grad_target(const RowGroup<F>& group, Scratch& scratch) const {
-    RowLanes<F>& lanes = scratch.lanes;
+    const RowLanes<F>& lanes = scratch.lanes;
     read_input(group.first, group.rows, group.tiles, group.slopes, scratch);
-    for (int lane = 0; lane < kLanes; ++lane) lanes.factor[lane] *= 1.0 - pass_.numbers.second;
     for (int64_t tile = 0; tile < shape_.tiles(group.rows); ++tile) {
       F* own = group.tiles + tile * shape_.size();
       const int row = static_cast<int>(tile);
-      const LaneLogs logs = shape_.across ? logs_of(lanes) : logs_of(lanes, row);
+      const LaneLogs logs = logs_of(lanes, 1.0 - pass_.numbers.second, shape_.across ? -1 : row);
       lanes_below_log(own, shape_.lines(), class_weights(), logs);
     }
     write_rows(pass_.grad_target, scratch.of_second + group.first, pass_.rows.class_stride[kSecond], shape_, group.rows,

@@ -70,16 +70,16 @@ CUDALOSS_INLINE F share_at(const F* values, int64_t line, int lane) {
 // kLanes rows, from what their tiles say to what their gradients are made with.
 template <class F>
 struct RowLanes {
-  F max[kLanes];  // of the other classes, or of all, if there is no target's
-  double reference[kLanes], behind[kLanes];  // about that, what the exponentials are relative to
-  double sums[kLanes], rests[kLanes];        // of exp(x - reference) / small,
-  F largest[kLanes];                         // which is this of the maximum
-  double target[kLanes], weight[kLanes];     // the target's logit and class weight
-  double below_max[kLanes], shares[kLanes];  // as Loss::Shared has them
-  double factor[kLanes];                     // of all gradients of the row
-  int64_t keep[kLanes];                      // all bits where the row counts, else none
+  F max[kLanes];                               // of the other classes, or of all, if there is no target's
+  double reference[kLanes], behind[kLanes];    // about that, what the exponentials are relative to
+  double sums[kLanes], rests[kLanes];          // of exp(x - reference) / small,
+  F largest[kLanes];                           // which is this of the maximum
+  double target[kLanes], weight[kLanes];       // the target's logit and class weight
+  double below_max[kLanes], shares[kLanes];    // as Loss::Shared has them
+  double factor[kLanes], factor_rest[kLanes];  // of all gradients of the row
+  int64_t keep[kLanes];                        // all bits where the row counts, else none
   double loss[kLanes], at_target[kLanes];
-  double log_all[kLanes];  // log(sum of exp(x - the largest of all))
+  double log_all[kLanes], log_rest[kLanes];  // log(sum of exp(x - the largest of all))
   // exp / small times `unlifted` times hi + lo, less `share` times a class's share, is its gradient
   F unlifted[kLanes], hi[kLanes], lo[kLanes], share[kLanes];
 };
@@ -122,124 +122,10 @@ CUDALOSS_MULTIVERSION F row_max(const F* tile, int64_t lines) {
   F max[kLanes];
   find_max(tile, lines, max);
   for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int lane = 0; lane < width; ++lane) max[lane] = select(max[lane + width] > max[lane], max[lane + width], max[lane]);
+    for (int lane = 0; lane < width; ++lane)
+      max[lane] = select(max[lane + width] > max[lane], max[lane + width], max[lane]);
   }
   return max[0];
-}
-
-// What a row's exponentials are relative to: its maximum; or, of one that is not far from 0, the multiple k ln2 nearest
-// to that, which `max` and `behind` are together. exp(x) 2^-k then has no difference that would be rounded.
-template <class F>
-struct Reference {
-  F magic, floor;
-  double max, behind;
-};
-template <class F>
-constexpr F kNear = sizeof(F) == sizeof(double) ? F(0x1p30) : F(0x1p14);
-template <class F>
-CUDALOSS_INLINE bool is_near(F max) {
-  return (absolute(max) < kNear<F>) | (max <= kLowest<F>);
-}
-template <class F>
-CUDALOSS_INLINE Reference<F> reference_of(F max) {
-  using Parts = ExpParts<F>;
-  using Wide = ExpParts<double>;
-  constexpr F round = sizeof(F) == sizeof(double) ? F(0x1.8p52) : F(0x1.8p23);
-  const bool is_none = max <= kLowest<F>;
-  const F k = select(is_none, F(0), fused(max, F(Parts::log2_e), round) - round);
-  const double wide = static_cast<double>(k), top = wide * Wide::ln2;
-  const double behind = fused(wide, Wide::ln2_rest, fused(wide, Wide::ln2, -top));
-  return {F(Parts::magic) - k, fused(k, F(Parts::ln2), -F(Parts::limit)),
-          select(is_none, static_cast<double>(kLowest<F>), top), behind};
-}
-// exp(x - reference) / small.
-template <class F>
-CUDALOSS_INLINE F exp_near(F x, F magic, F floor) {
-  const ExpApart<F> apart = exp_apart(magic, select(x < floor, floor, x));
-  const F near = F(1) + apart.r, lost = apart.r - (near - F(1));
-  return fused(apart.power, fused(apart.r * apart.r, exp_tail(apart.r), lost), apart.power * near);
-}
-
-// What lines to bring closer while others are computed: those read next, and those where the gradients go. Nothing is
-// read or written there.
-struct Ahead {
-  const char *read, *written;
-  int64_t read_step, written_step;  // bytes between lines
-
-  CUDALOSS_INLINE void fetch(int64_t line) const {
-    __builtin_prefetch(read + line * read_step);
-    __builtin_prefetch(written + line * written_step, 1);
-  }
-};
-
-// tile = exp(tile - reference) / small, of maxima or of references.
-template <class F>
-CUDALOSS_INLINE void exp_far_lines(F* tile, int64_t lines, const F* max, Ahead ahead, LaneSums& total) {
-  for (int64_t i = 0; i < lines; ++i) {
-    F e[kLanes];
-    ahead.fetch(i);
-    for (int lane = 0; lane < kLanes; ++lane) e[lane] = exp_below_max(bounded(tile[i * kLanes + lane]), max[lane]);
-    memcpy(tile + i * kLanes, e, sizeof e);
-    total.add<kIsCompensated<F>>(e);
-  }
-}
-template <class F>
-CUDALOSS_INLINE void exp_near_lines(F* tile, int64_t lines, const F* magic, const F* floor, Ahead ahead,
-                                   LaneSums& total) {
-  for (int64_t i = 0; i < lines; ++i) {
-    F e[kLanes];
-    ahead.fetch(i);
-    for (int lane = 0; lane < kLanes; ++lane) e[lane] = exp_near(tile[i * kLanes + lane], magic[lane], floor[lane]);
-    memcpy(tile + i * kLanes, e, sizeof e);
-    total.add<kIsCompensated<F>>(e);
-  }
-}
-
-// The tile of kLanes rows, and their sums; relative to the maxima themselves if they are to be exact.
-template <class F>
-CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, bool exact, Ahead ahead, RowLanes<F>& rows) {
-  LaneSums total = {};
-  F max[kLanes], magic[kLanes], floor[kLanes];
-  F largest[kLanes];
-  double top[kLanes], behind[kLanes];
-  int32_t far = exact;
-  copy_lanes(rows.max, max);
-  for (int lane = 0; lane < kLanes; ++lane) far |= !is_near(max[lane]);
-  const bool are_near = far == 0;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const Reference<F> of = reference_of(max[lane]);
-    magic[lane] = of.magic;
-    floor[lane] = of.floor;
-    top[lane] = are_near ? of.max : static_cast<double>(max[lane]);
-    behind[lane] = are_near ? of.behind : 0.0;
-    largest[lane] = are_near ? exp_near(max[lane], of.magic, of.floor) : F(kLifted<F>);
-  }
-  are_near ? exp_near_lines(tile, lines, magic, floor, ahead, total) : exp_far_lines(tile, lines, max, ahead, total);
-  copy_lanes(top, rows.reference);
-  copy_lanes(behind, rows.behind);
-  copy_lanes(largest, rows.largest);
-  total.store(rows.sums, rows.rests);
-}
-// The tile of one, likewise.
-template <class F>
-CUDALOSS_MULTIVERSION void row_exp(F* tile, int64_t lines, bool exact, Ahead ahead, int row, RowLanes<F>& rows) {
-  LaneSums total = {};
-  F max[kLanes], magic[kLanes], floor[kLanes];
-  const F own = rows.max[row];
-  const Reference<F> of = reference_of(own);
-  for (int lane = 0; lane < kLanes; ++lane) {
-    max[lane] = own;
-    magic[lane] = of.magic;
-    floor[lane] = of.floor;
-  }
-  const bool near = !exact && is_near(own);
-  near ? exp_near_lines(tile, lines, magic, floor, ahead, total) : exp_far_lines(tile, lines, max, ahead, total);
-  const Sum sum = total.total();
-  rows.reference[row] = near ? of.max : static_cast<double>(own);
-  rows.behind[row] = near ? of.behind : 0.0;
-  rows.largest[row] = near ? exp_near(own, of.magic, of.floor) : F(kLifted<F>);
-  rows.sums[row] = sum.value;
-  rows.rests[row] = sum.rest;
 }
 
 // Sums of share (top - x), and of the shares. A product is rounded below what the sum shows.

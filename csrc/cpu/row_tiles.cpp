@@ -48,14 +48,15 @@ CUDALOSS_MULTIVERSION void narrow_lines(const F* tiles, int64_t lines, Element* 
   }
 }
 
-// As many rows of as many elements, turned in registers: each pass puts element i of a row in the upper and in the lower
-// half beside each other.
+// As many rows of as many elements, turned in registers: each pass puts element i of a row in the upper and in the
+// lower half beside each other.
 template <class F>
 struct Turn {
   static constexpr int kSize = 32 / sizeof(F);
   typedef F Row __attribute__((vector_size(32)));
 
   CUDALOSS_INLINE static void interleave(const Row& a, const Row& b, Row& lower, Row& upper) {
+#if __has_builtin(__builtin_shufflevector)  // GCC has it since 12
     if constexpr (kSize == 8) {
       lower = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
       upper = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
@@ -63,6 +64,10 @@ struct Turn {
       lower = __builtin_shufflevector(a, b, 0, 4, 1, 5);
       upper = __builtin_shufflevector(a, b, 2, 6, 3, 7);
     }
+#else
+    for (int i = 0; i < kSize; ++i) lower[i] = i % 2 == 0 ? a[i / 2] : b[i / 2];
+    for (int i = 0; i < kSize; ++i) upper[i] = i % 2 == 0 ? a[(kSize + i) / 2] : b[(kSize + i) / 2];
+#endif
   }
   // From row i of `load(i)` to `store(i, row)`.
   template <class Load, class Store>

@@ -51,20 +51,20 @@ class RowRun {
   bool is_held() const { return factors_.is_held(); }
 
   void operator()(const Strip& strip, Sums* sums, Scratch& scratch) const {
-    double* factors = scratch.of_segments;
-    if (!wants_gradients_) return visit(strip, factors, sums, scratch);
+    double *factors = scratch.of_segments, *rests = scratch.segment_rests;
+    if (!wants_gradients_) return visit(strip, 0, sums, scratch);
     const int64_t count = factors_.one() ? 1 : strip.segments;
     factors_.read_outgoing(strip.segment, count, factors);
     if (factors_.one() || !pass_.hold_unit_gradients) {
-      factors_.make(strip.segment, count, factors);
-      return visit(strip, factors, sums, scratch);
+      factors_.make(strip.segment, count, factors, rests);
+      return visit(strip, 0, sums, scratch);
     }
     for (int64_t from = 0, to = 0; from < count; from = to) {
       const bool held = factors[from] == 1.0;
       for (to = from; to < count && (factors[to] == 1.0) == held;) ++to;
       if (held) continue;
-      factors_.make(strip.segment + from, to - from, factors + from);
-      visit({strip.segment + from, to - from, strip.begin, strip.end}, factors + from, sums, scratch);
+      factors_.make(strip.segment + from, to - from, factors + from, rests + from);
+      visit({strip.segment + from, to - from, strip.begin, strip.end}, from, sums, scratch);
     }
   }
 
@@ -80,12 +80,13 @@ class RowRun {
  private:
   static constexpr bool kCompensated = sizeof(F) == sizeof(double);
 
-  void visit(const Strip& strip, const double* segment_factors, Sums* sums, Scratch& scratch) const {
+  // `first` is the place of the strip's first segment among those that have factors.
+  void visit(const Strip& strip, int64_t first, Sums* sums, Scratch& scratch) const {
     strips_.for_each_block(strip, [&](const Block& block) {
       const int64_t count = block.count();
       const Position at = strips_.walk().after(block.before);
       read_selection(at, count, scratch);
-      read_factors(block, at, segment_factors, scratch);
+      read_factors(block, at, first, scratch);
       find_all_offsets(at, count, scratch);
       if (of_indices_) select_indices(count, scratch);
       for (int64_t row = 0; row < count; row += groups_.batch()) {
@@ -112,17 +113,27 @@ class RowRun {
   }
 
   // What the gradients of each row are multiplied by.
-  void read_factors(const Block& block, const Position& at, const double* segment_factors, Scratch& scratch) const {
+  void read_factors(const Block& block, const Position& at, int64_t first, Scratch& scratch) const {
     if (!wants_gradients_) return;
-    const int64_t count = block.count();
+    const int64_t count = block.count(), own = factors_.one() ? 0 : first + block.segment;
+    const Grid grid = strips_.grid(block);
     const bool each = block.segments > 1 && !factors_.one();
-    const double* own_factors = segment_factors + (factors_.one() ? 0 : block.segment);
-    std::fill(scratch.factors, scratch.factors + count, each ? 1.0 : own_factors[0]);
-    if (each) multiply_segments(own_factors, strips_.grid(block), scratch.factors);
-    if (factors_.elementwise()) {
-      multiply(read(pass_.grad_output, strips_.walk(), at, kGradOutput, count, scratch.buffer), count, scratch.factors);
+    std::fill(scratch.factors, scratch.factors + count, scratch.of_segments[own]);
+    std::fill(scratch.rests, scratch.rests + count, scratch.segment_rests[own]);
+    for (int64_t segment = 1; each && segment < grid.segments; ++segment) {
+      for (int64_t element = 0; element < grid.length; ++element) {
+        const int64_t row = segment * grid.segment_step + element * grid.step;
+        scratch.factors[row] = scratch.of_segments[own + segment];
+        scratch.rests[row] = scratch.segment_rests[own + segment];
+      }
     }
-    if (pass_.selection.weight.data) multiply(scratch.weights, count, scratch.factors);
+    if (factors_.elementwise()) {
+      const double* outgoing = read(pass_.grad_output, strips_.walk(), at, kGradOutput, count, scratch.buffer);
+      multiply_with_rests<F>(outgoing, count, scratch.factors, scratch.rests);
+    }
+    if (pass_.selection.weight.data) {
+      multiply_with_rests<F>(scratch.weights, count, scratch.factors, scratch.rests);
+    }
   }
 
   void find_all_offsets(const Position& at, int64_t count, Scratch& scratch) const {
@@ -197,8 +208,10 @@ void row_pass(const Pass& r, ParallelFor parallel_for) {
   const bool float64 = is_float64(r.input) || is_float64(r.target) || is_float64(r.selection.weight) ||
                        is_float64(r.third) || is_float64(r.losses) || is_float64(r.reduction) ||
                        (is_float64(r.grad_output) && varies(r.inner, kGradOutput));
-  // A cap's rounding in fp32 would be one of the logits' own, of which exp makes many last places.
-  if (float64 || r.rows.softcap != 0.0) return row_pass_as<double, Loss>(r, parallel_for);
+  // A cap's rounding in fp32 would be one of the logits' own, of which exp makes many last places; and the shares of
+  // probabilities would be rounded more than once.
+  const bool has_factors = is_floating(r.target.dtype) && (r.third.data || r.numbers.second != 0.0);
+  if (float64 || r.rows.softcap != 0.0 || has_factors) return row_pass_as<double, Loss>(r, parallel_for);
   row_pass_as<float, Loss>(r, parallel_for);
 }
 

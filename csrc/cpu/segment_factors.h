@@ -20,7 +20,7 @@ class SegmentFactors {
 
   // Whether grad_output is read with the elements.
   bool elementwise() const { return elementwise_; }
-  // Whether all segments have the same.
+  // Whether all segments have the same one.
   bool one() const { return one_; }
   // Of all segments, unless each has its own.
   const Divisor& divisor() const { return divisor_; }
@@ -40,13 +40,16 @@ class SegmentFactors {
     if (values != out) std::copy(values, values + count, out);
   }
 
-  // From grad_output to what all gradients of a segment are multiplied by.
-  void make(int64_t segment, int64_t count, double* factors) const {
+  // From grad_output to what all gradients of a segment are multiplied by, with its rest: fp64 shows each rounding.
+  void make(int64_t segment, int64_t count, double* factors, double* rests) const {
     const Denominator& denominator = pass_.denominator;
     for (int64_t s = 0; s < count; ++s) {
       const Divisor& divisor = denominator.counted_each ? denominator.counted[segment + s] : divisor_;
-      if constexpr (sizeof(F) == sizeof(double)) {  // which shows each rounding
-        factors[s] = divisor.reciprocal == 0.0 ? 0.0 : factors[s] * pass_.scale / divisor.value;
+      const double outgoing = factors[s];
+      rests[s] = 0.0;
+      if constexpr (sizeof(F) == sizeof(double)) {
+        factors[s] = divisor.reciprocal == 0.0 ? 0.0 : outgoing * pass_.scale / divisor.value;
+        rests[s] = rest_of_quotient(factors[s], outgoing, divisor);
       } else {
         factors[s] *= factor_of<F>(pass_.scale, divisor);
       }
@@ -54,6 +57,13 @@ class SegmentFactors {
   }
 
  private:
+  // What outgoing * scale / divisor has lost; nothing where it is no number.
+  double rest_of_quotient(double factor, double outgoing, const Divisor& divisor) const {
+    const double product = outgoing * pass_.scale, lost = fma(outgoing, pass_.scale, -product);
+    const double rest = (fma(-factor, divisor.value, product) + lost) * divisor.reciprocal;
+    return absolute(factor) > DBL_MIN && absolute(rest) < absolute(factor) ? rest : 0.0;
+  }
+
   const Pass& pass_;
   const Walk outgoing_;
   const bool elementwise_, one_;

@@ -1,0 +1,31 @@
+// What a thread that goes through rows works in.
+#pragma once
+
+#include <vector>
+
+#include "cpu/convert.h"
+#include "cpu/row_kernels.h"
+
+namespace cudaloss::cpu {
+
+// The first arrays are those of the rows of a block.
+template <class F>
+struct RowScratch {
+  int64_t of_input[kBlock], of_target[kBlock], of_first[kBlock], of_second[kBlock];
+  int64_t between;                      // how far apart the input's rows are
+  int64_t index[kBlock], keep[kBlock];  // a target; -1 if there is none that counts
+  double weights[kBlock], factors[kBlock], rests[kBlock], terms[kBlock], of_segments[kBlock], segment_rests[kBlock],
+      buffer[kBlock];
+  uint8_t mask[kBlock];
+  RowLanes<F> lanes = {};
+  std::vector<F> tiles, shares, slopes;
+};
+
+// Up to kLanes rows of a block, from `first` on, and their tiles.
+template <class F>
+struct RowGroup {
+  int64_t first, rows;
+  F *tiles, *shares, *slopes;
+};
+
+}  // namespace cudaloss::cpu
