@@ -56,8 +56,12 @@ def cross_entropy(
         counts, kept = np.ones(rows, LONG), np.ones(rows, bool)
         top = x.max(-1, keepdims=True)
         e = np.exp(x - top)
-        lse = top[:, 0] + np.log(e.sum(-1))
-        logs, p = x - lse[:, None], e / e.sum(-1, keepdims=True)
+        largest = (np.arange(rows), x.argmax(-1))
+        e[largest] = 0  # of which lse - x is log1p of the others' sum: 1 would hide it
+        log_all = np.log1p(e.sum(-1))
+        e[largest] = 1
+        lse, p = top[:, 0] + log_all, e / e.sum(-1, keepdims=True)
+        logs = (x - top) - log_all[:, None]
         share = w * ((1 - s) * q + s / classes)
         at = None
     else:

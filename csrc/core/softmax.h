@@ -12,33 +12,47 @@ namespace cudaloss {
 template <class F>
 constexpr double kLifted = 1.0 / static_cast<double>(ExpParts<F>::small);
 
-// A logit as a row reads it: -inf as a number beside which every other is larger by more than exp has range for. The
-// difference of two infinities would be NaN.
-template <class F>
-constexpr F kLowest = F(-3e38);
-template <>
-constexpr double kLowest<double> = -1.7e308;
-CUDALOSS_INLINE float bounded(float x) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(kLowest<float>));
-  return result;
-#else
-  return select(x < kLowest<float>, kLowest<float>, x);
-#endif
-}
-CUDALOSS_INLINE double bounded(double x) { return select(x < kLowest<double>, kLowest<double>, x); }
+// The maximum of classes that are all -inf, or that are none, as a number: the difference of two infinities would be
+// NaN.
+CUDALOSS_INLINE double bounded(double max) { return select(max < -DBL_MAX, -DBL_MAX, max); }
 
-// exp(x - max) / small of a bounded x <= max. A difference is rounded by up to half its last place, which of 16 is
-// 2^-20: the rest keeps that.
+// Below it exp(x - max) is 0; above it x - max does not overflow, as it would of 3e38 and -3e38. -inf is below that of
+// every maximum.
 template <class F>
-CUDALOSS_INLINE F exp_below_max(F x, F max) {
-  const F d = x - max, subtracted = d - x;
-  const F rest = (x - (d - subtracted)) - (max + subtracted);
+CUDALOSS_INLINE F floor_below(F max) {
+  const F floor = max - fused(F(0.5), absolute(max), F(2) * ExpParts<F>::limit);
+  return select(floor > -largest(F()), floor, -largest(F()));
+}
+
+// exp(x - max) / small of x <= max, and this maximum's floor. A difference is rounded by up to half its last place,
+// which of 16 is 2^-20: the rest keeps that.
+template <class F>
+CUDALOSS_INLINE F exp_below_max(F x, F max, F floor) {
+  const F above = select(x < floor, floor, x), d = above - max, subtracted = d - above;
+  const F rest = (above - (d - subtracted)) - (max + subtracted);
   const ExpApart<F> apart = exp_apart(F(ExpParts<F>::magic), -clamped_to(F(ExpParts<F>::limit), -d));
   const F near = F(1) + apart.r, lost = apart.r - (near - F(1));
   const F tail = fused(apart.r * apart.r, exp_tail(apart.r), lost);
-  return fused(apart.power, fused(rest, near + tail, tail), apart.power * near);
+  return select(x < floor, F(0), fused(apart.power, fused(rest, near + tail, tail), apart.power * near));
+}
+
+// cap tanh(x / cap) with its rest, of which exp makes as many last places as the cap has units; and its slope.
+template <class F>
+struct Capped {
+  F value, rest, slope;
+};
+template <class F>
+CUDALOSS_INLINE Capped<F> capped(F x, F cap) {
+  const F most = F(64) * cap, size = clamped_to(most, absolute(x)), quotient = size / cap;
+  const F lost = fused(-quotient, cap, size) / cap;
+  const ExpBelowOne<F> below = exp_below_one(twice(quotient));  // w = (1 - exp(-z)) / 2, tanh = w / (1 - w)
+  const WithRest<F> w = {below.w.value, fused(below.exp, lost, below.w.rest)};
+  const F one_less = F(1) - w.value;
+  const WithRest<F> rest_of_one = {one_less, ((F(1) - one_less) - w.value) - w.rest};
+  const WithRest<F> tanh = quotient_of(w, rest_of_one, F(1) / one_less);
+  const WithRest<F> found = WithRest<F>{cap, F(0)} * tanh;
+  const F slope = fused(F(-2) * lost, below.exp, below.exp) / one_less * (F(1) + tanh.value);
+  return {signed_by(x, found.value), signed_by(x, found.rest), slope};
 }
 
 // Of the classes but the target's: their maximum, and the sum of exp(x - max), not lifted.

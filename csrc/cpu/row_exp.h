@@ -16,19 +16,18 @@ template <class F>
 constexpr F kNear = sizeof(F) == sizeof(double) ? F(0x1p30) : F(0x1p14);
 template <class F>
 CUDALOSS_INLINE bool is_near(F max) {
-  return (absolute(max) < kNear<F>) | (max <= kLowest<F>);
+  return (absolute(max) < kNear<F>) | (max == -F(INFINITY));
 }
 template <class F>
 CUDALOSS_INLINE Reference<F> reference_of(F max) {
   using Parts = ExpParts<F>;
   using Wide = ExpParts<double>;
   constexpr F round = sizeof(F) == sizeof(double) ? F(0x1.8p52) : F(0x1.8p23);
-  const bool is_none = max <= kLowest<F>;
+  const bool is_none = max == -F(INFINITY);
   const F k = select(is_none, F(0), fused(max, F(Parts::log2_e), round) - round);
   const double wide = static_cast<double>(k), top = wide * Wide::ln2;
   const double behind = fused(wide, Wide::ln2_rest, fused(wide, Wide::ln2, -top));
-  return {F(Parts::magic) - k, fused(k, F(Parts::ln2), -F(Parts::limit)),
-          select(is_none, static_cast<double>(kLowest<F>), top), behind};
+  return {F(Parts::magic) - k, fused(k, F(Parts::ln2), -F(Parts::limit)), select(is_none, -DBL_MAX, top), behind};
 }
 // exp(x - reference) / small.
 template <class F>
@@ -36,6 +35,12 @@ CUDALOSS_INLINE F exp_near(F x, F magic, F floor) {
   const ExpApart<F> apart = exp_apart(magic, select(x < floor, floor, x));
   const F near = F(1) + apart.r, lost = apart.r - (near - F(1));
   return fused(apart.power, fused(apart.r * apart.r, exp_tail(apart.r), lost), apart.power * near);
+}
+// That of the maximum itself; 1 of none.
+template <class F>
+CUDALOSS_INLINE F exp_of_largest(F max, const Reference<F>& of, bool near) {
+  const F e = exp_near(select(max == -F(INFINITY), F(0), max), of.magic, of.floor);
+  return select(near, e, F(kLifted<F>));
 }
 
 // What lines to bring closer while others are computed: those read next, and those where the gradients go. Nothing is
@@ -53,10 +58,14 @@ struct Ahead {
 // tile = exp(tile - reference) / small, of maxima or of references.
 template <class F>
 CUDALOSS_INLINE void exp_far_lines(F* tile, int64_t lines, const F* max, Ahead ahead, LaneSums& total) {
+  F floor[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) floor[lane] = floor_below(max[lane]);
   for (int64_t i = 0; i < lines; ++i) {
     F e[kLanes];
     ahead.fetch(i);
-    for (int lane = 0; lane < kLanes; ++lane) e[lane] = exp_below_max(bounded(tile[i * kLanes + lane]), max[lane]);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      e[lane] = exp_below_max(tile[i * kLanes + lane], max[lane], floor[lane]);
+    }
     memcpy(tile + i * kLanes, e, sizeof e);
     total.add<kIsCompensated<F>>(e);
   }
@@ -73,14 +82,14 @@ CUDALOSS_INLINE void exp_near_lines(F* tile, int64_t lines, const F* magic, cons
   }
 }
 
-// The tile of kLanes rows, and their sums; relative to the maxima themselves if they are to be exact.
+// The tile of kLanes rows, and their sums.
 template <class F>
-CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, bool exact, Ahead ahead, RowLanes<F>& rows) {
+CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, Ahead ahead, RowLanes<F>& rows) {
   LaneSums total = {};
   F max[kLanes], magic[kLanes], floor[kLanes];
   F largest[kLanes];
   double top[kLanes], behind[kLanes];
-  int32_t far = exact;
+  int32_t far = 0;
   copy_lanes(rows.max, max);
   for (int lane = 0; lane < kLanes; ++lane) far |= !is_near(max[lane]);
   const bool are_near = far == 0;
@@ -88,9 +97,9 @@ CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, bool exact, Ahead a
     const Reference<F> of = reference_of(max[lane]);
     magic[lane] = of.magic;
     floor[lane] = of.floor;
-    top[lane] = are_near ? of.max : static_cast<double>(max[lane]);
+    top[lane] = are_near ? of.max : bounded(static_cast<double>(max[lane]));
     behind[lane] = are_near ? of.behind : 0.0;
-    largest[lane] = are_near ? exp_near(max[lane], of.magic, of.floor) : F(kLifted<F>);
+    largest[lane] = exp_of_largest(max[lane], of, are_near);
   }
   are_near ? exp_near_lines(tile, lines, magic, floor, ahead, total) : exp_far_lines(tile, lines, max, ahead, total);
   copy_lanes(top, rows.reference);
@@ -100,7 +109,7 @@ CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, bool exact, Ahead a
 }
 // The tile of one, likewise.
 template <class F>
-CUDALOSS_MULTIVERSION void row_exp(F* tile, int64_t lines, bool exact, Ahead ahead, int row, RowLanes<F>& rows) {
+CUDALOSS_MULTIVERSION void row_exp(F* tile, int64_t lines, Ahead ahead, int row, RowLanes<F>& rows) {
   LaneSums total = {};
   F max[kLanes], magic[kLanes], floor[kLanes];
   const F own = rows.max[row];
@@ -110,12 +119,12 @@ CUDALOSS_MULTIVERSION void row_exp(F* tile, int64_t lines, bool exact, Ahead ahe
     magic[lane] = of.magic;
     floor[lane] = of.floor;
   }
-  const bool near = !exact && is_near(own);
+  const bool near = is_near(own);
   near ? exp_near_lines(tile, lines, magic, floor, ahead, total) : exp_far_lines(tile, lines, max, ahead, total);
   const Sum sum = total.total();
-  rows.reference[row] = near ? of.max : static_cast<double>(own);
+  rows.reference[row] = near ? of.max : bounded(static_cast<double>(own));
   rows.behind[row] = near ? of.behind : 0.0;
-  rows.largest[row] = near ? exp_near(own, of.magic, of.floor) : F(kLifted<F>);
+  rows.largest[row] = exp_of_largest(own, of, near);
   rows.sums[row] = sum.value;
   rows.rests[row] = sum.rest;
 }

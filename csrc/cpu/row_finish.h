@@ -11,10 +11,6 @@ template <class F>
 struct Gain {
   F unlifted, hi, lo;
 };
-template <class N>
-CUDALOSS_INLINE WithRest<double> with_rest_of(N x) {
-  return {value_of(x), rest_of(x)};
-}
 // Of exponentials that are still to be multiplied by 1 + behind. Where a product with `small` in the factor would leave
 // the range, the tile is unlifted first.
 template <class F>
@@ -30,8 +26,8 @@ CUDALOSS_INLINE Gain<F> gain_of(WithRest<double> of_exp, WithRest<double> factor
 }
 
 // NaN if a row says so that has no sum: a target's logit of Inf or NaN, or nothing but -Inf.
-CUDALOSS_INLINE double sound_sum(double sum, double max, double target, double lowest) {
-  const bool is_sound = (target <= DBL_MAX) & ((max > lowest) | (target > -INFINITY));
+CUDALOSS_INLINE double sound_sum(double sum, double max, double target) {
+  const bool is_sound = (target <= DBL_MAX) & ((max > -DBL_MAX) | (target > -INFINITY));
   return select(is_sound, sum, static_cast<double>(NAN));
 }
 
@@ -41,51 +37,40 @@ CUDALOSS_INLINE double lost_of(double max, double reference, double behind, doub
   return (exp - largest) + ((1.0 - exp) + growth);
 }
 
-// Of rows whose targets are indices; the losses alone, or the gradients, too.
-template <bool kGradients, class F, class Loss>
-CUDALOSS_MULTIVERSION void finish_indices(Loss loss, double classes, RowLanes<F>& rows) {
+// Which targets rows have. Those of probabilities have one class of the largest logit for a target's, whose share is in
+// the place of a class weight.
+enum class Targets { Indices, Probabilities };
+
+// The losses alone, or the gradients, too.
+template <Targets kOf, bool kGradients, class F, class Loss>
+CUDALOSS_MULTIVERSION void finish_rows(Loss loss, double classes, RowLanes<F>& rows) {
   constexpr double small = static_cast<double>(ExpParts<F>::small);
   RowLanes<F> own = rows;
   for (int lane = 0; lane < kLanes; ++lane) {
-    const double max = static_cast<double>(own.max[lane]), target = own.target[lane], factor = own.factor[lane];
-    const double sum = sound_sum(own.sums[lane] * small, max, target, static_cast<double>(kLowest<F>));
+    const double max = bounded(static_cast<double>(own.max[lane])), target = own.target[lane];
+    const double factor = own.factor[lane], sum = sound_sum(own.sums[lane] * small, max, target);
     const double reference = own.reference[lane], behind = own.behind[lane];
     const double lost = lost_of(max, reference, behind, static_cast<double>(own.largest[lane]) * small);
     const OtherClasses<double> others = {reference, {sum, fused(sum, behind, own.rests[lane] * small) + lost}};
-    const double moved = select(target > reference, target, reference) - select(target > max, target, max);
-    const double below = own.below_max[lane] + own.shares[lane] * moved;
-    const auto row = loss.finish(others, target, own.weight[lane], {below, own.shares[lane]}, classes);
+    const double top = select(target > reference, target, reference), moved = top - select(target > max, target, max);
+    const typename Loss::Shared shared = {own.below_max[lane] + own.shares[lane] * moved, own.shares[lane]};
+    typename Loss::Row row;
+    if constexpr (kOf == Targets::Indices) {
+      row = loss.finish(others, target, own.weight[lane], shared, classes);
+    } else {
+      row = loss.finish(others, target, own.weight[lane], shared);
+      own.reference[lane] = top;
+      own.log_all[lane] = row.log_all.value;
+      own.log_rest[lane] = row.log_all.rest;
+    }
     own.loss[lane] = kept(row.loss, own.keep[lane]);
     if constexpr (!kGradients) continue;
-    const Gain<F> of_exp = gain_of<F>(with_rest_of(row.of_exp), {factor, own.factor_rest[lane]}, behind);
+    const Gain<F> of_exp = gain_of<F>(row.of_exp, {factor, own.factor_rest[lane]}, behind);
     own.at_target[lane] = kept(fused(row.at_target, factor, row.at_target * own.factor_rest[lane]), own.keep[lane]);
     own.share[lane] = static_cast<F>(row.of_share * factor);
     own.unlifted[lane] = of_exp.unlifted;
     own.hi[lane] = of_exp.hi;
     own.lo[lane] = of_exp.lo;
-  }
-  rows = own;
-}
-
-// Of rows whose targets are probabilities, relative to their maxima.
-template <class F, class Loss>
-CUDALOSS_MULTIVERSION void finish_shares(Loss loss, RowLanes<F>& rows) {
-  constexpr double small = static_cast<double>(ExpParts<F>::small);
-  RowLanes<F> own = rows;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const double max = static_cast<double>(own.max[lane]), factor = own.factor[lane];
-    const double sum = sound_sum(own.sums[lane] * small, max, -INFINITY, static_cast<double>(kLowest<F>));
-    const WithRest<double> all = {sum, own.rests[lane] * small}, log = log_of(all);
-    const auto row = loss.finish(max, 1.0, rounded(log), {own.below_max[lane], own.shares[lane]});  // of p, not of exp
-    const WithRest<double> of_exp = quotient_of(with_rest_of(row.of_exp), all, reciprocal_of(sum));
-    const Gain<F> gain = gain_of<F>(of_exp, {factor, own.factor_rest[lane]}, 0.0);
-    own.loss[lane] = kept(row.loss, own.keep[lane]);
-    own.log_all[lane] = log.value;
-    own.log_rest[lane] = log.rest;
-    own.share[lane] = static_cast<F>(row.of_share * factor);
-    own.unlifted[lane] = gain.unlifted;
-    own.hi[lane] = gain.hi;
-    own.lo[lane] = gain.lo;
   }
   rows = own;
 }
@@ -109,11 +94,9 @@ CUDALOSS_MULTIVERSION void multiply_with_rests(const double* factors, int64_t co
 template <class F>
 CUDALOSS_MULTIVERSION void softcap(F cap, int64_t count, F* tile, F* slopes) {
   for (int64_t i = 0; i < count; ++i) {
-    const F x = tile[i];
-    const ExpBelowOne<F> e = exp_below_one(twice(absolute(x / cap)));
-    const F inverse = F(1) / (F(1) + e.exp), capped = cap * (twice(rounded(e.w)) * inverse);
-    tile[i] = select(x == x, signed_by(x, capped), x);
-    slopes[i] = F(4) * e.exp * inverse * inverse;
+    const Capped<F> found = capped(tile[i], cap);
+    tile[i] = found.value + found.rest;
+    slopes[i] = found.slope;
   }
 }
 
@@ -135,9 +118,9 @@ CUDALOSS_MULTIVERSION void multiply_slopes(const F* slopes, int64_t count, F* ti
   for (int64_t i = 0; i < count; ++i) tile[i] = select(tile[i] == F(0), tile[i], tile[i] * slopes[i]);
 }
 
-// Of each lane: the maximum, log(sum of exp(x - max)), a factor, and what is kept.
+// Of each lane: about the maximum, log(sum of exp(x - that)), a factor, and what is kept.
 struct LaneLogs {
-  double max[kLanes], log_all[kLanes], log_rest[kLanes], factor[kLanes], factor_rest[kLanes];
+  double top[kLanes], log_all[kLanes], log_rest[kLanes], factor[kLanes], factor_rest[kLanes];
   int64_t keep[kLanes];
 };
 // Of kLanes rows, or of one in all lanes; `scale` is another factor.
@@ -146,7 +129,7 @@ LaneLogs logs_of(const RowLanes<F>& rows, double scale, int row = -1) {
   LaneLogs logs;
   for (int lane = 0; lane < kLanes; ++lane) {
     const int from = row < 0 ? lane : row;
-    logs.max[lane] = static_cast<double>(rows.max[from]);
+    logs.top[lane] = rows.reference[from];
     logs.log_all[lane] = rows.log_all[from];
     logs.log_rest[lane] = rows.log_rest[from];
     logs.factor[lane] = rows.factor[from] * scale;
@@ -164,7 +147,7 @@ CUDALOSS_INLINE void below_log(F* tile, int64_t lines, const F* weights, const L
       const WithRest<double> log = {own.log_all[lane], own.log_rest[lane]},
                              factor = {own.factor[lane], own.factor_rest[lane]};
       const double weight = static_cast<double>(share_at<kEach>(weights, i, lane));
-      const WithRest<double> below = difference_of(own.max[lane], static_cast<double>(tile[i * kLanes + lane]));
+      const WithRest<double> below = difference_of(own.top[lane], static_cast<double>(tile[i * kLanes + lane]));
       const WithRest<double> by = factor * WithRest<double>{weight, 0.0};
       const double gradient = rounded_product(difference_of(below, -log), Constant<double>{by.value, by.rest});
       tile[i * kLanes + lane] = static_cast<F>(kept(gradient, own.keep[lane]));

@@ -101,21 +101,46 @@ class RowGroups {
       std::copy_n(scratch.factors + group.first, group.rows, lanes.factor);
       std::copy_n(scratch.rests + group.first, group.rows, lanes.factor_rest);
     }
-    if (of_indices_) take_targets(group, scratch);
+    if (!of_indices_) find_largest(group, scratch);
+    take_targets(group, scratch);
     find_max(group, lanes);
     if (has_shares_) add_shares(group, scratch);
     add_exp(group, scratch);
     const double classes = static_cast<double>(shape_.classes);
     if (!of_indices_) {
-      finish_shares<F>(loss_, lanes);
+      finish_rows<Targets::Probabilities, true, F>(loss_, classes, lanes);
     } else if (wants_gradients_) {
-      finish_indices<true, F>(loss_, classes, lanes);
+      finish_rows<Targets::Indices, true, F>(loss_, classes, lanes);
     } else {
-      finish_indices<false, F>(loss_, classes, lanes);
+      finish_rows<Targets::Indices, false, F>(loss_, classes, lanes);
     }
     std::copy_n(lanes.loss, group.rows, scratch.terms + group.first);
     if (pass_.grad_input.data) write_grad_input(group, scratch);
     if (pass_.grad_target.data) write_grad_target(group, scratch);
+  }
+
+  // Of probabilities: the last class with the largest logit, none where all are NaN, in the place of a target's.
+  void find_largest(const RowGroup<F>& group, Scratch& scratch) const {
+    RowLanes<F>& lanes = scratch.lanes;
+    int64_t found[kLanes];
+    find_max(group, lanes);
+    if (shape_.across) lines_of_max(group.tiles, shape_.lines(), lanes.max, found);
+    for (int64_t row = 0; row < group.rows; ++row) {
+      int64_t& index = scratch.index[group.first + row];
+      index = -1;
+      if (!lanes.keep[row]) continue;
+      if (shape_.across) {
+        index = found[row];
+        continue;
+      }
+      F max[kLanes];
+      std::fill(max, max + kLanes, lanes.max[row]);
+      lines_of_max(group.tiles + shape_.at(row, 0), shape_.lines(), max, found);
+      for (int lane = 0; lane < kLanes; ++lane) {
+        if (found[lane] >= 0) index = std::max(index, found[lane] * kLanes + lane);
+      }
+      if (index >= shape_.classes) index = -1;  // of -inf, which fills up a line
+    }
   }
 
   // The targets' logits, which the others' sums are without.
@@ -123,13 +148,17 @@ class RowGroups {
     RowLanes<F>& lanes = scratch.lanes;
     for (int64_t row = 0; row < group.rows; ++row) {
       const int64_t index = scratch.index[group.first + row];
-      lanes.target[row] = 0.0;
+      lanes.target[row] = -INFINITY;
       lanes.weight[row] = 1.0;
       if (index < 0) continue;
       F& own = group.tiles[shape_.at(row, index)];
       lanes.target[row] = static_cast<double>(own);
       own = F(-INFINITY);
-      if (!class_weights_.empty()) lanes.weight[row] = static_cast<double>(class_weights_[index]);
+      if (!of_indices_) {
+        lanes.weight[row] = static_cast<double>(group.shares[shape_.at(row, index)]);
+      } else if (!class_weights_.empty()) {
+        lanes.weight[row] = static_cast<double>(class_weights_[index]);
+      }
     }
   }
 
@@ -140,14 +169,12 @@ class RowGroups {
     }
   }
 
-  // Of probabilities the maximum itself: the logarithm of a sum that is little more than 1 is their loss.
   void add_exp(const RowGroup<F>& group, Scratch& scratch) const {
     RowLanes<F>& lanes = scratch.lanes;
-    const bool exact = !of_indices_;
-    if (shape_.across) return lanes_exp(group.tiles, shape_.lines(), exact, ahead_of(group.first, scratch), lanes);
+    if (shape_.across) return lanes_exp(group.tiles, shape_.lines(), ahead_of(group.first, scratch), lanes);
     for (int row = 0; row < group.rows; ++row) {
       if (!lanes.keep[row]) continue;
-      row_exp(group.tiles + shape_.at(row, 0), shape_.lines(), exact, ahead_of(group.first + row, scratch), row, lanes);
+      row_exp(group.tiles + shape_.at(row, 0), shape_.lines(), ahead_of(group.first + row, scratch), row, lanes);
     }
   }
 
@@ -175,7 +202,7 @@ class RowGroups {
     double top[kLanes];
     for (int lane = 0; lane < kLanes; ++lane) {
       const double max = static_cast<double>(lanes.max[lane]);
-      top[lane] = of_indices_ && lanes.target[lane] > max ? lanes.target[lane] : max;
+      top[lane] = lanes.target[lane] > max ? lanes.target[lane] : max;
     }
     put_back(group, top, scratch);
     if (shape_.across) {
@@ -202,14 +229,14 @@ class RowGroups {
 
   void put_back(const RowGroup<F>& group, const double* top, Scratch& scratch) const {
     for (int64_t row = 0; row < group.rows; ++row) {
-      const int64_t index = of_indices_ ? scratch.index[group.first + row] : -1;
+      const int64_t index = scratch.index[group.first + row];
       if (index >= 0) group.tiles[shape_.at(row, index)] = static_cast<F>(scratch.lanes.target[row]);
       fill_up(group.tiles + shape_.at(row, 0), static_cast<F>(top[row]));
     }
   }
   void take_again(const RowGroup<F>& group, Scratch& scratch) const {
     for (int64_t row = 0; row < group.rows; ++row) {
-      const int64_t index = of_indices_ ? scratch.index[group.first + row] : -1;
+      const int64_t index = scratch.index[group.first + row];
       if (index >= 0) group.tiles[shape_.at(row, index)] = F(-INFINITY);
       fill_up(group.tiles + shape_.at(row, 0), F(-INFINITY));
     }
@@ -242,7 +269,7 @@ class RowGroups {
     } else {
       for (int64_t row = 0; row < group.rows; ++row) write_row(group, row, factors_of(lanes, row), out + offsets[row]);
     }
-    for (int64_t row = 0; of_indices_ && row < group.rows; ++row) {
+    for (int64_t row = 0; row < group.rows; ++row) {
       const int64_t index = scratch.index[group.first + row];
       if (index >= 0) out[offsets[row] + index * stride] = static_cast<F>(lanes.at_target[row]);
     }
@@ -272,7 +299,7 @@ class RowGroups {
       const LaneFactors<F> by = shape_.across ? factors_of(lanes) : factors_of(lanes, static_cast<int>(tile));
       multiply_tile(own, group.shares + tile * shape_.size(), shape_.lines(), by, own, kLanes);
     }
-    for (int64_t row = 0; of_indices_ && row < group.rows; ++row) {
+    for (int64_t row = 0; row < group.rows; ++row) {
       const int64_t index = scratch.index[group.first + row];
       if (index >= 0) group.tiles[shape_.at(row, index)] = static_cast<F>(lanes.at_target[row]);
     }

@@ -79,19 +79,20 @@ struct RowLanes {
   double factor[kLanes], factor_rest[kLanes];  // of all gradients of the row
   int64_t keep[kLanes];                        // all bits where the row counts, else none
   double loss[kLanes], at_target[kLanes];
-  double log_all[kLanes], log_rest[kLanes];  // log(sum of exp(x - the largest of all))
+  double log_all[kLanes], log_rest[kLanes];  // log(sum of exp(x - `reference`))
   // exp / small times `unlifted` times hi + lo, less `share` times a class's share, is its gradient
   F unlifted[kLanes], hi[kLanes], lo[kLanes], share[kLanes];
 };
 
-// max[lane] = the largest of its column, NaN left out. In vectors: of a loop over lanes GCC 12 makes scalars.
+// max[lane] = the largest of its column, NaN left out; -inf if there is none. In vectors: of a loop over lanes GCC 12
+// makes scalars.
 template <class F>
 CUDALOSS_INLINE void find_max(const F* tile, int64_t lines, F* max) {
   constexpr int kWide = 32 / sizeof(F), kVectors = kLanes / kWide, kAhead = 4;  // lines that wait for no other's
   typedef F Vector __attribute__((vector_size(32)));
   Vector found[kAhead][kVectors];
   for (auto& line : found) {
-    for (Vector& lanes : line) lanes = Vector{} + kLowest<F>;
+    for (Vector& lanes : line) lanes = Vector{} - F(INFINITY);
   }
   const auto take = [&](int64_t i, Vector(&line)[kVectors]) CUDALOSS_INLINE_LAMBDA {
     for (int k = 0; k < kVectors; ++k) {
@@ -126,6 +127,20 @@ CUDALOSS_MULTIVERSION F row_max(const F* tile, int64_t lines) {
       max[lane] = select(max[lane + width] > max[lane], max[lane + width], max[lane]);
   }
   return max[0];
+}
+
+// The last line of each column that has this maximum of its own, or -1.
+template <class F>
+CUDALOSS_MULTIVERSION void lines_of_max(const F* tile, int64_t lines, const F* max, int64_t* found) {
+  F own[kLanes];
+  Keep<F> last[kLanes];
+  copy_lanes(max, own);
+  for (int lane = 0; lane < kLanes; ++lane) last[lane] = -1;
+  for (int64_t i = 0; i < lines; ++i) {
+    const auto line = static_cast<Keep<F>>(i);
+    for (int lane = 0; lane < kLanes; ++lane) last[lane] = tile[i * kLanes + lane] == own[lane] ? line : last[lane];
+  }
+  for (int lane = 0; lane < kLanes; ++lane) found[lane] = last[lane];
 }
 
 // Sums of share (top - x), and of the shares. A product is rounded below what the sum shows.

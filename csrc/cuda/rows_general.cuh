@@ -16,26 +16,6 @@ struct GeneralParameters {
   bool probabilities;
 };
 
-// A logit as the softmax has it, and what the softcap's slope makes of its gradient.
-template <class F>
-struct Capped {
-  F value, rest, slope;
-};
-template <class F>
-__device__ __forceinline__ Capped<F> capped(F x, F cap) {
-  if (cap == F(0)) return {x, F(0), F(1)};
-  const F most = F(64) * cap, size = clamped_to(most, absolute(x)), quotient = size / cap;
-  const F lost = fused(-quotient, cap, size) / cap;
-  const ExpBelowOne<F> below = exp_below_one(twice(quotient));  // w = (1 - exp(-z)) / 2, tanh = w / (1 - w)
-  const WithRest<F> w = {below.w.value, fused(below.exp, lost, below.w.rest)};
-  const F one_less = F(1) - w.value;
-  const WithRest<F> rest_of_one = {one_less, ((F(1) - one_less) - w.value) - w.rest};
-  const WithRest<F> tanh = quotient_of(w, rest_of_one, F(1) / one_less);
-  const WithRest<F> found = WithRest<F>{cap, F(0)} * tanh;
-  const F slope = fused(F(-2) * lost, below.exp, below.exp) / one_less * (F(1) + tanh.value);
-  return {signed_by(x, found.value), signed_by(x, found.rest), slope};
-}
-
 // Shuffles of a number of any words.
 template <class V>
 __device__ __forceinline__ V neighbour(const V& x, int distance) {
@@ -80,7 +60,8 @@ struct GeneralRow {
 
   __device__ __forceinline__ Capped<F> logit(int32_t j) const {
     const RowParameters<P>& p = g.rows;
-    return capped(floating_at<F>(p.input, input + j * p.class_stride[kInput]), static_cast<F>(p.softcap));
+    const F x = floating_at<F>(p.input, input + j * p.class_stride[kInput]);
+    return p.softcap == 0.0 ? Capped<F>{x, F(0), F(1)} : capped(x, static_cast<F>(p.softcap));
   }
   __device__ __forceinline__ double class_weight(int32_t j) const {
     const RowParameters<P>& p = g.rows;
@@ -93,8 +74,8 @@ struct GeneralRow {
     const double q = floating_at<double>(p.target, target + j * p.class_stride[kTarget]);
     return class_weight(j) * ((1.0 - smoothing) * q + smoothing / p.classes);
   }
-  __device__ __forceinline__ double exp(const Capped<F>& x, F max) const {
-    const F e = exp_below_max(bounded(x.value), max);
+  __device__ __forceinline__ double exp(const Capped<F>& x, F max, F floor) const {
+    const F e = exp_below_max(x.value, max, floor);
     return static_cast<double>(fused(e, x.rest, e));
   }
 };
@@ -128,11 +109,14 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
   const double top = max != max || own != own ? NAN : select(own > max, own, static_cast<double>(max));
   const bool is_nan = !task.is_class || !(absolute(top) <= DBL_MAX);
   const bool sums_shares = g.probabilities || loss.smoothing != 0.0;
-  const F bound = bounded(max);
-  P of_exp = {}, below = {}, shares = {};
+  const F floor = floor_below(max);
+  P of_exp = {}, below = {}, shares = {}, largest = {};
   for (int32_t j = lane; j < end; j += lanes) {
     const Capped<F> x = row.logit(j);
-    if (j != task.target) of_exp = of_exp + P{row.exp(x, bound)};
+    const bool is_largest = g.probabilities && x.value == max;  // 1, which would hide a sum of nearly nothing
+    if (is_largest) largest = largest + P{1.0};
+    const double own_exp = is_largest ? kLifted<F> * static_cast<double>(x.rest) : row.exp(x, max, floor);
+    if (j != task.target) of_exp = of_exp + P{own_exp};
     if (sums_shares) {
       const double share = row.share(j);
       shares = shares + P{share};
@@ -142,24 +126,22 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
   const auto add = [](const P& a, const P& b) { return a + b; };
   of_exp = together(of_exp, lanes, add);
   Row result = {};
-  double log_all = 0.0;
   typename Loss::Shared shared = {};
   if (sums_shares) {
     shared = {value_in(together(below, lanes, add)), value_in(together(shares, lanes, add))};
   }
   if (reads) {
-    const WithRest<double> others = scaled(parts_of(of_exp), 1.0 / kLifted<F>);
+    const double bound = bounded(static_cast<double>(max));
+    const WithRest<double> sum_of_exp = scaled(parts_of(of_exp), 1.0 / kLifted<F>);
     if (g.probabilities) {
-      log_all = rounded(log_of(others));
-      result = loss.finish(static_cast<double>(max), others.value, log_all, shared);
+      const double more = value_in(together(largest, lanes, add)) - 1.0;
+      const WithRest<double> others = more > 0.0 ? sum_of({more, 0.0}, sum_of_exp) : sum_of_exp;
+      result = loss.finish({bound, others}, bound, 0.0, shared);
     } else {
-      result = loss.finish(OtherClasses<double>{static_cast<double>(bound), others}, own,
-                           static_cast<double>(task.class_weight), shared, p.classes);
+      result = loss.finish({bound, sum_of_exp}, own, static_cast<double>(task.class_weight), shared, p.classes);
     }
-    if (is_nan) result = {NAN, NAN, NAN, NAN};
-  } else if (task.counts) {
-    result = {NAN, NAN, NAN, NAN};
   }
+  if (task.counts && (is_nan || !reads)) result = {NAN, {NAN, 0.0}, NAN, NAN, {NAN, 0.0}};
   if (lane == 0) hand_in(p, task.at, P{result.loss * static_cast<double>(task.weight)}, sum);
   const double factor = static_cast<double>(task.factor.hi) + static_cast<double>(task.factor.lo);
   const double nothing = task.counts ? NAN : 0.0;
@@ -168,11 +150,13 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
     if (reads) {
       const Capped<F> x = row.logit(j);
       const double share = sums_shares ? row.share(j) : 0.0;
-      gradient = j == task.target ? result.at_target
-                                  : row.exp(x, bound) * result.of_exp * (1.0 / kLifted<F>)-result.of_share * share;
+      const double e = row.exp(x, max, floor), of_exp = fused(e, result.of_exp.value, e * result.of_exp.rest);
+      gradient = j == task.target ? result.at_target : fused(of_exp, 1.0 / kLifted<F>, -result.of_share * share);
       gradient *= factor * static_cast<double>(x.slope);
-      const double above = (top - static_cast<double>(x.value)) - static_cast<double>(x.rest) + log_all;
-      of_target = factor * (1.0 - loss.smoothing) * row.class_weight(j) * above;
+      const WithRest<double> lower = difference_of(top, static_cast<double>(x.value)),
+                             above = difference_of({lower.value, lower.rest - static_cast<double>(x.rest)},
+                                                   -result.log_all);
+      of_target = factor * (1.0 - loss.smoothing) * row.class_weight(j) * rounded(above);
     }
     if (p.grad_input.data) store_scalar(p.grad_input, row.first + j * p.class_stride[kFirst], gradient);
     if (p.grad_target.data) store_scalar(p.grad_target, row.second + j * p.class_stride[kSecond], of_target);

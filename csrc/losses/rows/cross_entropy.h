@@ -20,9 +20,13 @@ struct cross_entropy {
     double below_max, shares;
   };
   // The loss, and the gradients for an incoming one of 1: of another class `of_exp` times its exp(x - max of the
-  // others) less `of_share` times its share; of the target's `at_target`.
+  // others) less `of_share` times its share; of the target's `at_target`. A rounded `of_exp` would be an error of all
+  // of a row's gradients.
   struct Row {
-    double loss, of_exp, of_share, at_target;
+    double loss;
+    WithRest<double> of_exp;
+    double of_share, at_target;
+    WithRest<double> log_all;  // log(sum of exp(x - the largest of all))
   };
 
   // Of an index whose class has this weight.
@@ -32,18 +36,24 @@ struct cross_entropy {
     const double hard = (1.0 - smoothing) * weight, each = smoothing / classes;
     const double log_all = rounded(softmax.log_all), top = select(target > others.max, target, others.max);
     const double lse = top + log_all, twice_lse = 2.0 * z_loss * lse;
-    const double smooth = each * (shared.below_max + shared.shares * log_all);
-    const double of_all = hard + each * shared.shares + twice_lse;
-    return {hard * rounded(softmax.loss) + smooth + z_loss * lse * lse, of_all * rounded(softmax.of_others), each,
-            each * (shared.shares - weight) + twice_lse - of_all * rounded(softmax.not_target)};
+    const double smooth = each * fused(shared.shares, log_all, shared.below_max);
+    const WithRest<double> of_all = difference_of(hard, -fused(each, shared.shares, twice_lse));
+    const double not_target = rounded(softmax.not_target), own = 1.0 - not_target;
+    const double of_own = fused(each, fused(shared.shares, own, -weight), twice_lse * own);
+    return {fused(hard, rounded(softmax.loss), fused(z_loss * lse, lse, smooth)), of_all * softmax.of_others, each,
+            fused(-hard, not_target, of_own), softmax.log_all};
   }
 
-  // Of probabilities: all classes' maximum and sum, of any scale that `log_all`, its logarithm, tells; the gradients
-  // have no class of the target.
-  CUDALOSS_INLINE Row finish(double max, double sum, double log_all, const Shared& shared) const {
-    const double lse = max + log_all;
-    return {shared.below_max + shared.shares * log_all + z_loss * lse * lse, (shared.shares + 2.0 * z_loss * lse) / sum,
-            1.0, 0.0};
+  // Of probabilities, one class with the largest logit and its share in the place of the target's: the sum is without
+  // it, as lse - x of a class that is nearly certain is no more than that.
+  CUDALOSS_INLINE Row finish(const OtherClasses<double>& others, double largest, double share,
+                             const Shared& shared) const {
+    const Softmax<double> softmax = softmax_of(others, largest);
+    const double log_all = rounded(softmax.log_all), top = select(largest > others.max, largest, others.max);
+    const double lse = top + log_all, own = 1.0 - rounded(softmax.not_target);
+    const WithRest<double> of_all = difference_of(shared.shares, -2.0 * z_loss * lse);
+    return {fused(z_loss * lse, lse, fused(shared.shares, log_all, shared.below_max)), of_all * softmax.of_others, 1.0,
+            fused(of_all.value, own, -share), softmax.log_all};
   }
 
   // An index's loss in float, as a GPU has it, of class weights or smoothing but not both.
