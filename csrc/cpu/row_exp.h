@@ -36,13 +36,6 @@ CUDALOSS_INLINE F exp_near(F x, F magic, F floor) {
   const F near = F(1) + apart.r, lost = apart.r - (near - F(1));
   return fused(apart.power, fused(apart.r * apart.r, exp_tail(apart.r), lost), apart.power * near);
 }
-// That of the maximum itself; 1 of none.
-template <class F>
-CUDALOSS_INLINE F exp_of_largest(F max, const Reference<F>& of, bool near) {
-  const F e = exp_near(select(max == -F(INFINITY), F(0), max), of.magic, of.floor);
-  return select(near, e, F(kLifted<F>));
-}
-
 // What lines to bring closer while others are computed: those read next, and those where the gradients go. Nothing is
 // read or written there.
 struct Ahead {
@@ -99,7 +92,7 @@ CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, Ahead ahead, RowLan
     floor[lane] = of.floor;
     top[lane] = are_near ? of.max : bounded(static_cast<double>(max[lane]));
     behind[lane] = are_near ? of.behind : 0.0;
-    largest[lane] = exp_of_largest(max[lane], of, are_near);
+    largest[lane] = are_near ? exp_near(max[lane], of.magic, of.floor) : F(kLifted<F>);
   }
   are_near ? exp_near_lines(tile, lines, magic, floor, ahead, total) : exp_far_lines(tile, lines, max, ahead, total);
   copy_lanes(top, rows.reference);
@@ -124,7 +117,7 @@ CUDALOSS_MULTIVERSION void row_exp(F* tile, int64_t lines, Ahead ahead, int row,
   const Sum sum = total.total();
   rows.reference[row] = near ? of.max : bounded(static_cast<double>(own));
   rows.behind[row] = near ? of.behind : 0.0;
-  rows.largest[row] = exp_of_largest(own, of, near);
+  rows.largest[row] = near ? exp_near(own, of.magic, of.floor) : F(kLifted<F>);
   rows.sums[row] = sum.value;
   rows.rests[row] = sum.rest;
 }

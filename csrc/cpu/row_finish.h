@@ -27,19 +27,30 @@ CUDALOSS_INLINE Gain<F> gain_of(WithRest<double> of_exp, WithRest<double> factor
 
 // NaN if a row says so that has no sum: a target's logit of Inf or NaN, or nothing but -Inf.
 CUDALOSS_INLINE double sound_sum(double sum, double max, double target) {
-  const bool is_sound = (target <= DBL_MAX) & ((max > -DBL_MAX) | (target > -INFINITY));
+  const bool is_sound = (target <= DBL_MAX) & ((max > -INFINITY) | (target > -INFINITY));
   return select(is_sound, sum, static_cast<double>(NAN));
 }
 
-// What the maximum's exponential has lost, which may be most of a sum: of the others, errors average out.
+// What the maximum's exponential has lost, which may be most of a sum: of the others, errors average out. Nothing where
+// there is no maximum.
 CUDALOSS_INLINE double lost_of(double max, double reference, double behind, double largest) {
   const double growth = exp_minus_1((max - reference) - behind), exp = 1.0 + growth;
-  return (exp - largest) + ((1.0 - exp) + growth);
+  return select(reference == -DBL_MAX, 0.0, (exp - largest) + ((1.0 - exp) + growth));
 }
 
 // Which targets rows have. Those of probabilities have one class of the largest logit for a target's, whose share is in
 // the place of a class weight.
 enum class Targets { Indices, Probabilities };
+
+template <Targets kOf, class Loss>
+CUDALOSS_INLINE typename Loss::Row finish_row(const Loss& loss, const OtherClasses<double>& others, double target,
+                                              double weight, const typename Loss::Shared& shared, double classes) {
+  if constexpr (kOf == Targets::Indices) {
+    return loss.finish(others, target, weight, shared, classes);
+  } else {
+    return loss.finish(others, target, weight, shared);
+  }
+}
 
 // The losses alone, or the gradients, too.
 template <Targets kOf, bool kGradients, class F, class Loss>
@@ -47,18 +58,15 @@ CUDALOSS_MULTIVERSION void finish_rows(Loss loss, double classes, RowLanes<F>& r
   constexpr double small = static_cast<double>(ExpParts<F>::small);
   RowLanes<F> own = rows;
   for (int lane = 0; lane < kLanes; ++lane) {
-    const double max = bounded(static_cast<double>(own.max[lane])), target = own.target[lane];
+    const double max = static_cast<double>(own.max[lane]), target = own.target[lane];
     const double factor = own.factor[lane], sum = sound_sum(own.sums[lane] * small, max, target);
     const double reference = own.reference[lane], behind = own.behind[lane];
     const double lost = lost_of(max, reference, behind, static_cast<double>(own.largest[lane]) * small);
     const OtherClasses<double> others = {reference, {sum, fused(sum, behind, own.rests[lane] * small) + lost}};
     const double top = select(target > reference, target, reference), moved = top - select(target > max, target, max);
-    const typename Loss::Shared shared = {own.below_max[lane] + own.shares[lane] * moved, own.shares[lane]};
-    typename Loss::Row row;
-    if constexpr (kOf == Targets::Indices) {
-      row = loss.finish(others, target, own.weight[lane], shared, classes);
-    } else {
-      row = loss.finish(others, target, own.weight[lane], shared);
+    const double below = own.below_max[lane] + own.shares[lane] * moved;
+    const auto row = finish_row<kOf>(loss, others, target, own.weight[lane], {below, own.shares[lane]}, classes);
+    if constexpr (kOf == Targets::Probabilities) {
       own.reference[lane] = top;
       own.log_all[lane] = row.log_all.value;
       own.log_rest[lane] = row.log_all.rest;
