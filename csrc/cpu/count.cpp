@@ -100,11 +100,33 @@ void count_as(const Count& request, ParallelFor parallel_for) {
   });
 }
 
+// How many of a few indices count, by nothing but themselves: of 8 rows 1 us sooner than in blocks.
+int64_t count_few(const Count& request) {
+  const auto* target = static_cast<const int64_t*>(request.target.data);
+  const int64_t size = request.inner.count(), step = request.inner.rank ? request.inner.stride[0][kTarget] : 0;
+  int64_t count = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const int64_t index = target[i * step];
+    count += index != request.rows.ignore_index && index >= 0 && index < request.rows.classes;
+  }
+  return count;
+}
+bool is_of_few(const Count& request) {
+  return request.rows.classes > 0 && request.target.dtype == DType::Int64 && !request.third.data &&
+         !request.selection.mask.data && !request.selection.weight.data && request.segments.rank == 0 &&
+         request.inner.rank <= 1 && request.inner.count() <= kBlock;
+}
+
 }  // namespace
 
 void count(const Count& request, ParallelFor parallel_for) {
   if (request.multiplicity == 0.0) {  // of a result without elements, whose operands may have no data
     return std::fill(request.output, request.output + request.segments.count(), Divisor{0.0, 0.0});
+  }
+  if (is_of_few(request)) {
+    const double found = static_cast<double>(count_few(request)) * request.multiplicity;
+    *request.output = {found, found == 0.0 ? 0.0 : 1.0 / found};
+    return;
   }
   const Selection& selection = request.selection;
   const bool float64 = (selection.weight.data && selection.weight.dtype == DType::Float64) ||

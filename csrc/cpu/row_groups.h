@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "core/plan.h"
 #include "cpu/blocks.h"
 #include "cpu/row_exp.h"
 #include "cpu/row_finish.h"
@@ -26,7 +27,8 @@ class RowGroups {
         of_indices_(!is_floating(pass.target.dtype)),
         has_shares_(!of_indices_ || pass.numbers.second != 0.0),
         wants_gradients_(pass.grad_input.data || pass.grad_target.data),
-        batch_(std::min(kBlock, std::max<int64_t>(1, kTiledElements / shape.size()) * (shape.across ? kLanes : 1))) {
+        batch_(std::min({kBlock, std::max<int64_t>(1, kTiledElements / shape.size()) * (shape.across ? kLanes : 1),
+                         plan::ceil_div(pass.segments.count() * pass.inner.count(), kLanes) * kLanes})) {
     if (pass.third.data || has_shares_) read_class_weights();
   }
 

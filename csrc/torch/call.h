@@ -102,22 +102,19 @@ inline int64_t segments_of(const Call& call, const Layout& layout) {
   return segments;
 }
 
-// Whether `denominators` are what a forward of this call gave: a row for each segment, or one for all of them.
+// Whether `denominators` are what a forward of this call gave: a row for each segment, or one for all of them; or none,
+// of rows of indices, whose plain calls keep none.
 inline bool has_denominators(const Call& call, const Layout& layout, const Maybe& denominators) {
-  if (!call.counts()) return true;
+  if (!call.counts() || (!denominators && call.has_indices())) return true;
   if (!denominators || !same_device(call.input, *denominators)) return false;
   const auto sizes = denominators->sizes();
   return denominators->scalar_type() == ScalarType::Double && denominators->is_contiguous() && sizes.size() == 2 &&
          (sizes[0] == segments_of(call, layout) || sizes[0] == 1) && sizes[1] == 2;
 }
 
-// The denominators, where they must be counted: (segments, 2) of float64, each with its reciprocal.
+// The denominators, where they must be counted, one for each segment.
 template <class Engine>
-Maybe counted(const Call& call, const Layout& layout) {
-  if (!call.counts()) return {};
-  const int64_t sizes[] = {segments_of(call, layout), 2}, strides[] = {2, 1};
-  Tensor found = empty({sizes, 2}, {strides, 2}, ScalarType::Double, call.input);
-  if (sizes[0] == 0) return found;
+void count_into(const Call& call, const Layout& layout, Divisor* output) {
   Count count = {selection_of(call), any_operand(call.target), kNoOperand, rows_of(call, layout), {}, {}, 1.0, nullptr};
   if (call.third && call.has_indices()) count.third = operand(*call.third);
   if (call.mode.mean_over_count) count.selection.weight = kNoOperand;
@@ -137,13 +134,26 @@ Maybe counted(const Call& call, const Layout& layout) {
     }
   }
   count.inner = varying;
-  count.output = static_cast<Divisor*>(found.mutable_data_ptr());
+  count.output = output;
   Engine::count(count, call.input);
+}
+// The same as a tensor: (segments, 2) of float64, each with its reciprocal.
+template <class Engine>
+Maybe counted(const Call& call, const Layout& layout) {
+  if (!call.counts()) return {};
+  const int64_t sizes[] = {segments_of(call, layout), 2}, strides[] = {2, 1};
+  Tensor found = empty({sizes, 2}, {strides, 2}, ScalarType::Double, call.input);
+  if (sizes[0] > 0) count_into<Engine>(call, layout, static_cast<Divisor*>(found.mutable_data_ptr()));
   return found;
 }
+inline const Divisor* divisors_in(const Maybe& denominators) {
+  const bool has_any = denominators && denominators->numel() > 0;
+  return has_any ? static_cast<const Divisor*>(denominators->const_data_ptr()) : nullptr;
+}
 
-// The pass over all elements; its dimensions, and what it is to write, are still missing.
-inline Pass pass_of(const Call& call, const Layout& layout, const Maybe& denominators) {
+// The pass over all elements, with `several` denominators or one, null where none were counted; its dimensions, and
+// what it is to write, are still missing.
+inline Pass pass_of(const Call& call, const Layout& layout, const Divisor* counted, bool several) {
   Pass pass = {};
   pass.input = operand(call.input);
   pass.target = any_operand(call.target);
@@ -153,13 +163,11 @@ inline Pass pass_of(const Call& call, const Layout& layout, const Maybe& denomin
   pass.third = call.third ? operand(*call.third) : kNoOperand;
   pass.rows = rows_of(call, layout);
   pass.scale = call.scale;
-  const bool counts = call.counts() && denominators && denominators->numel() > 0;
+  if (!call.counts()) counted = nullptr;
   int64_t count = 1;
   for (int dim = static_cast<int>(call.mode.batch_dims); dim < layout.rank(); ++dim) count *= layout.sizes()[dim];
-  pass.denominator = {divisor_of(counts ? 1.0 : call.known_divisor(count)),
-                      call.normalizer ? any_operand(*call.normalizer) : kNoOperand,
-                      counts ? static_cast<const Divisor*>(denominators->const_data_ptr()) : nullptr,
-                      counts && denominators->numel() > 2};
+  pass.denominator = {divisor_of(counted ? 1.0 : call.known_divisor(count)),
+                      call.normalizer ? any_operand(*call.normalizer) : kNoOperand, counted, counted && several};
   return pass;
 }
 

@@ -32,6 +32,7 @@ _is_included, _VMAP = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.
 _loss_with_grad, _rescale_ = _private.loss_with_grad, _private.rescale_
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
 _OTHERS = (None,) * 11  # the gradients of all arguments but input and target
+_OTHERS_OF_PLAIN = (None,) * 2  # of a plain call: how and parameter
 _THIRD = _private.Call._fields.index("third")
 
 
@@ -110,11 +111,8 @@ def _backward(ctx, grad_output):
         return _differentiable_backward(ctx, grad_output)
     is_first = ctx.__dict__.pop("unspent", False)  # for one of several threads
     saved = ctx.saved_tensors
-    grad_input, grad_target, denominators = saved[2], saved[3], None
-    if len(saved) == 4:
-        call = saved[0], saved[1], *ctx.numbers
-    else:
-        (_, _, denominators), call = _kept(ctx, saved)
+    grad_input, grad_target = saved[2], saved[3]
+    is_plain, others = len(saved) == 4, _OTHERS_OF_PLAIN
     # Known to be 1 without waiting for a GPU, or asking what a trace or a vmap cannot tell: spares a training step on
     # the CPU 4 us.
     is_one = (
@@ -124,9 +122,11 @@ def _backward(ctx, grad_output):
         and not (_dispatch_modes() or _is_included(_VMAP))
         and grad_output.item() == 1.0
     )
-    others = _others(ctx, grad_output, denominators, call)
-    if not is_one and not (is_first and _rescale_(grad_input, grad_target, grad_output, denominators, *call)):
-        return *gradients(grad_output, denominators, *call), *others
+    if not (is_one and is_plain):
+        (_, _, denominators), call = _kept(ctx, saved)
+        others = _others(ctx, grad_output, denominators, call)
+        if not is_one and not (is_first and _rescale_(grad_input, grad_target, grad_output, denominators, *call)):
+            return *gradients(grad_output, denominators, *call), *others
     if _keeps_graph():  # it keeps the saved tensors, and would notice if the receiver wrote to those very ones
         grad_input = None if grad_input is None else grad_input.data
         grad_target = None if grad_target is None else grad_target.data

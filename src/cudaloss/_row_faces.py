@@ -34,12 +34,14 @@ OPTIONS: tuple[Row, ...] = (
 )
 
 FUNCTION_BODY = """\
-    {legacy}call = input, target, reduction, ({own}), dtype
+    {legacy}own = {own}
     if not is_dynamo_compiling():
-        result = _fused_{name}(*call, sample_weight, mask, normalizer, scale, batch_dims)
+        result = _fused_{name}(
+            input, target, reduction, own, dtype, sample_weight, mask, normalizer, scale, batch_dims
+        )
         if result is not None:
             return result
-    return _unusual_{name}(*call, sample_weight, mask, normalizer, scale, batch_dims)
+    return _unusual_{name}(input, target, reduction, own, dtype, sample_weight, mask, normalizer, scale, batch_dims)
 """
 
 _FUNCTION_DOC = """``{formula}`` of each row of classes, in one pass over memory.

@@ -13,8 +13,8 @@ from torch.autograd import forward_ad
 from . import _dispatch, _private, reference
 from ._build import DEVICES
 from ._dispatch import PLAIN_TENSORS
-from ._modes import BELOW_AUTOGRAD, DTYPES, INDICES, LOSS
-from ._ops import _WAYS, Kernel, _is_autocast, _is_usual, _none, _under_autocast, _usual
+from ._modes import BELOW_AUTOGRAD, DTYPES, LOSS
+from ._ops import _AUTOCAST_WAYS, _WAYS, Kernel, _is_autocast, _is_usual, _none, _usual
 from ._options import Options
 from ._row_checks import check
 from ._row_faces import OPTIONS
@@ -31,10 +31,20 @@ def _thorough(spec: RowSpec) -> Callable[..., Tensor]:
     return thorough
 
 
+# Those of _ops, but for bool, which is no index.
+_ROW_WAYS, _ROW_AUTOCAST_WAYS = (
+    {key: way for key, way in ways.items() if key[2] is not torch.bool} for ways in (_WAYS, _AUTOCAST_WAYS)
+)
+
+
 def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
     """The commonest calls: plain tensors, of which the private ops find out the rest. They decline with None."""
-    mode, forward = spec.mode << LOSS | BELOW_AUTOGRAD, _private.forward
-    readable = (*DTYPES, *INDICES)
+    mode, loss, forward = spec.mode << LOSS | BELOW_AUTOGRAD, _private.loss, _private.forward
+    # PyTorch's own, bound here once.
+    is_grad_enabled, is_captured = torch.is_grad_enabled, _dispatch.is_captured
+    is_included, pre_dispatch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
+    any_autocast, any_functorch = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
+    function_modes = torch._C._len_torch_function_stack
 
     def fused(
         input, target, reduction, own, dtype, sample_weight, mask, normalizer, scale, batch_dims
@@ -43,41 +53,73 @@ def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
         if (
             type(input) not in PLAIN_TENSORS
             or type(target) not in PLAIN_TENSORS
-            or target.dtype not in readable
             or dtype is not None
             or type(reduction) is not str
-            or type(ignore_index) is not int
-            or type(smoothing) is not float
-            or not 0 <= smoothing <= 1
             or type(z_loss) is not float
             or not 0 <= z_loss < inf
-            or (weight is not None and not _is_usual(weight, DTYPES))
-            or torch._C._are_functorch_transforms_active()
+            or any_functorch()
             or forward_ad._current_level >= 0
-            or torch._C._len_torch_function_stack()
-            or _dispatch.is_captured()
+            or function_modes()
+            or is_included(pre_dispatch)
         ):
             return None
-        if softcap is None:
-            softcap = 0.0
-        elif type(softcap) is not float or not 0 < softcap < inf:
-            return None
-        options = _usual(reduction, sample_weight, mask, normalizer, scale, batch_dims, False)
-        ways = _under_autocast(input) if torch._C._is_any_autocast_enabled() else _WAYS
+        ways = _under_autocast(input) if any_autocast() else _ROW_WAYS
         found = ways.get((reduction, input.dtype, target.dtype))
-        if found is None or options is None or (batch_dims and batch_dims == input.dim() - 1):
-            return None
-        if ignore_index >= 0 and target.is_floating_point():
+        if found is None:
             return None
         how, nodes = found
-        flags, *rest = options
-        how |= flags | mode
-        call = *rest, weight, smoothing, ignore_index, softcap
-        if torch.is_grad_enabled() and (wants := input.requires_grad + 2 * target.requires_grad):
-            return nodes[wants](input, target, how | wants << 4, z_loss, *call)
-        return forward(input, target, how, z_loss, *call)[0]
+        way = None
+        if is_grad_enabled() and (wants := input.requires_grad + 2 * target.requires_grad):
+            if is_captured():  # which two passes would not find out by themselves
+                return None
+            how, way = how | wants << 4, nodes[wants]
+        rest = ()
+        if (
+            weight is not None
+            or type(ignore_index) is not int
+            or ignore_index != -100
+            or type(smoothing) is not float
+            or smoothing != 0
+            or softcap is not None
+            or sample_weight is not None
+            or mask is not None
+            or normalizer is not None
+            or type(scale) is not float
+            or scale != 1
+            or type(batch_dims) is not int
+            or batch_dims != 0
+        ):
+            options = _usual(reduction, sample_weight, mask, normalizer, scale, batch_dims, False)
+            if options is None or not _are_usual(input, target, own, batch_dims):
+                return None
+            flags, *rest = options
+            how |= flags
+            rest += weight, smoothing, ignore_index, softcap or 0.0
+        if way is not None:
+            return way(input, target, how | mode, z_loss, *rest)
+        if rest:
+            return forward(input, target, how | mode, z_loss, *rest)[0]
+        return loss(input, target, how | mode, z_loss)
 
     return fused
+
+
+def _under_autocast(input: Tensor) -> dict[Any, Any]:
+    return _ROW_AUTOCAST_WAYS if torch.is_autocast_enabled("cuda" if input.is_cuda else "cpu") else _ROW_WAYS
+
+
+def _are_usual(input: Tensor, target: Tensor, own: tuple[Any, ...], batch_dims: int) -> bool:
+    """Whether the numbers of a call, its z_loss apart, are Python's own and in their ranges."""
+    weight, ignore_index, smoothing, _, softcap = own
+    return (
+        (weight is None or _is_usual(weight, DTYPES))
+        and type(ignore_index) is int
+        and not (ignore_index >= 0 and target.is_floating_point())
+        and type(smoothing) is float
+        and 0 <= smoothing <= 1
+        and (softcap is None or (type(softcap) is float and 0 < softcap < inf))
+        and not (batch_dims and batch_dims == input.dim() - 1)  # single losses: _dispatch knows a shorter way
+    )
 
 
 def _define(spec: RowSpec) -> Kernel:
