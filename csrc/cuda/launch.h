@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <stdexcept>
@@ -67,6 +68,17 @@ inline bool overlaps_launches() {
   return answer == 2;
 }
 
+// What each of so many blocks on a processor may have of its shared memory, beside 4 KB of the kernel's own.
+inline int shared_memory_of(int blocks) {
+  int device = 0, of_block = 0, of_processor = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&of_processor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
+        "cudaDeviceGetAttribute");
+  constexpr int kOwn = 5 * 1024;
+  return std::max(0, std::min(of_block, of_processor / blocks) - kOwn);
+}
+
 // Starts a kernel; Behind: one that begins with wait_for_prior() (fold.cuh), behind one of ours that it depends on.
 // Under graph replay a masked training step of 2^12 to 2^20 elements takes 1.0 to 1.7 us less so (H200).
 enum class Start { Alone, Behind };
@@ -74,6 +86,10 @@ template <class... Parameters, class... Arguments>
 void launch_with_shared(void (*kernel)(Parameters...), Start start, int64_t blocks, int threads, int shared_bytes,
                         Stream stream, Arguments&&... arguments) {
   if (blocks == 0) return;
+  constexpr int kWithoutAsking = 48 * 1024;
+  if (shared_bytes > kWithoutAsking) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), "shared memory");
+  }
   cudaLaunchAttribute overlaps = {};
   overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlaps.val.programmaticStreamSerializationAllowed = 1;

@@ -122,38 +122,57 @@ __device__ __forceinline__ Constant<F> scale_of(const RowParameters<P>& p, uint3
   return constant_of(factor_of<F>(p.scale, p.denominator.at(segment)), F());
 }
 
-// kIndices: the targets are indices.
-template <class F, bool kIndices, class P>
-__device__ __forceinline__ Task<F> task_of(const RowParameters<P>& p, uint32_t row) {
+// Of a task in three steps, so that a kernel can begin to read logits in between: where the row is,
+template <class F, class P>
+__device__ __forceinline__ Task<F> task_at(const RowParameters<P>& p, uint32_t row) {
   Task<F> task = {};
   task.target = -1;
   task.weight = task.class_weight = F(1);
-  if (row >= p.rows) {
-    task.held = true;
-    return task;
-  }
-  task.at = place_of(p, row);
-  const bool wants_gradients = p.grad_input.data || p.grad_target.data;
-  Constant<F> grad_output = {F(1), F(0)};
-  if (wants_gradients) grad_output = grad_output_of<F>(p, task.at);
-  task.held = p.hold_unit_gradients && grad_output.hi == F(1) && grad_output.lo == F(0);
+  task.held = row >= p.rows;
   if (task.held) return task;
-  task.counts = !p.mask || p.mask[offset(p, task.at, kMask)] != 0;
-  task.is_class = true;
-  if (kIndices && task.counts) {
-    const int64_t index = index_at(p.target, offset(p, task.at, kTarget));
-    task.counts = index != p.ignore_index;
-    task.is_class = index >= 0 && index < p.classes;
-    if (task.counts && task.is_class) task.target = static_cast<int32_t>(index);
+  task.at = place_of(p, row);
+  if (p.hold_unit_gradients) {
+    const Constant<F> grad_output = grad_output_of<F>(p, task.at);
+    task.held = grad_output.hi == F(1) && grad_output.lo == F(0);
   }
-  if (!task.counts) return task;
+  return task;
+}
+// its target, where that is an index,
+template <class F, class P>
+__device__ __forceinline__ void read_target(const RowParameters<P>& p, Task<F>& task) {
+  if (task.held) return;
+  task.counts = !p.mask || p.mask[offset(p, task.at, kMask)] != 0;
+  if (!task.counts) return;
+  const int64_t index = index_at(p.target, offset(p, task.at, kTarget));
+  task.counts = index != p.ignore_index;
+  task.is_class = static_cast<uint64_t>(index) < static_cast<uint64_t>(p.classes);
+  if (task.counts && task.is_class) task.target = static_cast<int32_t>(index);
+}
+// and what its gradients are multiplied by.
+template <class F, class P>
+__device__ __forceinline__ void read_factors(const RowParameters<P>& p, Task<F>& task) {
+  if (task.held || !task.counts) return;
   if (p.weight.data) task.weight = floating_at<F>(p.weight, offset(p, task.at, kWeight));
-  if (kIndices && p.third.data && task.is_class) {
+  if (p.third.data && task.target >= 0) {
     task.class_weight = floating_at<F>(p.third, task.target * p.class_stride[kThird]);
   }
-  if (wants_gradients) {
-    task.factor = times(times(scale_of<F>(p, task.at.segment), grad_output), Constant<F>{task.weight, F(0)});
+  if (!p.grad_input.data && !p.grad_target.data) return;
+  task.factor = scale_of<F>(p, task.at.segment);
+  if (p.grad_output.operand.data) task.factor = times(task.factor, grad_output_of<F>(p, task.at));
+  if (p.weight.data) task.factor = times(task.factor, Constant<F>{task.weight, F(0)});
+}
+
+// kIndices: the targets are indices.
+template <class F, bool kIndices, class P>
+__device__ __forceinline__ Task<F> task_of(const RowParameters<P>& p, uint32_t row) {
+  Task<F> task = task_at<F>(p, row);
+  if (kIndices) {
+    read_target(p, task);
+  } else if (!task.held) {
+    task.counts = !p.mask || p.mask[offset(p, task.at, kMask)] != 0;
+    task.is_class = true;
   }
+  read_factors(p, task);
   return task;
 }
 

@@ -65,11 +65,26 @@ struct Elements<float> {
   __device__ __forceinline__ explicit Elements(Reference reference)
       : magic(ExpParts<float>::magic - reference.power), least((reference.power - 165.0f) * ExpParts<float>::ln2) {}
 
-  __device__ __forceinline__ float exp(float x) const {
-    const ExpApart<float> apart = exp_apart(magic, max_or_nan(x, least));
-    return fused(apart.power, exp_minus_1(apart.r), apart.power);
+  // exp(x) = power * tail + head. 1 + r is split in two, so that the sum is the one rounding that counts: a gradient
+  // has those of its exp, of the row's sum and its own, and 2 ulp are allowed.
+  struct Exp {
+    float power, tail, head;
+    __device__ __forceinline__ float value() const { return fused(power, tail, head); }
+  };
+  __device__ __forceinline__ Exp parts(float x) const {
+    using Parts = ExpParts<float>;
+    const float taken = max_or_nan(x, least), shifted = fused(taken, Parts::log2_e, magic), k = shifted - magic;
+    const float whole = fused(k, -Parts::ln2, taken), r = fused(k, -Parts::ln2_rest, whole), near = 1.0f + whole;
+    const float lost = fused(k, -Parts::ln2_rest, whole - (near - 1.0f));
+    const float power = bit_cast<float>(bit_cast<uint32_t>(shifted) << Parts::kMantissa);
+    return {power, fused(r * r, exp_tail(r), lost), power * near};
   }
-  __device__ __forceinline__ WithRest<float> own_exp(float x) const { return exp_by(magic, max_or_nan(x, least)); }
+  __device__ __forceinline__ float exp(float x) const { return parts(x).value(); }
+  __device__ __forceinline__ WithRest<float> own_exp(float x) const {
+    const Exp e = parts(x);
+    const float value = e.value();
+    return {value, fused(e.power, e.tail, e.head - value)};
+  }
   // What lies between the reference and x, in logarithms.
   __device__ __forceinline__ static WithRest<float> above(float x, Reference reference) {
     WithRest<float> power = product_of(reference.power, ExpParts<float>::ln2);
@@ -77,14 +92,17 @@ struct Elements<float> {
     return difference_of(power, difference_of(x, reference.shift));
   }
 
-  // Starts beyond every term, so that four additions keep all that is rounded away.
+  // Starts beyond every term, so that four additions keep all that is rounded away, of exp(x) too.
   struct Sum {
     static constexpr float kStart = 0x1.8p41f;
     float sum = kStart, rest = 0.0f;
-    __device__ __forceinline__ void add(float e) {
-      const float next = sum + e;
-      rest += e - (next - sum);
+    // exp(x), which is added, or 0 in its place.
+    __device__ __forceinline__ float add(const Elements& elements, float x) {
+      const Exp e = elements.parts(x);
+      const float value = e.value(), next = sum + value, added = next - sum;
+      rest += fused(e.power, e.tail, e.head - added);
       sum = next;
+      return value;
     }
     __device__ __forceinline__ void scale(float by) {
       sum = kStart + (sum - kStart) * by;
@@ -115,7 +133,11 @@ struct HalfElements {
 
   struct Sum {
     float sum = 0.0f;
-    __device__ __forceinline__ void add(float e) { sum += e; }
+    __device__ __forceinline__ float add(const HalfElements& elements, float x) {
+      const float e = elements.exp(x);
+      sum += e;
+      return e;
+    }
     __device__ __forceinline__ void scale(float by) { sum *= by; }
     __device__ __forceinline__ float total() const { return sum; }
   };
@@ -134,73 +156,90 @@ using RowNumber = Number<typename Elements<E>::T>;
 
 // ---- a row -------------------------------------------------------------------------------------------------
 
-// Of the classes but the target's.
+// Of the whole row its maximum; of the classes but the target's the sum of exp(x) in the reference of that, and of all
+// the sum that a smoothing wants.
 template <class E>
-struct Others {
+struct RowSums {
   float max;
-  RowNumber<E> sum;  // in the reference of max
+  RowNumber<E> others;
+  float below;
 };
 
 __device__ __forceinline__ WithRest<float> times_power(WithRest<float> x, float power) { return scaled(x, power); }
 __device__ __forceinline__ float times_power(float x, float power) { return x * power; }
 
-// log(x) of an x about 1 or more; of 1 + x where `of_more`, of an x in [0, 1].
-__device__ __forceinline__ WithRest<float> log_of_sum(WithRest<float> x, bool of_more) {
-  const WithRest<float> more = sum_of(WithRest<float>{1.0f, 0.0f}, x);
-  return log_of(select(of_more, more, x));
+// log(x) of an x between 1/4 and the largest number.
+__device__ __forceinline__ WithRest<float> log_of_usual(WithRest<float> x) {
+  const Apart<float> a = apart(x.value);
+  return log_of(a.k, fused(x.rest, a.power, a.f));
 }
-__device__ __forceinline__ float log_of_sum(float x, bool of_more) {
-  return fast_log(select(of_more, 1.0f + x, x), select(of_more, x, x - 1.0f));
+__device__ __forceinline__ WithRest<float> log_of_sum(bool of_more, WithRest<float> all, WithRest<float> quotient) {
+  return log_of_usual(select(of_more, sum_of(WithRest<float>{1.0f, 0.0f}, quotient), all));
+}
+__device__ __forceinline__ float log_of_sum(bool of_more, float all, float quotient) {
+  return fast_log(select(of_more, 1.0f + quotient, all), select(of_more, quotient, all - 1.0f));
 }
 
 // A row against its target's logit, which may be any.
 template <class E>
 struct RowSoftmax {
   using N = RowNumber<E>;
-  N loss;              // log of all, less the target's logit
-  float log_all, own;  // log of all; the target's logit
-  N of_one, of_rest;   // the part of a class whose exp is 1 in the reference of the others, not lifted; of all others
+  Reference reference;
+  N others, own, all;  // sums of exp, lifted
+  float target, inverse;
   bool is_nan;
 
-  __device__ __forceinline__ RowSoftmax(const Others<E>& others, float target) : own(target) {
-    const float max = max_or_nan(others.max, target);
-    is_nan = !(fabsf(max) <= FLT_MAX);
-    const Reference reference = reference_of(max), of_others = reference_of(others.max);
-    const float ratio = ratio_of(of_others, reference);
-    const N rest = times_power(others.sum, ratio), e = Elements<E>(reference).own_exp(target - reference.shift);
-    const bool is_more = value_of(rest) > value_of(e);
-    const N larger = select(is_more, rest, e), smaller = select(is_more, e, rest), all = sum_of(larger, smaller);
-    const float inverse = reciprocal_of(value_of(all));
-    const N quotient = quotient_of(smaller, larger, reciprocal_of(value_of(larger)));
-    const N log = log_of_sum(select(is_more, times_power(all, Elements<E>::kBack), quotient), !is_more);
+  __device__ __forceinline__ RowSoftmax(const RowSums<E>& sums, Reference reference, float target)
+      : reference(reference),
+        others(sums.others),
+        own(Elements<E>(reference).own_exp(target - reference.shift)),
+        target(target),
+        is_nan(!(fabsf(sums.max) <= FLT_MAX)) {
+    const bool is_more = value_of(others) > value_of(own);
+    all = sum_of(select(is_more, others, own), select(is_more, own, others));
+    inverse = reciprocal_of(value_of(all));
+  }
+
+  // The loss: log(all) less the target's logit; and log(all).
+  __device__ __forceinline__ void take_logarithms(N& loss, float& log_all) const {
+    const bool is_more = value_of(others) > value_of(own);
+    const N quotient = quotient_of(others, own, reciprocal_of(value_of(own)));
+    const N log = log_of_sum(!is_more, times_power(all, Elements<E>::kBack), quotient);
     const N above = Elements<E>::above(target, reference);
     const bool is_above = value_of(above) > value_of(log);
     const N both = sum_of(select(is_above, above, log), select(is_above, log, above));
     loss = select(is_more, both, log);
     // The value of a logarithm alone is coarse.
-    log_all = is_more ? fused(reference.power, ExpParts<float>::ln2, reference.shift) + rounded(log)
-                      : target + rounded(log);
-    of_rest = quotient_of(rest, all, inverse);
-    of_one = times_power(quotient_of(number_of<N>({1.0f / Elements<E>::kBack, 0.0f}), all, inverse), ratio);
+    log_all =
+        is_more ? fused(reference.power, ExpParts<float>::ln2, reference.shift) + rounded(log) : target + rounded(log);
   }
 };
 
 // What a row's gradients are made of: exp(x), as it stands in registers, and this.
 struct Gain {
   float hi, lo, share, at_target;
-  bool unlifts;  // exp(x) is first brought back to what it is: products with `hi` would leave the range
+  float before;  // what exp(x) is multiplied by first, a power of two: products with `hi` would leave the range
 
   __device__ __forceinline__ float times(float e) const { return fused(e, hi, fused(e, lo, -share)); }
+  // For an exp(x) in another reference, so many times larger.
+  __device__ __forceinline__ Gain in_reference(float ratio) const {
+    Gain gain = *this;
+    const bool is_far = ratio < 0x1p-20f;
+    gain.before *= select(is_far, ratio, 1.0f);
+    gain.hi *= select(is_far, 1.0f, ratio);
+    gain.lo *= select(is_far, 1.0f, ratio);
+    return gain;
+  }
 };
 template <class E>
 __device__ __forceinline__ Gain gain_of(WithRest<float> of_exp, float share, float at_target) {
-  const bool unlifts = absolute(of_exp.value) < 0x1p-60f;
-  const float by = select(unlifts, 1.0f, Elements<E>::kBack);
-  return {of_exp.value * by, of_exp.rest * by, share, at_target, unlifts};
+  const bool is_small = absolute(of_exp.value) < 0x1p-80f;
+  const float by = select(is_small, 1.0f / Elements<E>::kBack, 1.0f);
+  return {of_exp.value * by, of_exp.rest * by, share, at_target, select(is_small, Elements<E>::kBack, 1.0f)};
 }
 template <class E>
 __device__ __forceinline__ Gain gain_of(float of_exp, float share, float at_target) {
-  return {of_exp, 0.0f, share, at_target, false};
+  return {of_exp, 0.0f, share, at_target, 1.0f};
 }
 
 template <class E>
@@ -209,128 +248,35 @@ struct RowResult {
   Gain gain;
 };
 
-// The row's loss, and its gradients times `factor`. below: the sum of the target's logit, or 0 where that is -inf, less
-// each of the row; wanted where the loss says so.
+// The row's loss, where it or its logarithm is wanted, and its gradients times `factor`. Of the sums `below` is that of
+// the target's logit, or 0 where that is -inf, less each of the row; wanted where the loss says so.
 template <class E, class Loss>
-__device__ __forceinline__ RowResult<E> finished(const typename Loss::InFloat& loss, const Others<E>& others,
-                                                 float target, float below, float class_weight,
-                                                 Constant<float> factor) {
+__device__ __forceinline__ RowResult<E> finished(const typename Loss::InFloat& loss, const RowSums<E>& sums,
+                                                 Reference reference, float target, float class_weight,
+                                                 Constant<float> factor, bool wants_loss) {
   using N = RowNumber<E>;
-  const RowSoftmax<E> softmax(others, target);
-  const auto row = loss.factors(softmax.loss, softmax.log_all, target, below, class_weight);
-  const N scaled_all = number_of<N>(factor) * row.of_all;
-  const float from_all = rounded(scaled_all * softmax.of_rest);
-  const float nan = select(softmax.is_nan, NAN, 0.0f);
-  RowResult<E> result = {row.loss, gain_of<E>(scaled_all * softmax.of_one, factor.hi * row.share,
-                                              fused(factor.hi, row.at_target, nan - from_all))};
-  if (softmax.is_nan) {
-    result.gain.hi = NAN;
-    result.loss = number_of<N>({NAN, 0.0f});
-  }
-  return result;
+  const RowSoftmax<E> softmax(sums, reference, target);
+  N plain = {};
+  float log_all = 0.0f;
+  if (wants_loss || loss.z_loss != 0.0f) softmax.take_logarithms(plain, log_all);
+  const auto row = loss.factors(plain, log_all, target, sums.below, class_weight);
+  const N of_exp = quotient_of(number_of<N>(factor) * row.of_all, softmax.all, softmax.inverse);
+  const float from_others = rounded(of_exp * softmax.others);
+  if (softmax.is_nan) return {number_of<N>({NAN, 0.0f}), {NAN, 0.0f, 0.0f, NAN, 1.0f}};
+  return {row.loss, gain_of<E>(of_exp, factor.hi * row.share, fused(factor.hi, row.at_target, -from_others))};
 }
 
 // A row that does not count, or whose target is no class.
 template <class E>
 __device__ __forceinline__ RowResult<E> finished_without(bool counts) {
   const float nothing = counts ? NAN : 0.0f;
-  return {number_of<RowNumber<E>>({nothing, 0.0f}), {nothing, 0.0f, 0.0f, nothing, false}};
+  return {number_of<RowNumber<E>>({nothing, 0.0f}), {nothing, 0.0f, 0.0f, nothing, 1.0f}};
 }
 
 __device__ __forceinline__ double as_double(WithRest<float> x) {
   return cudaloss::as_double(FloatFloat{x.value, x.rest});
 }
 __device__ __forceinline__ double as_double(float x) { return x; }
-
-// ---- reading and writing a row of classes that lie side by side ---------------------------------------------
-
-template <class E>
-struct RowSpan {
-  static constexpr int kVector = kVectorBytes / sizeof(E);
-  const E* input;
-  E* gradient;  // null: not wanted
-  int32_t classes;
-
-  // The elements of the row's first 16 bytes that are not its own.
-  __device__ __forceinline__ int32_t skew() const {
-    return static_cast<int32_t>(reinterpret_cast<uintptr_t>(input) % kVectorBytes / sizeof(E));
-  }
-  __device__ __forceinline__ bool is_whole(int32_t j) const {
-    return static_cast<uint32_t>(j) <= static_cast<uint32_t>(classes - kVector) && classes >= kVector;
-  }
-  // The vector from class j on; -inf beyond the row.
-  __device__ __forceinline__ void load(int32_t j, float (&x)[kVector]) const {
-    if (is_whole(j)) {
-      const auto read = *reinterpret_cast<const Vector<E, kVector>*>(input + j);
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) x[k] = widen<float>(read.element[k]);
-    } else {
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) {
-        const bool is_there = static_cast<uint32_t>(j + k) < static_cast<uint32_t>(classes);
-        x[k] = is_there ? widen<float>(input[j + k]) : -INFINITY;
-      }
-    }
-  }
-  // Vectors `step` classes apart. All loads are begun before the first is looked at: those beyond the row read a vector
-  // that is there, and then what is left of the row.
-  template <int kVectors>
-  __device__ __forceinline__ void load_all(int32_t from, int32_t step, float (&x)[kVectors][kVector]) const {
-    if (classes < 2 * kVector) {
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) load(from + i * step, x[i]);
-      return;
-    }
-    const int32_t first = (kVector - skew()) % kVector;
-    Vector<E, kVector> read[kVectors];
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int32_t j = from + i * step;
-      read[i] = *reinterpret_cast<const Vector<E, kVector>*>(input + (is_whole(j) ? j : first));
-    }
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int32_t j = from + i * step;
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) x[i][k] = widen<float>(read[i].element[k]);
-      if (!is_whole(j)) load(j, x[i]);
-    }
-  }
-  template <bool kStreams>
-  __device__ __forceinline__ void store(int32_t j, const float (&x)[kVector]) const {
-    if (is_whole(j)) {
-      Vector<E, kVector> out;
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) out.element[k] = narrow<E>(x[k]);
-      uint4* const to = reinterpret_cast<uint4*>(gradient + j);
-      if (kStreams) {
-        __stcs(to, bit_cast<uint4>(out));
-      } else {
-        *to = bit_cast<uint4>(out);
-      }
-    } else {
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) {
-        if (static_cast<uint32_t>(j + k) < static_cast<uint32_t>(classes)) gradient[j + k] = narrow<E>(x[k]);
-      }
-    }
-  }
-};
-
-template <class E, class P>
-__device__ __forceinline__ RowSpan<E> span_of(const RowParameters<P>& p, const RowPlace& at) {
-  E* const gradient = static_cast<E*>(p.grad_input.data);
-  return {static_cast<const E*>(p.input.data) + offset(p, at, kInput),
-          gradient ? gradient + offset(p, at, kFirst) : nullptr, p.classes};
-}
-
-// Element `at` of a vector, if it is there.
-template <int N>
-__device__ __forceinline__ void patch(float (&x)[N], int32_t at, float value) {
-  if (static_cast<uint32_t>(at) >= N) return;
-#pragma unroll
-  for (int k = 0; k < N; ++k) x[k] = select(k == at, value, x[k]);
-}
 
 // ---- sums over the lanes of a row ---------------------------------------------------------------------------
 

@@ -3,10 +3,9 @@
 #pragma once
 
 #include "cuda/engine.h"
+#include "cuda/rows_contiguous.cuh"
 #include "cuda/rows_general.cuh"
-#include "cuda/rows_registers.cuh"
 #include "cuda/rows_single.cuh"
-#include "cuda/rows_twice.cuh"
 
 namespace cudaloss::cuda {
 
@@ -42,12 +41,12 @@ void general_rows(const Pass& r, const Memory& memory, Stream stream) {
 
 // ---- rows of fp32 and halves, an index each ------------------------------------------------------------------
 
-template <class Kernel, class Loss>
-void launch_rows(const Pass& r, Kernel kernel, const Loss& loss, int64_t rows_a_block, int threads, int shared_bytes,
-                 const Memory& memory, Stream stream) {
+template <class Kernel, class... Arguments>
+void launch_rows(const Pass& r, Kernel kernel, int64_t rows_a_block, int threads, int shared_bytes,
+                 const Memory& memory, Stream stream, const Arguments&... arguments) {
   auto p = row_parameters<double>(r);
   start_rows(r, p, rows_a_block, memory, stream, [&](Start start, int64_t blocks) {
-    launch_with_shared(kernel, start, blocks, threads, shared_bytes, stream, p, loss);
+    launch_with_shared(kernel, start, blocks, threads, shared_bytes, stream, p, arguments...);
   });
 }
 
@@ -98,71 +97,64 @@ RowLayout layout_of(const Pass& r) {
   return layout;
 }
 
-template <class E, int kLanes, int kVectors, int kThreads, int kBlocks, class Loss>
-bool in_registers(const Pass& r, const typename Loss::InFloat& loss, int64_t vectors, const Memory& memory,
-                  Stream stream) {
-  if (vectors > kLanes * kVectors) return false;
-  launch_rows(r, rows_in_registers<E, kLanes, kVectors, kThreads, kBlocks, Loss>, loss, kThreads / kLanes, kThreads, 0,
-              memory, stream);
-  return true;
-}
-
 template <class E, int kClasses, class Loss>
 bool single(const Pass& r, const typename Loss::InFloat& loss, bool dense, const Memory& memory, Stream stream) {
   if (r.rows.classes > kClasses) return false;
   if (dense) {
-    launch_rows(r, rows_through_shared<E, kClasses, Loss>, loss, kSingleThreads, kSingleThreads,
-                static_cast<int>(kSingleThreads * r.rows.classes * sizeof(E)), memory, stream);
+    launch_rows(r, rows_through_shared<E, kClasses, Loss>, kSingleThreads, kSingleThreads,
+                static_cast<int>(kSingleThreads * r.rows.classes * sizeof(E)), memory, stream, loss);
   } else {
-    launch_rows(r, rows_of_strided_classes<E, kClasses, Loss>, loss, kSingleThreads, kSingleThreads, 0, memory, stream);
+    launch_rows(r, rows_of_strided_classes<E, kClasses, Loss>, kSingleThreads, kSingleThreads, 0, memory, stream, loss);
   }
   return true;
 }
 
-// The kernels by their reach, of 16-byte vectors a row.
+template <class E, class Loss>
+struct ContiguousLauncher {
+  const Pass& r;
+  const typename Loss::InFloat& loss;
+  const RowLayout& layout;
+  const Memory& memory;
+  Stream stream;
+
+  // The kernel of which each row has one tile, if it has.
+  template <int kLanes, int kVectors, int kThreads, int kBlocks>
+  bool fits() const {
+    using Tile = RowTile<E, kLanes, kVectors>;
+    if (r.rows.classes + (layout.aligned ? 0 : Tile::n - 1) > Tile::kSize) return false;
+    launch_rows(r, rows_of_contiguous_classes<E, kLanes, kVectors, false, kThreads, kBlocks, Loss>, kThreads / kLanes,
+                kThreads, 0, memory, stream, loss, ragged(), 0);
+    return true;
+  }
+  template <int kVectors, int kThreads, int kBlocks>
+  void in_tiles() const {
+    using Tile = RowTile<E, kThreads, kVectors>;
+    constexpr int kTileBytes = Tile::kSize * sizeof(E);
+    const auto kernel = rows_of_contiguous_classes<E, kThreads, kVectors, true, kThreads, kBlocks, Loss>;
+    const int64_t tiles = plan::ceil_div(r.rows.classes + (layout.aligned ? 0 : Tile::n - 1), Tile::kSize);
+    const int kept = static_cast<int>(std::min<int64_t>(tiles - 1, shared_memory_of(kBlocks) / kTileBytes));
+    launch_rows(r, kernel, 1, kThreads, kept * kTileBytes, memory, stream, loss, ragged(), kept);
+  }
+  bool ragged() const { return !layout.aligned || r.rows.classes % (kVectorBytes / sizeof(E)) != 0; }
+};
+
 template <class E, class Loss>
 bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
   const RowLayout layout = layout_of<E>(r);
   const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes));
   if (layout.dense || layout.across) {
-    if (single<E, 8, Loss>(r, loss, layout.dense, memory, stream)) return true;
     if (single<E, 16, Loss>(r, loss, layout.dense, memory, stream)) return true;
     if (single<E, 32, Loss>(r, loss, layout.dense, memory, stream)) return true;
   }
   if (!layout.vectors) return false;
-  constexpr int64_t n = kVectorBytes / sizeof(E);
-  constexpr bool kWide = sizeof(E) == 4;
-  const int64_t vectors = plan::ceil_div(r.rows.classes + (layout.aligned ? 0 : n - 1), n);
-  const auto fits = [&](auto lanes, auto each, auto threads, auto blocks) {
-    return in_registers<E, lanes(), each(), threads(), blocks(), Loss>(r, loss, vectors, memory, stream);
-  };
-  using std::integral_constant;
-#define CUDALOSS_FITS(lanes, each, threads, blocks)                                                            \
-  if (fits(integral_constant<int, lanes>(), integral_constant<int, each>(), integral_constant<int, threads>(), \
-           integral_constant<int, blocks>()))                                                                  \
-  return true
-  CUDALOSS_FITS(8, (kWide ? 2 : 1), 256, 4);
-  CUDALOSS_FITS(8, (kWide ? 4 : 2), 256, 4);
-  CUDALOSS_FITS(8, (kWide ? 8 : 4), 256, 3);
-  CUDALOSS_FITS(32, (kWide ? 4 : 2), 128, 6);
-  CUDALOSS_FITS(32, (kWide ? 8 : 4), 128, 6);
-  CUDALOSS_FITS(128, (kWide ? 4 : 2), 128, 8);
-  if constexpr (kWide) {
-    // (32768, 4096): 0.333 ms, of 256 threads with 4 vectors each 0.389, read twice by 256 threads 0.411.
-    CUDALOSS_FITS(128, 8, 128, 6);
-    CUDALOSS_FITS(256, 8, 256, 3);
-    CUDALOSS_FITS(512, 8, 512, 1);
-  }
-#undef CUDALOSS_FITS
-  const auto twice = [&](auto threads, auto blocks) {
-    launch_rows(r, rows_read_twice<E, 4, threads(), blocks(), Loss>, loss, 1, threads(), 0, memory, stream);
+  const ContiguousLauncher<E, Loss> rows = {r, loss, layout, memory, stream};
+  constexpr int kShort = sizeof(E) == sizeof(float) ? 8 : 4;
+  if (rows.template fits<4, kShort, 128, 6>() || rows.template fits<16, kShort, 128, 6>() ||
+      rows.template fits<32, 8, 128, 6>() || rows.template fits<128, 8, 128, 6>()) {
     return true;
-  };
-  // Halves, (16384, 8192): 0.183 ms, in 256 threads' registers 0.261. (8192, 32768): 0.364, of 512 threads 0.375.
-  // (4096, 131072): 0.753 of 1,024 threads, of 512 0.764, of twice as many vectors 1.86.
-  if (!kWide && vectors <= 2048) return twice(integral_constant<int, 128>(), integral_constant<int, 8>());
-  if (vectors * n <= 65536) return twice(integral_constant<int, 256>(), integral_constant<int, 4>());
-  return twice(integral_constant<int, 1024>(), integral_constant<int, 1>());
+  }
+  rows.template in_tiles<8, 512, (sizeof(E) == sizeof(float) ? 1 : 2)>();
+  return true;
 }
 
 template <class Loss>

@@ -1,68 +1,107 @@
-// Short rows: a thread a row, its exponentials in registers. Rows that lie densely come and go through shared memory;
-// classes that are far apart, of rows side by side, directly.
+// Rows of few classes: a thread a row, its exponentials in registers. Rows that lie densely come and go through shared
+// memory; classes that are far apart, of rows side by side, directly.
 #pragma once
 
 #include <cuda_pipeline.h>
 
-#include "cuda/row_parameters.cuh"
-#include "cuda/row_softmax.cuh"
+#include "cuda/row_span.cuh"
 
 namespace cudaloss::cuda {
 
 constexpr int kSingleThreads = 128;
 
-// A row that a thread has in x, whose gradients it then has there.
+// A row that a thread has in x, whose gradients it then has there. Classes are visited four at a time: a branch at each
+// four, out of all the rest. Slot j has class (j + turn) % classes.
 template <class E, int kClasses>
 struct SingleRow {
   float x[kClasses];
 
-  // Visits the classes that there are: a branch at each, out of all the rest.
   template <class Visit>
   __device__ __forceinline__ void each(int32_t classes, const Visit& visit) {
 #pragma unroll
-    for (int j = 0; j < kClasses; ++j) {
+    for (int j = 0; j < kClasses; j += 4) {
       if (j >= classes) break;
-      visit(j, x[j]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) visit(j + k, x[j + k]);
+    }
+  }
+  // From a row's place in global or, of four classes at once, in shared memory.
+  __device__ __forceinline__ void load(const E* row, int64_t step, int32_t classes) {
+    each(classes, [&](int j, float& v) {
+      v = -INFINITY;
+      if (j < classes) v = widen<float>(row[j * step]);
+    });
+  }
+  __device__ __forceinline__ void store(E* row, int64_t step, int32_t classes) {
+    each(classes, [&](int j, float& v) {
+      if (j < classes) row[j * step] = narrow<E>(v);
+    });
+  }
+  __device__ __forceinline__ static int32_t turned(int32_t j, int32_t turn, int32_t classes) {
+    return j + turn < classes ? j + turn : j + turn - classes;
+  }
+  __device__ __forceinline__ void load_turned(const E* row, int32_t turn, int32_t classes) {
+#pragma unroll
+    for (int j = 0; j < kClasses; j += 4) {
+      if (j >= classes) break;
+      const auto four = *reinterpret_cast<const Vector<E, 4>*>(row + turned(j, turn, classes));
+#pragma unroll
+      for (int k = 0; k < 4; ++k) x[j + k] = widen<float>(four.element[k]);
+    }
+  }
+  __device__ __forceinline__ void store_turned(E* row, int32_t turn, int32_t classes) const {
+#pragma unroll
+    for (int j = 0; j < kClasses; j += 4) {
+      if (j >= classes) break;
+      Vector<E, 4> four;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) four.element[k] = narrow<E>(x[j + k]);
+      *reinterpret_cast<Vector<E, 4>*>(row + turned(j, turn, classes)) = four;
     }
   }
 
+  // The row's loss; its logits become gradients. slot: of the target, or -1 where the row is not read.
   template <class Loss>
   __device__ __forceinline__ RowNumber<E> take(const RowParameters<double>& p, const typename Loss::InFloat& loss,
-                                               const Task<float>& task, int32_t target_at, float target, Gain& gain) {
-    float max = -INFINITY, below = 0.0f;
-    if (loss.smooths) {
-      const float base = select(target == -INFINITY, 0.0f, target);
-      each(p.classes, [&](int, float& v) { below += base - v; });
+                                               Task<float>& task, int32_t slot, float target) {
+    RowResult<E> result = finished_without<E>(task.counts);
+    if (slot >= 0) {
+      RowSums<E> sums = {-INFINITY, {}, 0.0f};
+      if (loss.smooths) {
+        const float base = select(target == -INFINITY, 0.0f, target);
+        each(p.classes, [&](int j, float& v) { sums.below += select(j < p.classes, base - v, 0.0f); });
+      }
+      each(p.classes, [&](int j, float& v) {
+        sums.max = max_or_nan(sums.max, v);
+        v = select(j == slot, -INFINITY, v);
+      });
+      const Reference reference = reference_of(sums.max);
+      const Elements<E> elements(reference);
+      if (reference.shift != 0.0f) each(p.classes, [&](int, float& v) { v -= reference.shift; });
+      typename Elements<E>::Sum of_exp;
+      each(p.classes, [&](int, float& v) { v = of_exp.add(elements, v); });
+      sums.others = of_exp.total();
+      read_factors(p, task);
+      result = finished<E, Loss>(loss, sums, reference, target, task.class_weight, task.factor, true);
     }
-    each(p.classes, [&](int j, float& v) {
-      v = select(j == target_at, -INFINITY, v);
-      max = max_or_nan(max, v);
-    });
-    const Reference reference = reference_of(max);
-    const Elements<E> elements(reference);
-    typename Elements<E>::Sum of_exp;
-    each(p.classes, [&](int, float& v) {
-      v = elements.exp(v - reference.shift);
-      of_exp.add(v);
-    });
-    const RowResult<E> result =
-        finished<E, Loss>(loss, {max, of_exp.total()}, target, below, task.class_weight, task.factor);
-    gain = result.gain;
+    if (!p.grad_input.data) return result.loss;
+    const Gain gain = result.gain;
+    if (slot < 0) {
+      each(p.classes, [&](int, float& e) { e = gain.at_target; });
+    } else {
+      if (gain.before != 1.0f) each(p.classes, [&](int, float& e) { e *= gain.before; });
+      each(p.classes, [&](int j, float& e) { e = select(j == slot, gain.at_target, gain.times(e)); });
+    }
     return result.loss;
-  }
-  __device__ __forceinline__ void to_gradients(int32_t classes, const Gain& gain, int32_t target_at) {
-    const float back = select(gain.unlifts, Elements<E>::kBack, 1.0f);
-    if (gain.unlifts) each(classes, [&](int, float& e) { e *= back; });
-    each(classes, [&](int j, float& e) { e = select(j == target_at, gain.at_target, gain.times(e)); });
   }
 };
 
-// The class that a thread begins with: where a large power of two divides a row's size, all threads of a warp would
-// else read from a few banks.
-__device__ __forceinline__ int32_t rotation_of(int32_t row_bytes, int32_t classes) {
-  const int32_t banks = row_bytes / 4 & -(row_bytes / 4);  // the largest power of two in it
-  if (row_bytes % 4 != 0 || banks < 4) return 0;
-  return static_cast<int32_t>(threadIdx.x % 32) * min(banks, 32) / 32 * (4 * classes / row_bytes);
+// The class that a thread begins with, where rows are whole vectors of four: in the same place of theirs, the threads
+// of a warp would else read from a few banks.
+template <class E>
+__device__ __forceinline__ int32_t turn_of(int32_t classes) {
+  const int32_t vectors = classes / 4, apart = vectors & -vectors;  // the largest power of two in it
+  return static_cast<int32_t>(threadIdx.x * static_cast<uint32_t>(apart) * sizeof(E) / 32) % vectors * 4;
 }
 
 template <class E, int kClasses, class Loss>
@@ -77,8 +116,8 @@ __global__ void __launch_bounds__(kSingleThreads)
   E* const stage = reinterpret_cast<E*>(memory);
   const int32_t classes = p.classes, size = kSingleThreads * classes;
   E* const row = stage + threadIdx.x * classes;
-  const int32_t turn = rotation_of(classes * static_cast<int32_t>(sizeof(E)), classes);
-  const auto turned = [&](int j) { return j + turn < classes ? j + turn : j + turn - classes; };
+  const bool by_four = classes % 4 == 0;
+  const int32_t turn = by_four ? turn_of<E>(classes) : 0;
   double sum = 0.0;
 #pragma unroll 1
   for (uint32_t tile = blockIdx.x; tile * kSingleThreads < p.rows; tile += gridDim.x) {
@@ -93,32 +132,32 @@ __global__ void __launch_bounds__(kSingleThreads)
       }
     }
     __pipeline_commit();
-    const Task<float> task = task_of<float, true>(p, tile * kSingleThreads + threadIdx.x);
+    Task<float> task = task_at<float>(p, tile * kSingleThreads + threadIdx.x);
+    read_target(p, task);
     __pipeline_wait_prior(0);
     __syncthreads();
-    SingleRow<E, kClasses> single;
-    RowResult<E> result = finished_without<E>(task.counts);
-    const int32_t target_at = task.target - turn + (task.target < turn ? classes : 0);
-    if (task.target >= 0) {
-      single.each(classes, [&](int j, float& v) { v = widen<float>(row[turned(j)]); });
-      result.loss = single.template take<Loss>(p, loss, task, target_at, widen<float>(row[task.target]), result.gain);
-    }
-    if (!task.held) {
-      hand_in(p, task.at, as_double(result.loss) * double{task.weight}, sum);
-      if (task.target < 0) single.each(classes, [&](int, float& e) { e = 0.0f; });
-      single.to_gradients(classes, result.gain, task.target >= 0 ? target_at : -1);
-    }
     E* const gradient = static_cast<E*>(p.grad_input.data);
-    if (!gradient) {
-      __syncthreads();
-      continue;
-    }
-    if (task.held && threadIdx.x < p.rows - tile * kSingleThreads) {
+    if (!task.held) {
+      SingleRow<E, kClasses> single;
+      if (by_four) {
+        single.load_turned(row, turn, classes);
+      } else {
+        single.load(row, 1, classes);
+      }
+      const int32_t slot = task.target < 0 ? -1 : task.target - turn + (task.target < turn ? classes : 0);
+      const float target = task.target < 0 ? 0.0f : widen<float>(row[task.target]);
+      const RowNumber<E> of_row = single.template take<Loss>(p, loss, task, slot, target);
+      hand_in(p, task.at, as_double(of_row) * double{task.weight}, sum);
+      if (gradient && by_four) {
+        single.store_turned(row, turn, classes);
+      } else if (gradient) {
+        single.store(row, 1, classes);
+      }
+    } else if (gradient && threadIdx.x < p.rows - tile * kSingleThreads) {
       for (int32_t j = 0; j < classes; ++j) row[j] = gradient[base + threadIdx.x * classes + j];
-    } else {
-      single.each(classes, [&](int j, float& e) { row[turned(j)] = narrow<E>(e); });
     }
     __syncthreads();
+    if (!gradient) continue;
     for (int32_t i = threadIdx.x * n; i < count; i += kSingleThreads * n) {
       if (i + n <= count) {
         *reinterpret_cast<uint4*>(gradient + base + i) = *reinterpret_cast<const uint4*>(stage + i);
@@ -141,24 +180,17 @@ __global__ void __launch_bounds__(kSingleThreads)
   double sum = 0.0;
 #pragma unroll 1
   for (uint32_t first = blockIdx.x * kSingleThreads; first < p.rows; first += gridDim.x * kSingleThreads) {
-    const Task<float> task = task_of<float, true>(p, first + threadIdx.x);
+    Task<float> task = task_at<float>(p, first + threadIdx.x);
     if (task.held) continue;
-    const RowSpan<E> span = span_of<E>(p, task.at);
+    const RowSpan<E> span = span_of<E>(p, task.at, false);
+    const int64_t step = p.class_stride[kInput];
     SingleRow<E, kClasses> single;
-    RowResult<E> result = finished_without<E>(task.counts);
-    if (task.target >= 0) {
-      const int64_t step = p.class_stride[kInput];
-      const float target = widen<float>(span.input[task.target * step]);
-      single.each(p.classes, [&](int j, float& v) { v = widen<float>(span.input[j * step]); });
-      result.loss = single.template take<Loss>(p, loss, task, task.target, target, result.gain);
-    } else {
-      single.each(p.classes, [&](int, float& e) { e = 0.0f; });
-    }
-    hand_in(p, task.at, as_double(result.loss) * double{task.weight}, sum);
-    if (!span.gradient) continue;
-    single.to_gradients(p.classes, result.gain, task.target);
-    const int64_t step = p.class_stride[kFirst];
-    single.each(p.classes, [&](int j, float& e) { span.gradient[j * step] = narrow<E>(e); });
+    single.load(span.input, step, p.classes);
+    read_target(p, task);
+    const float target = task.target < 0 ? 0.0f : widen<float>(span.input[task.target * step]);
+    const RowNumber<E> of_row = single.template take<Loss>(p, loss, task, task.target, target);
+    hand_in(p, task.at, as_double(of_row) * double{task.weight}, sum);
+    if (span.gradient) single.store(span.gradient, p.class_stride[kFirst], p.classes);
   }
   hand_in_sum<kSingleThreads, true>(p, sum);
 }
