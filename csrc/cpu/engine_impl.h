@@ -11,6 +11,7 @@
 #include "cpu/engine.h"
 #include "cpu/gather.h"
 #include "cpu/kernels.h"
+#include "cpu/segment_factors.h"
 #include "cpu/strips.h"
 #include "cpu/tiles.h"
 
@@ -54,43 +55,34 @@ class PassRun {
   PassRun(const Pass& pass, const Strips& strips)
       : pass_(pass),
         strips_(strips),
-        outgoing_({pass.segments}, {kGradOutput}),
         summed_loss_(pass.numbers),
         loss_(pass.numbers),
-        divisor_(sums_gradients() && strips.inner() == 0 ? divisor_of(1.0) : pass.denominator.at(0)),
-        wants_gradients_(pass.grad_input.data || pass.grad_target.data || sums_gradients()),
-        elementwise_grad_output_(pass.grad_output.data && varies(pass.inner, kGradOutput)),
-        one_factor_(!varies(pass.segments, kGradOutput) && !pass.denominator.counted_each) {}
+        factors_(pass, sums_gradients() && strips.inner() == 0),
+        wants_gradients_(pass.grad_input.data || pass.grad_target.data || sums_gradients()) {}
 
-  // Whether all the gradients wanted are there already.
-  bool is_held() const {
-    double grad_output = 0.0;
-    if (!pass_.hold_unit_gradients || varies(pass_.segments, kGradOutput) || elementwise_grad_output_) return false;
-    read_outgoing(0, 1, &grad_output);
-    return grad_output == 1.0;
-  }
+  bool is_held() const { return factors_.is_held(); }
 
   void operator()(const Strip& strip, Sums* sums, Scratch& scratch) const {
     double* factors = scratch.of_segments;
     if (!wants_gradients_) return visit(strip, factors, sums, scratch);
-    const int64_t count = one_factor_ ? 1 : strip.segments;
-    read_outgoing(strip.segment, count, factors);
-    if (one_factor_ || !pass_.hold_unit_gradients) {
-      make_factors(strip.segment, count, factors);
+    const int64_t count = factors_.one() ? 1 : strip.segments;
+    factors_.read_outgoing(strip.segment, count, factors);
+    if (factors_.one() || !pass_.hold_unit_gradients) {
+      if (!sums_gradients()) factors_.make(strip.segment, count, factors);
       return visit(strip, factors, sums, scratch);
     }
     for (int64_t from = 0, to = 0; from < count; from = to) {
       const bool held = factors[from] == 1.0;
       for (to = from; to < count && (factors[to] == 1.0) == held;) ++to;
       if (held) continue;
-      make_factors(strip.segment + from, to - from, factors + from);
+      if (!sums_gradients()) factors_.make(strip.segment + from, to - from, factors + from);
       visit({strip.segment + from, to - from, strip.begin, strip.end}, factors + from, sums, scratch);
     }
   }
 
   void finish_segments(int64_t segment, int64_t count, const Sums& sums) const {
     const bool each = pass_.denominator.counted_each;
-    const Divisor* divisors = each ? pass_.denominator.counted + segment : &divisor_;
+    const Divisor* divisors = each ? pass_.denominator.counted + segment : &factors_.divisor();
     double buffer[kBlock];
     double* out = writable(pass_.reduction, segment, buffer);
     finish(sums, count, {pass_.scale, divisors, each, sums_gradients(), pass_.reduction.dtype == DType::Float64}, out);
@@ -103,27 +95,6 @@ class PassRun {
   static constexpr bool kSharesTerms = kIsOfOperands<Loss>;
 
   bool sums_gradients() const { return pass_.summed != Summed::Losses; }
-
-  // grad_output of each segment; 1 where there is none, or where it is read with the elements.
-  void read_outgoing(int64_t segment, int64_t count, double* out) const {
-    if (!pass_.grad_output.data || elementwise_grad_output_) return std::fill(out, out + count, 1.0);
-    const double* values = read(pass_.grad_output, outgoing_, outgoing_.after(segment), kGradOutput, count, out);
-    if (values != out) std::copy(values, values + count, out);
-  }
-
-  // From grad_output to what all gradients of a segment are multiplied by. Of summed ones their sum is, at the end.
-  void make_factors(int64_t segment, int64_t count, double* factors) const {
-    if (sums_gradients()) return;
-    const Denominator& denominator = pass_.denominator;
-    for (int64_t s = 0; s < count; ++s) {
-      const Divisor& divisor = denominator.counted_each ? denominator.counted[segment + s] : divisor_;
-      if constexpr (std::is_same_v<F, double>) {  // which shows each rounding
-        factors[s] = divisor.reciprocal == 0.0 ? 0.0 : factors[s] * pass_.scale / divisor.value;
-      } else {
-        factors[s] *= factor_of<F>(pass_.scale, divisor);
-      }
-    }
-  }
 
   const F* read_at(const Operand& operand, const Position& at, Place place, int64_t count, F* buffer) const {
     return operand.data ? read(operand, strips_.walk(), at, place, count, buffer) : nullptr;
@@ -161,12 +132,12 @@ class PassRun {
   // Whether the losses and the input's gradients are all there is to make, with one factor for the block.
   bool shares_terms(const Read& found) const {
     return pass_.reduction.data && pass_.grad_input.data && !pass_.grad_target.data && !found.weights && !found.third &&
-           !elementwise_grad_output_ && (one_factor_ || found.block.segments == 1);
+           !factors_.elementwise() && (factors_.one() || found.block.segments == 1);
   }
 
   void add_and_write(const Read& found, const double* segment_factors, Sums& sums, Scratch& scratch) const {
     F* out = writable(pass_.grad_input, strips_.walk(), found.at, kFirst, found.count, scratch.gradient);
-    const Constant<T> scale = constant_of(segment_factors[one_factor_ ? 0 : found.block.segment], T());
+    const Constant<T> scale = constant_of(segment_factors[factors_.one() ? 0 : found.block.segment], T());
     losses_and_gradients<T, F>(loss_, scale, found.input, found.target, found.count, scratch.terms, out);
     if (found.keep) select_out<F>(found.keep, found.count, scratch.terms);
     if (found.keep) select_out<F>(found.keep, found.count, out);
@@ -265,11 +236,11 @@ class PassRun {
   template <Of kWanted, class Out>
   void fill_gradients(const Read& found, const double* segment_factors, Scratch& scratch, Out* out) const {
     constexpr Of kOf = decltype(loss_)::kMirrors && kWanted == Of::Target ? Of::Input : kWanted;
-    const bool each = found.block.segments > 1 && !one_factor_;
-    const double* own_factors = segment_factors + (one_factor_ ? 0 : found.block.segment);
+    const bool each = found.block.segments > 1 && !factors_.one();
+    const double* own_factors = segment_factors + (factors_.one() ? 0 : found.block.segment);
     const Constant<T> scale = constant_of((kOf == kWanted ? 1.0 : -1.0) * (each ? 1.0 : own_factors[0]), T());
     const F* outgoing = nullptr;
-    if (elementwise_grad_output_) {
+    if (factors_.elementwise()) {
       outgoing = read_at(pass_.grad_output, found.at, kGradOutput, found.count, scratch.grad_output);
     }
     if (each || found.weights || outgoing || found.third) {
@@ -304,12 +275,10 @@ class PassRun {
 
   const Pass& pass_;
   const Strips& strips_;
-  const Walk outgoing_;
   const SingleFunctor<Loss, TV, F> summed_loss_;
   const SingleFunctor<Loss, T, F> loss_;
-  const Divisor divisor_;  // of all segments, unless each has its own; a gradient that sums nothing is 0, not 0 / 0
-  const bool wants_gradients_, elementwise_grad_output_;
-  const bool one_factor_;  // of the gradients of all segments
+  const SegmentFactors<F> factors_;
+  const bool wants_gradients_;
 };
 
 template <class TV, class T, class F, template <class> class Loss>

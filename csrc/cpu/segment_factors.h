@@ -11,12 +11,13 @@ namespace cudaloss::cpu {
 template <class F>
 class SegmentFactors {
  public:
-  explicit SegmentFactors(const Pass& pass)
+  // Of a gradient that sums nothing, which is 0 and not 0 / 0, no divisor is read.
+  explicit SegmentFactors(const Pass& pass, bool sums_nothing = false)
       : pass_(pass),
         outgoing_({pass.segments}, {kGradOutput}),
         elementwise_(pass.grad_output.data && varies(pass.inner, kGradOutput)),
         one_(!varies(pass.segments, kGradOutput) && !pass.denominator.counted_each),
-        divisor_(pass.denominator.at(0)) {}
+        divisor_(sums_nothing ? divisor_of(1.0) : pass.denominator.at(0)) {}
 
   // Whether grad_output is read with the elements.
   bool elementwise() const { return elementwise_; }
@@ -40,16 +41,17 @@ class SegmentFactors {
     if (values != out) std::copy(values, values + count, out);
   }
 
-  // From grad_output to what all gradients of a segment are multiplied by, with its rest: fp64 shows each rounding.
-  void make(int64_t segment, int64_t count, double* factors, double* rests) const {
+  // From grad_output to what all gradients of a segment are multiplied by, with its rest where that is asked for:
+  // fp64 shows each rounding.
+  void make(int64_t segment, int64_t count, double* factors, double* rests = nullptr) const {
     const Denominator& denominator = pass_.denominator;
     for (int64_t s = 0; s < count; ++s) {
       const Divisor& divisor = denominator.counted_each ? denominator.counted[segment + s] : divisor_;
       const double outgoing = factors[s];
-      rests[s] = 0.0;
+      if (rests) rests[s] = 0.0;
       if constexpr (sizeof(F) == sizeof(double)) {
         factors[s] = divisor.reciprocal == 0.0 ? 0.0 : outgoing * pass_.scale / divisor.value;
-        rests[s] = rest_of_quotient(factors[s], outgoing, divisor);
+        if (rests) rests[s] = rest_of_quotient(factors[s], outgoing, divisor);
       } else {
         factors[s] *= factor_of<F>(pass_.scale, divisor);
       }
