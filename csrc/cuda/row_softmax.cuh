@@ -178,8 +178,8 @@ struct RowSoftmax {
     const N both = sum_of(select(is_above, above, log), select(is_above, log, above));
     loss = select(is_more, both, log);
     // The value of a logarithm alone is coarse.
-    log_all = is_more ? fused(reference.power, ExpParts<float>::ln2, reference.shift) + rounded(log)
-                      : target + rounded(log);
+    log_all =
+        is_more ? fused(reference.power, ExpParts<float>::ln2, reference.shift) + rounded(log) : target + rounded(log);
     of_rest = quotient_of(rest, all, inverse);
     of_one = times_power(quotient_of(number_of<N>({1.0f / Elements<E>::kBack, 0.0f}), all, inverse), ratio);
   }
