@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ._checks import class_dim
 from ._options import Options
 from ._specs import RowNumbers
 
@@ -36,11 +37,6 @@ class RowOperands(NamedTuple):
     def over_classes(self, x: Tensor) -> Tensor:
         """One number a row, of the rows' shape, as it broadcasts to input."""
         return x.unsqueeze(self.class_dim)
-
-
-def class_dim(input: Tensor) -> int:
-    """The dimension of the classes: the second, of a vector the first, as in PyTorch."""
-    return 1 if input.dim() > 1 else 0
 
 
 def left_out(shape: torch.Size, target: Tensor, options: Options, rows: RowNumbers) -> Tensor | None:

@@ -232,4 +232,3 @@ class RowSpec(LossSpec):
     of_rows = True
 
     arguments: tuple[Argument, ...] = ()  # in the order in which private code passes them; `signature` has the users'
-
