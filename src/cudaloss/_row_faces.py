@@ -55,7 +55,7 @@ FUNCTION_BODY = """\
     return _unusual_{name}(input, target, reduction, own, dtype, sample_weight, mask, normalizer, scale, batch_dims)
 """
 
-_FUNCTION_DOC = """``{formula}`` of each row of classes, in one pass over memory.
+_FUNCTION_DOC = """``{formula}`` of each row of classes, fused: no softmax and no copy of the logits is stored.
 
 {replaces}Source of the formula: {source}.
 
