@@ -72,11 +72,11 @@ Args:
 {options}
 
 Returns:
-    Tensor: in the unit of the formula; for ``"mean"`` and ``"sum"`` of the shape of the first ``batch_dims``
-    dimensions of the rows (0-d for 0), for ``"none"`` one loss a row, 0 where a row does not count. ``"mean"`` divides
-    by the sum over the rows in play of ``sample_weight`` times the weight of the class; a target of probabilities has
-    no one class, so that class weights are no part of its divisor. A mean of nothing is NaN, a sum of nothing 0, the
-    gradients of both 0. Differentiable in input, probabilities, weight, sample_weight and normalizer, any number of
+    Tensor: in the unit of the formula. For ``"mean"`` and ``"sum"`` it has the shape of the first ``batch_dims``
+    dimensions of the rows (0-d for 0); for ``"none"`` it has one loss a row, 0 where a row does not count. ``"mean"``
+    divides by what the rows in play add up to: each its ``sample_weight`` times the ``weight`` of its class, or with a
+    target of probabilities its ``sample_weight`` alone; 1 without either. A mean of nothing is NaN, a sum of nothing 0,
+    the gradients of both 0. Differentiable in input, probabilities, weight, sample_weight and normalizer, any number of
     times. On the GPU a row whose index is out of range has a loss and gradients of NaN.
 
 Raises:
