@@ -19,8 +19,8 @@ INPUTS, TARGETS = (Shard(0), Shard(1), Replicate()), (Shard(0), Replicate())
 CALLS = (
     {},
     {"reduction": "none"},
-    {"weight": torch.linspace(0.5, 1.5, 8), "label_smoothing": 0.1, "z_loss": 0.01},
-    {"mask": torch.tensor([True, True, True, False, True, True]), "reduction": "sum"},
+    {"weight": torch.linspace(0.5, 1.5, 9), "label_smoothing": 0.1, "z_loss": 0.01},
+    {"mask": torch.tensor([True, True, True, False, True]), "reduction": "sum"},
 )
 
 
@@ -47,8 +47,8 @@ def run(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=60))
     mesh = init_device_mesh("cpu", (PROCESSES,))
     torch.manual_seed(0)
-    input, index = torch.randn(6, 8), torch.tensor([1, 2, -100, 7, 0, 3])
-    probabilities = torch.randn(6, 8).softmax(1)
+    input, index = torch.randn(5, 9), torch.tensor([1, 2, -100, 8, 0])  # uneven shards
+    probabilities = torch.randn(5, 9).softmax(1)
     found = [
         differ(mesh, input, target, *call)
         for target in (index, probabilities)
