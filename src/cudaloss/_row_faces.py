@@ -166,7 +166,7 @@ def module_doc(spec: RowSpec, replaces: str) -> str:
     return _fill(_MODULE_DOC, spec, replaces, _lines(spec, (row for row in OPTIONS if row.of_module)), of_call)
 
 
-def _keywords(rows: Iterable[Row]) -> list[str]:
+def _keywords(rows: Iterable[Row | Argument]) -> list[str]:
     return [f"{row.name}: {row.annotation} = {row.default}" for row in rows]
 
 
@@ -179,7 +179,7 @@ def fields(spec: RowSpec, legacy: str) -> dict[str, str]:
     defaults |= {name: row.default for name, row in own.items()}
     between = ",\n{indent}"
     given = between.join(f"{name}: {annotations[name]} = {defaults[name]}" for name in spec.signature.split())
-    behind = [f"{row.name}: {row.annotation} = {row.default}" for row in spec.arguments if row.only_keyword]
+    behind = _keywords(row for row in spec.arguments if row.only_keyword)
     of_module = [row for row in OPTIONS if row.of_module]
     of_call = [row for row in OPTIONS if not row.of_module]
     kept = [*((name, row.annotation) for name, row in own.items()), *((row.name, row.annotation) for row in of_module)]
