@@ -40,7 +40,7 @@ ROWS = (
                 "float",
                 "float",
                 0.0,
-                "at least 0; this times ``logsumexp(input)**2`` is added to each row's loss, which keeps logsumexp near 0 "
+                "at least 0; this times ``logsumexp(input)**2`` is added to each row's loss and keeps logsumexp near 0 "
                 "(Devlin et al., Fast and Robust Neural Network Joint Models, 2014; Chowdhery et al., PaLM, 2022)",
                 only_keyword=True,
             ),
