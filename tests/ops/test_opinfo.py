@@ -96,14 +96,9 @@ def converted(operands, keywords, change):
         return [of(x) for x in operands], {name: of(x) for name, x in keywords.items()}
 
 
-def widened(x):
-    """In float64; class indices as they are."""
-    return x.double() if x.is_floating_point() else x
-
-
 def without_nan(x):
     """The samples' logarithms of negative numbers become those of a probability: of NaN PyTorch has gradients."""
-    return torch.where(x.isnan(), -1.0, x) if x.is_floating_point() else x
+    return torch.where(x.isnan(), -1.0, x)
 
 
 def value_and_gradients(function, operands, keywords, grad_output=None):
@@ -134,7 +129,7 @@ def test_samples(infos, name, device, dtype):
         grad_output = torch.randn_like(namesake(*operands, **keywords).detach())
         ours = value_and_gradients(function, operands, keywords, grad_output)
         theirs = value_and_gradients(namesake, operands, keywords, grad_output)
-        truth = value_and_gradients(namesake, *converted(operands, keywords, widened), grad_output)
+        truth = value_and_gradients(namesake, *converted(operands, keywords, Tensor.double), grad_output)
         assert len(ours) == len(theirs) >= 2
         sizes = [0.0] * len(ours)
         if name in LIKELIHOODS:
