@@ -56,7 +56,8 @@ from tools import compiling, toolkit  # noqa: E402
 
 sys.path.remove(str(ROOT))
 GENERATED = ROOT / "build" / "generated"
-# A new loss needs no line here: its header in csrc/losses is its line in the source list.
+# A new loss needs no line here: its header in csrc/losses, or of a loss of rows in csrc/losses/rows, is its line in the
+# source list.
 LOSSES = sorted(path.stem for path in (ROOT / "csrc" / "losses").glob("*.h"))
 ROW_LOSSES = sorted(path.stem for path in (ROOT / "csrc" / "losses" / "rows").glob("*.h"))
 
@@ -153,7 +154,8 @@ def write_losses():
     name of the source."""
     unknown = [loss for loss in (*LOSSES, *ROW_LOSSES) if loss not in rows()]
     if unknown:
-        sys.exit(f"cudaloss: csrc/losses has {unknown[0]}.h, but src/cudaloss/_rows has no row of that name.")
+        folder = "csrc/losses/rows" if unknown[0] in ROW_LOSSES else "csrc/losses"
+        sys.exit(f"cudaloss: {folder} has {unknown[0]}.h, but src/cudaloss/_rows has no row of that name.")
     lines = (f"CUDALOSS_LOSS({loss}, {rows()[loss].id}, {has_all_kernels(loss)})\n" for loss in LOSSES)
     write_if_changed(GENERATED / "losses.inc", "".join(lines))
     lines = (f"CUDALOSS_ROW_LOSS({loss}, {rows()[loss].id})\n" for loss in ROW_LOSSES)

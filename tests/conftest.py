@@ -16,7 +16,7 @@ import torch
 
 import oracle
 from cudaloss._build import INFO
-from cudaloss._specs import BY_MODE, SPECS, LossSpec
+from cudaloss._specs import BY_MODE, OF_ROWS, SPECS, LossSpec
 
 # A loss of each kind of kernels, which takes every variant of every test. Of the others, which share its templates, a
 # test takes one variant in so many, each loss others.
@@ -48,6 +48,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         specs = EVERY_LOSS if marked("every_loss") else DOMAINS if marked("domains") else ANY_NUMBERS
         if of_kinds:
             specs = [spec for spec in specs if spec in (SPECS if specs is DOMAINS else KINDS)]
+        specs = [*specs, *OF_ROWS] if marked("rows_too") else specs
         metafunc.parametrize("spec", specs, ids=_id)
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -57,7 +58,7 @@ def _group(item: pytest.Item) -> tuple[str, LossSpec, str | None] | None:
     """A test's function, loss and device, where fewer of its variants are enough."""
     call = getattr(item, "callspec", None)
     spec = call.params.get("spec") if call else None
-    if spec is None or spec in OF_KERNELS or item.get_closest_marker("each_variant"):
+    if spec is None or spec.of_rows or spec in OF_KERNELS or item.get_closest_marker("each_variant"):
         return None
     return item.nodeid.partition("[")[0], spec, call.params.get("device")
 

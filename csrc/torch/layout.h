@@ -27,6 +27,7 @@ class Layout {
     }
     class_dim_ = class_dim_of(input);
     classes_ = input.sizes()[class_dim_];
+    if (classes_ == 0) fault_ = "input must have one class at least";
     for (int dim = 0; dim < rank_; ++dim) sizes_[dim] = input.sizes()[dim + (dim >= class_dim_)];
     add(kInput, input);
     add(kTarget, target);

@@ -13,9 +13,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from cudaloss._specs import OF_ROWS, SPECS
-
-PUBLIC = (*SPECS, *OF_ROWS)
+from cudaloss._specs import PUBLIC
 
 WIDTH = 88  # characters of a literal block that a page shows without scrolling
 

@@ -177,8 +177,12 @@ def gradients(grad_output, denominators, input, target, how, *rest):
     if not how & (FOR_INPUT | FOR_TARGET | FOR_THIRD):
         return None, None
     given = grad_output, denominators
-    of_segments = denominators is not None and denominators.shape[0] > 1 and not is_of_rows(how)
-    if of_segments and (how & FOR_THIRD or input.shape != target.shape):
+    if (
+        denominators is not None
+        and denominators.shape[0] > 1
+        and not is_of_rows(how)
+        and (how & FOR_THIRD or input.shape != target.shape)
+    ):
         # A broadcast operand's gradient sums over segments: their denominators go into what is summed.
         divided = grad_output.double() * denominators[:, 1].view(grad_output.shape)
         given = divided, denominators.new_ones(1, 2)

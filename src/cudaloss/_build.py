@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
     raise ImportError("cudaloss needs torch, which is not installed: pip install torch") from error
 
 from . import _binary
-from ._specs import SPECS
+from ._specs import PUBLIC
 
 _NOTHING: dict[str, Any] = {"losses": [], "cuda": None}
 
@@ -30,7 +30,7 @@ def _load() -> tuple[dict[str, Any], _binary.Fault | None]:
             info = _C.build_info()
         except Exception as error:  # ImportError, OSError, and whatever a registration raises
             return _NOTHING, _binary.load_fault(error, torch.__version__)
-        fault = _binary.source_fault(info["losses"], [spec.name for spec in SPECS])
+        fault = _binary.source_fault(info["losses"], [spec.name for spec in PUBLIC])
         if fault is None:
             return info, None
     return _NOTHING, fault

@@ -143,8 +143,13 @@ def joint_shape(input: Tensor, target: Tensor) -> torch.Size:
     return input.shape if input.shape == target.shape else torch.broadcast_shapes(input.shape, target.shape)
 
 
+def class_dim(input: Tensor) -> int:
+    """The dimension of the classes: the second, of a vector the first, as in PyTorch."""
+    return 1 if input.dim() > 1 else 0
+
+
 def rows_shape(input: Tensor) -> torch.Size:
-    """Of the rows of `input`: without its classes, the second dimension or of a vector the first."""
+    """The shape of the rows of `input`: its own without the classes."""
     return torch.Size((*input.shape[:1], *input.shape[2:])) if input.dim() > 1 else torch.Size()
 
 

@@ -110,7 +110,7 @@ def _lie_alike(*tensors: Tensor | None) -> bool:
     return all(x.shape == first.shape and x.is_contiguous() for x in (first, *others))
 
 
-def _any_is_distributed(input: Tensor, target: Tensor, third: Third, options: Options) -> bool:
+def _any_is_distributed(input: Tensor, target: Tensor, third: Third | None, options: Options) -> bool:
     """Whether one is a DTensor, which nobody has where nobody has imported them."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(x, module.DTensor) for x in (input, target, third, *options[:3]))
@@ -126,7 +126,7 @@ def loss(
     input: Tensor,
     target: Tensor,
     reduction: str,
-    parameter: Third,
+    parameter: Third | None,
     dtype: torch.dtype,
     options: Options,
     second: float = 0.0,

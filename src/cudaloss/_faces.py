@@ -16,7 +16,7 @@ import torch
 from . import _row_faces
 from ._docs import function_doc, module_doc
 from ._options import ROWS, Row
-from ._specs import OF_ROWS, SPECS, LossSpec, RowSpec
+from ._specs import PUBLIC, LossSpec, RowSpec
 
 _FUNCTION = """\
 def {function}(
@@ -225,10 +225,9 @@ def define_module(spec: LossSpec, module_globals: dict[str, Any]) -> None:
 
 def stubs() -> dict[str, str]:
     """The type stubs of the public files, by file name."""
-    specs = (*SPECS, *OF_ROWS)
-    functions = "".join(f"\n{_function_head(spec)}    ...\n" for spec in specs)
-    modules = "".join(f"\n{_module_head(spec)}{_fill(_MODULE_STUB, spec, '')}" for spec in specs)
+    functions = "".join(f"\n{_function_head(spec)}    ...\n" for spec in PUBLIC)
+    modules = "".join(f"\n{_module_head(spec)}{_fill(_MODULE_STUB, spec, '')}" for spec in PUBLIC)
     return {
-        "functional.pyi": f"{_STUB_HEAD}\n__all__ = {[spec.function for spec in specs]}\n{functions}",
-        "modules.pyi": f"{_STUB_HEAD}\n__all__ = {[spec.module for spec in specs]}\n{modules}",
+        "functional.pyi": f"{_STUB_HEAD}\n__all__ = {[spec.function for spec in PUBLIC]}\n{functions}",
+        "modules.pyi": f"{_STUB_HEAD}\n__all__ = {[spec.module for spec in PUBLIC]}\n{modules}",
     }

@@ -20,6 +20,7 @@ from ._checks import (
     check_number_normalizer,
     check_reduction,
     check_scale,
+    class_dim,
     rows_shape,
 )
 from ._modes import INDICES
@@ -28,6 +29,8 @@ from ._specs import RowNumbers
 
 
 def check_operands(input: Any, target: Any) -> None:
+    """That input has classes and target an index for each row, or a probability for each class; PyTorch's words are in
+    the messages where it has some."""
     check_dense("input", input)
     check_dense("target", target)
     for name, value in (("input", input), ("target", target)):
@@ -36,25 +39,30 @@ def check_operands(input: Any, target: Any) -> None:
     check_floating("input", input)
     if input.dim() == 0:
         raise RuntimeError("input must have a dimension of classes, got a 0-d tensor")
+    if input.shape[class_dim(input)] == 0:
+        raise RuntimeError(f"input must have one class at least, got shape {tuple(input.shape)}")
     if input.device != target.device:
         raise RuntimeError(f"input and target must be on one device, got {input.device} and {target.device}")
     shape, found = rows_shape(input), tuple(target.shape)
     if target.dtype.is_floating_point:
         if target.shape != input.shape:
-            indices = " (an index a row: expected target dtype to be Long or Byte)" if target.shape == shape else ""
+            hint = "; of class indices expected target dtype to be Long or Byte: call target.long()"
             raise RuntimeError(
-                f"target must be of input's shape, {tuple(input.shape)}, where it is of probabilities, got {found} of "
-                f"{target.dtype}{indices}"
+                f"target must be of input's shape, {tuple(input.shape)}, where it has a floating dtype and so "
+                f"probabilities, got {found} of {target.dtype}{hint if target.shape == shape else ''}"
             )
         return
     if target.shape == input.shape and input.shape != shape:
         raise RuntimeError(
-            "Expected floating point type for target with class probabilities: target must hold an index for each row, "
-            f"so be of shape {tuple(shape)}, or probabilities, got {found} of {target.dtype}"
+            "Expected floating point type for target with class probabilities: target must have class indices of shape "
+            f"{tuple(shape)}, or probabilities of a floating dtype, got {found} of {target.dtype}"
         )
     if target.dtype not in INDICES:
-        accepted = "an integer tensor of class indices, or of probabilities"
-        raise RuntimeError(f"target must be {accepted}, got {target.dtype}")
+        hint = "; call target.long()" if target.dtype == torch.bool else ""
+        raise RuntimeError(
+            f"target must be an integer tensor of class indices, or a floating one of probabilities, got {target.dtype}"
+            f"{hint}"
+        )
     if target.shape == shape:
         return
     if input.dim() > 1 and target.dim() > 0 and target.shape[0] != shape[0]:
@@ -62,12 +70,16 @@ def check_operands(input: Any, target: Any) -> None:
             f"Expected input batch_size ({shape[0]}) to match target batch_size ({target.shape[0]}): target must be of "
             f"shape {tuple(shape)}, got {found}"
         )
-    raise RuntimeError(f"Expected target size {list(shape)}, that of input without its classes, got {list(found)}")
+    raise RuntimeError(
+        f"Expected target size {list(shape)}, got {list(found)}: target must be of input's shape, "
+        f"{tuple(input.shape)}, without its classes"
+    )
 
 
 def check_class_weight(weight: Any, input: Tensor) -> None:
+    """That there is one weight a class."""
     check_dense("weight", weight)
-    classes = input.shape[1 if input.dim() > 1 else 0]
+    classes = input.shape[class_dim(input)]
     if weight.dim() != 1 or weight.shape[0] != classes:
         raise RuntimeError(
             f"weight tensor should be defined either for all {classes} classes or no classes: weight must be of shape "
@@ -79,19 +91,22 @@ def check_class_weight(weight: Any, input: Tensor) -> None:
 
 
 def _number(name: str, value: Any, accepts: str) -> Any:
+    """A number as a float, numpy's and a compiler's among them."""
     if not _is_number(value):
         raise TypeError(f"{name} must be a number {accepts}, got {type(value).__name__}")
     return as_float(name, value)
 
 
 def check_numbers(target: Tensor, ignore_index: Any, z_loss: Any, softcap: Any) -> RowNumbers:
+    """The three as Python's own numbers."""
     if not _is_number(ignore_index, numbers.Integral):
         raise TypeError(f"ignore_index must be an int, got {type(ignore_index).__name__}")
     if not -(2**63) <= ignore_index < 2**63:
         raise ValueError(f"ignore_index must fit in an int64, got {ignore_index}")
     if ignore_index >= 0 and target.is_floating_point():
         raise RuntimeError(
-            f"ignore_index is not supported for floating point target: it must keep its default, got {ignore_index}"
+            "ignore_index is not supported for floating point target: it must be negative where target has "
+            f"probabilities, got {ignore_index}"
         )
     ignore_index = ignore_index if isinstance(ignore_index, torch.SymInt) else int(ignore_index)
     z_loss = _number("z_loss", z_loss, ">= 0")
@@ -105,6 +120,7 @@ def check_numbers(target: Tensor, ignore_index: Any, z_loss: Any, softcap: Any) 
 
 
 def check_smoothing(value: Any) -> Any:
+    """label_smoothing as a float."""
     value = _number("label_smoothing", value, "in [0, 1]")
     if not (value >= 0 and value <= 1):
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0, got {value}")
@@ -112,7 +128,7 @@ def check_smoothing(value: Any) -> Any:
 
 
 def check_options(options: Options, input: Tensor, reduction: str) -> Options:
-    """The options, whose weight is sample_weight, with numbers as Python's own."""
+    """The options, whose `weight` is the call's sample_weight, with numbers as Python's own."""
     shape = rows_shape(input)
     if options.weight is not None:
         check_beside("sample_weight", options.weight, input, shape)
@@ -134,7 +150,8 @@ def check_options(options: Options, input: Tensor, reduction: str) -> Options:
 def check(
     input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, options: Options
 ) -> tuple[float, RowNumbers, Options]:
-    """Raises what is wrong with a call, if anything; returns its numbers, label_smoothing first, and its options."""
+    """Raises what is wrong with a call, if anything; returns its label_smoothing, its other numbers and its options.
+    `own` is class weights, ignore_index, label_smoothing, z_loss and softcap."""
     weight, ignore_index, smoothing, z_loss, softcap = own
     check_operands(input, target)
     check_reduction(reduction)

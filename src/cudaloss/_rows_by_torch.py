@@ -1,4 +1,12 @@
-"""Losses of rows in plain PyTorch: what each row is, which rows count, and their derivatives."""
+"""Losses of rows in plain PyTorch: what each row is, which rows count, and their derivatives.
+
+With w for the class weights, s for label_smoothing and q for a target's probabilities (of an index: 1 for its class, 0
+for the others), a class has the share ``w * ((1 - s) * q + s / classes)``, and a row's loss is::
+
+    (-share * log_softmax(logits)).sum() + z_loss * logsumexp(logits)**2
+
+where logits are input, or ``softcap * tanh(input / softcap)``.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +15,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ._checks import class_dim
 from ._options import Options
 from ._specs import RowNumbers
 
 
-class Row(NamedTuple):
-    """The operands in the dtype of the arithmetic, and of 0 where a row does not count."""
+class RowOperands(NamedTuple):
+    """What all rows are computed from, in the dtype of the arithmetic, and of 0 where a row does not count."""
 
-    logits: Tensor  # capped
-    slope: Tensor | None  # of the cap
-    index: Tensor | None  # each row's class; None: the target is probabilities
-    share: Tensor  # what each class's -log p is multiplied by
+    logits: Tensor  # of input's shape, behind the softcap
+    cap_slope: Tensor | None  # the derivative of the softcap, of input's shape; None: there is no softcap
+    share: Tensor  # of input's shape: what each class's -log_softmax is multiplied by
+    has_indices: bool  # whether the target has class indices, else probabilities
     class_dim: int
     z_loss: float
 
@@ -26,13 +35,8 @@ class Row(NamedTuple):
         return self.logits.logsumexp(self.class_dim)
 
     def over_classes(self, x: Tensor) -> Tensor:
-        """One number a row, as each class has it."""
+        """One number a row, of the rows' shape, as it broadcasts to input."""
         return x.unsqueeze(self.class_dim)
-
-
-def class_dim(input: Tensor) -> int:
-    """The dimension of the classes: PyTorch's."""
-    return 1 if input.dim() > 1 else 0
 
 
 def left_out(shape: torch.Size, target: Tensor, options: Options, rows: RowNumbers) -> Tensor | None:
@@ -43,20 +47,28 @@ def left_out(shape: torch.Size, target: Tensor, options: Options, rows: RowNumbe
     return (~options.mask if ignored is None else ~options.mask | ignored).expand(shape)
 
 
-def _weights(class_weight: Tensor | None, dim: int, input: Tensor) -> Tensor | None:
+def _over_input(class_weight: Tensor | None, dim: int, input: Tensor) -> Tensor | None:
     """Class weights as they broadcast to input."""
     return None if class_weight is None else class_weight.view((-1,) + (1,) * (input.dim() - dim - 1))
 
 
-def row_weights(target: Tensor, class_weight: Tensor | None, out: Tensor | None) -> Tensor | None:
-    """The class weight of each row's index."""
+def _indices(target: Tensor, out: Tensor | None) -> Tensor:
+    """Class indices, of which those of rows that do not count are 0."""
+    return target.long() if out is None else torch.where(out, 0, target.long())
+
+
+def counted_weight(
+    target: Tensor, sample_weight: Tensor | None, class_weight: Tensor | None, out: Tensor | None
+) -> Tensor | None:
+    """What each row adds to a mean's denominator; None: 1. The weight of its class is a part of it where that is
+    known: of an index."""
     if class_weight is None or target.is_floating_point():
-        return None
-    index = target.long() if out is None else torch.where(out, 0, target.long())
-    return class_weight[index]
+        return sample_weight
+    of_class = class_weight[_indices(target, out)]
+    return of_class if sample_weight is None else sample_weight.double() * of_class
 
 
-def row_of(
+def operands(
     input: Tensor,
     target: Tensor,
     class_weight: Tensor | None,
@@ -64,49 +76,50 @@ def row_of(
     smoothing: float,
     rows: RowNumbers,
     compute: torch.dtype,
-) -> Row:
+) -> RowOperands:
+    """What :func:`values` and :func:`slopes` take; `out` is where rows are left out, `compute` the dtype of the
+    arithmetic."""
     dim = class_dim(input)
     x = input.to(compute)
     x = x if out is None else torch.where(out.unsqueeze(dim), 0, x)
-    slope = None
+    cap_slope = None
     if rows.softcap:
         bent = torch.tanh(x / rows.softcap)
-        x, slope = rows.softcap * bent, 1 - bent * bent
-    weights = _weights(None if class_weight is None else class_weight.to(compute), dim, input)
-    each, index = smoothing / input.shape[dim], None
-    if target.is_floating_point():
-        share = target.to(compute) * (1 - smoothing) + each
-        share = share if weights is None else share * weights
-        share = share if out is None else torch.where(out.unsqueeze(dim), 0, share)
-    else:
-        index = target.long() if out is None else torch.where(out, 0, target.long())
-        share = torch.zeros_like(x).scatter(dim, index.unsqueeze(dim), 1 - smoothing)
+        x, cap_slope = rows.softcap * bent, 1 - bent * bent
+    weight = _over_input(None if class_weight is None else class_weight.to(compute), dim, input)
+    each, has_indices = smoothing / input.shape[dim], not target.is_floating_point()
+    if has_indices:
+        share = torch.zeros_like(x).scatter(dim, _indices(target, out).unsqueeze(dim), 1 - smoothing)
         share = share + each if smoothing else share
-        share = share if weights is None else share * weights
-    return Row(x, slope, index, share, dim, rows.z_loss)
+    else:
+        share = target.to(compute) * (1 - smoothing) + each
+    share = share if weight is None else share * weight
+    if not has_indices and out is not None:
+        share = torch.where(out.unsqueeze(dim), 0, share)
+    return RowOperands(x, cap_slope, share, has_indices, dim, rows.z_loss)
 
 
-def values(row: Row) -> Tensor:
-    """The rows' losses."""
+def values(row: RowOperands) -> Tensor:
+    """The losses, of the rows' shape."""
     logs = torch.log_softmax(row.logits, row.class_dim)
-    # 0 times an infinite log counts as 0 where it is the share that is 0 of an index.
     terms = -row.share * logs
-    if row.index is not None:
+    if row.has_indices:  # another class counts as 0, also where its logarithm is infinite
         terms = torch.where(row.share == 0, torch.where(logs.isnan(), logs, 0), terms)
     found = terms.sum(row.class_dim)
     return found + row.z_loss * row.lse.square() if row.z_loss else found
 
 
-def slopes(row: Row, smoothing: float, class_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The derivatives for input and for a target of probabilities."""
+def slopes(row: RowOperands, smoothing: float, class_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The derivatives of each row's loss for input and for a target of probabilities (None: of indices), of input's
+    shape."""
     logs = torch.log_softmax(row.logits, row.class_dim)
     total = row.share.sum(row.class_dim, keepdim=True)
     if row.z_loss:
         total = total + 2 * row.z_loss * row.over_classes(row.lse)
     for_input = logs.exp() * total - row.share
-    for_input = for_input if row.slope is None else for_input * row.slope
-    if row.index is not None:
+    for_input = for_input if row.cap_slope is None else for_input * row.cap_slope
+    if row.has_indices:
         return for_input, None
-    weights = _weights(class_weight, row.class_dim, row.logits)
+    weight = _over_input(class_weight, row.class_dim, row.logits)
     for_target = -logs * (1 - smoothing)
-    return for_input, for_target if weights is None else for_target * weights
+    return for_input, for_target if weight is None else for_target * weight

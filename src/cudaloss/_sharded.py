@@ -217,7 +217,7 @@ def loss(
     input: Tensor,
     target: Tensor,
     reduction: str,
-    parameter: Third,
+    parameter: Third | None,
     dtype: torch.dtype,
     options: Options,
     second: float,
@@ -246,7 +246,7 @@ def loss(
     return _Whole.apply(share, plan, strides, dtype, empty, *given)  # pyright: ignore[reportReturnType]
 
 
-def _check_alike(spec: LossSpec, input: Tensor, target: Tensor, parameter: Third, options: Options) -> None:
+def _check_alike(spec: LossSpec, input: Tensor, target: Tensor, parameter: Third | None, options: Options) -> None:
     """All DTensors, but for numbers, and of one mesh."""
     named: dict[str, Any] = {"input": input, "target": target, **options._asdict()}
     if spec.parameter:

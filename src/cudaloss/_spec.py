@@ -72,19 +72,19 @@ class Argument:
     """An argument of a loss of rows that is its own."""
 
     name: str
-    annotation: str  # as the function has it
-    schema: str  # its type as the op has it
+    annotation: str  # its type as the function has it
+    schema: str  # its type as the op's schema has it
     default: object
     meaning: str
-    only_keyword: bool = False
+    only_keyword: bool = False  # PyTorch's namesake lacks it
 
 
 class RowNumbers(NamedTuple):
-    """What a loss of rows has besides label_smoothing."""
+    """The numbers of a loss of rows; label_smoothing is its second number, as a pointwise loss may have one."""
 
     ignore_index: int = -100
     z_loss: float = 0.0
-    softcap: float = 0.0  # 0: none
+    softcap: float = 0.0  # 0: there is none
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,14 @@ class OfTwo(NamedTuple):
     for_third: OfOperands | None = None
 
 
-_NONE = OfDifference(())
+_NONE = OfDifference(())  # of a loss of rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpec:
-    """A pointwise loss."""
+    """A pointwise loss, or what it has in common with a loss of rows."""
+
+    of_rows = False
 
     id: int  # for ever: graphs that PyTorch keeps over an upgrade name the loss by it
     name: str  # of the op, of the functor and of its header in csrc/losses
@@ -154,8 +156,6 @@ class LossSpec:
     def _set(self, **fields: Any) -> None:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
-
-    of_rows = False
 
     @property
     def flag_values(self) -> dict[str, bool]:
@@ -229,10 +229,6 @@ class LossSpec:
 class RowSpec(LossSpec):
     """A loss of rows: it reads all classes of a row at once. Its formulas are in ``_rows_by_torch``."""
 
-    arguments: tuple[Argument, ...] = ()  # in the order in which its call has them
-
     of_rows = True
 
-    @property
-    def legacy_arguments(self) -> bool:
-        return "reduce" in self.signature.split()
+    arguments: tuple[Argument, ...] = ()  # in the order in which private code passes them; `signature` has the users'

@@ -1,5 +1,6 @@
 """One row a loss, of which everything that is the same for all losses is made: ops, functions, modules, documentation,
-tests, benchmarks. A new pointwise loss is a row in ``_rows`` and a functor in ``csrc/losses/<name>.h``."""
+tests, benchmarks. A new pointwise loss is a row in ``_rows`` and a functor in ``csrc/losses/<name>.h``; a loss of rows
+has its functor in ``csrc/losses/rows/<name>.h`` and its formulas in ``_rows_by_torch``."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from ._spec import Argument, Flag, LossSpec, OfDifference, OfOperands, OfTwo, Pa
 __all__ = [
     "BY_MODE",
     "OF_ROWS",
+    "PUBLIC",
     "SPECS",
     "Argument",
     "Flag",
@@ -22,6 +24,7 @@ __all__ = [
     "Third",
 ]
 
+# Pointwise losses: of one element at a time.
 SPECS: tuple[LossSpec, ...] = tuple(
     sorted((*of_difference.ROWS, *of_operands.ROWS, *of_likelihoods.ROWS), key=lambda spec: spec.id)
 )
@@ -29,4 +32,7 @@ SPECS: tuple[LossSpec, ...] = tuple(
 # Losses of rows: of all classes of a row at once.
 OF_ROWS: tuple[RowSpec, ...] = of_classes.ROWS
 
-BY_MODE: dict[int, LossSpec] = {variant.mode: variant for spec in (*SPECS, *OF_ROWS) for variant in spec.variants}
+# Every loss.
+PUBLIC: tuple[LossSpec, ...] = (*SPECS, *OF_ROWS)
+
+BY_MODE: dict[int, LossSpec] = {variant.mode: variant for spec in PUBLIC for variant in spec.variants}

@@ -35,9 +35,11 @@ def in_play(
 
     Args:
         target: The call's target, of any shape and dtype. It has the shape of the loss; of a target that is broadcast
-            give ``target.expand(...)``. Its values are looked at with ``ignore_nan`` alone.
+            give ``target.expand(...)``. Its values are looked at with ``ignore_nan`` alone. Of ``cross_entropy`` give
+            the class indices, and ``mask=target != -100``.
         weight: The call's weight, floating, broadcast to the target. Leave it out for ``binary_cross_entropy`` and
-            ``binary_cross_entropy_with_logits``, whose mean is over the number of elements, as PyTorch's is.
+            ``binary_cross_entropy_with_logits``, whose mean is over the number of elements, as PyTorch's is. Of
+            ``cross_entropy`` it is ``sample_weight``, times the class weight of each row's class where there is one.
         mask: The call's mask, bool, broadcast to the target.
         ignore_nan: As in the call: elements with a NaN target do not count.
 

@@ -18,10 +18,10 @@ from ._faces import define_function
 from ._ops import KERNELS
 from ._options import Options
 from ._row_ops import KERNELS as ROW_KERNELS
-from ._specs import OF_ROWS, SPECS, LossSpec, RowSpec
+from ._specs import OF_ROWS, PUBLIC, SPECS, LossSpec, RowSpec
 from .reference import widest
 
-__all__ = [spec.function for spec in (*SPECS, *OF_ROWS)]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [spec.function for spec in PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def _for_op(spec: LossSpec, input: Tensor, own: dict[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from torch.nn._reduction import legacy_get_string  # noqa: F401
 
 from . import functional  # noqa: F401
 from ._faces import changed_options, define_module, keep, shown  # noqa: F401
-from ._specs import OF_ROWS, SPECS
+from ._specs import PUBLIC
 
-__all__ = [spec.module for spec in (*SPECS, *OF_ROWS)]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [spec.module for spec in PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
 
-for _spec in (*SPECS, *OF_ROWS):
+for _spec in PUBLIC:
     define_module(_spec, globals())

@@ -61,7 +61,10 @@ def _compute_dtype_of(input: Tensor, target: Tensor, dtype: torch.dtype, weight:
     return _compute_dtype([dtype, *(x.dtype for x in (input, target, weight) if x is not None)])
 
 
-def _terms(spec: LossSpec, input: Tensor, target: Tensor, third: Third, dtype: torch.dtype, options: Options) -> _Terms:
+def _terms(
+    spec: LossSpec, input: Tensor, target: Tensor, parameter: Third | None, dtype: torch.dtype, options: Options
+) -> _Terms:
+    assert parameter is not None  # only a loss of rows may lack it
     weight, selected = options.weight, _where_selected(target, options)
     left_out = None if selected is None else ~selected
     compute = _compute_dtype_of(input, target, dtype, weight)
@@ -71,7 +74,7 @@ def _terms(spec: LossSpec, input: Tensor, target: Tensor, third: Third, dtype: t
     else:
         operands = (x, t) if x.is_nested or x.shape == t.shape else tuple(torch.broadcast_tensors(x, t))
     weight = None if weight is None else weight.to(compute)
-    third = third.to(compute) if isinstance(third, Tensor) else third
+    third = parameter.to(compute) if isinstance(parameter, Tensor) else parameter
     if left_out is not None:
         operands = tuple(torch.where(left_out, 0, operand) for operand in operands)
         weight = None if weight is None else torch.where(left_out, 0, weight)
@@ -86,22 +89,35 @@ def _over_rest(reduce: Callable[..., Tensor], terms: Tensor, batch_dims: int) ->
     return reduce(terms.flatten(batch_dims), -1) if terms.dim() > batch_dims else terms
 
 
-def _row(
+class _OfRows(NamedTuple):
+    """What a loss of rows is computed from, as :class:`_Terms` for a pointwise one; weights are the rows'."""
+
+    operands: _rows_by_torch.RowOperands
+    weight: Tensor | None
+    left_out: Tensor | None
+
+
+def _class_weight(parameter: Third | None) -> Tensor | None:
+    """The class weights of a loss of rows, which are in the place of a third operand."""
+    return parameter if isinstance(parameter, Tensor) else None
+
+
+def _of_rows(
     input: Tensor,
     target: Tensor,
-    class_weight: Third | None,
+    parameter: Third | None,
     dtype: torch.dtype,
     options: Options,
     smoothing: float,
     rows: RowNumbers,
-) -> tuple[_rows_by_torch.Row, Tensor | None, Tensor | None]:
-    """A row's operands, its weight and where it is left out."""
+) -> _OfRows:
     compute = _compute_dtype_of(input, target, dtype, options.weight)
-    out = _rows_by_torch.left_out(rows_shape(input), target, options, rows)
+    left_out = _rows_by_torch.left_out(rows_shape(input), target, options, rows)
     weight = None if options.weight is None else options.weight.to(compute)
-    weight = weight if weight is None or out is None else torch.where(out, 0, weight)
-    of_class = class_weight if isinstance(class_weight, Tensor) else None
-    return _rows_by_torch.row_of(input, target, of_class, out, smoothing, rows, compute), weight, out
+    weight = weight if weight is None or left_out is None else torch.where(left_out, 0, weight)
+    class_weight = _class_weight(parameter)
+    operands = _rows_by_torch.operands(input, target, class_weight, left_out, smoothing, rows, compute)
+    return _OfRows(operands, weight, left_out)
 
 
 def _counted(
@@ -109,7 +125,7 @@ def _counted(
     shape: torch.Size,
     target: Tensor,
     options: Options,
-    third: Third | None = None,
+    parameter: Third | None = None,
     rows: RowNumbers | None = None,
 ) -> Tensor | None:
     """What a mean divides by where it is neither a normalizer nor the number of all elements."""
@@ -117,9 +133,7 @@ def _counted(
         return None
     if rows is not None:
         out = _rows_by_torch.left_out(shape, target, options, rows)
-        of_class = _rows_by_torch.row_weights(target, third if isinstance(third, Tensor) else None, out)
-        given = [x for x in (options.weight, of_class) if x is not None]
-        weight = None if not given else given[0] if len(given) == 1 else given[0].double() * given[1]
+        weight = _rows_by_torch.counted_weight(target, options.weight, _class_weight(parameter), out)
         return in_play(shape, target, weight, options._replace(mask=None if out is None else ~out))
     return in_play(shape, target, None if spec.mean_over_count else options.weight, options)
 
@@ -154,7 +168,7 @@ def loss(
     input: Tensor,
     target: Tensor,
     reduction: str,
-    parameter: Third,
+    parameter: Third | None,
     dtype: torch.dtype,
     options: Options = NONE,
     second: float = 0.0,
@@ -168,8 +182,8 @@ def loss(
         operands, third, weight, left_out = _terms(spec, input, target, parameter, dtype, options)
         value = _formulas.value(spec, operands, third, second)
     else:
-        row, weight, left_out = _row(input, target, parameter, dtype, options, second, rows)
-        value = _rows_by_torch.values(row)
+        of_rows, weight, left_out = _of_rows(input, target, parameter, dtype, options, second, rows)
+        value = _rows_by_torch.values(of_rows)
     value = value if weight is None else value * weight
     value = value if left_out is None else torch.where(left_out, 0, value)
     batch_dims, scale = options.batch_dims, options.scale
@@ -209,13 +223,38 @@ def _sum_to(x: Tensor, shape: torch.Size) -> Tensor:
     return x.sum((*range(missing), *wide), keepdim=True).view(shape)
 
 
+def _incoming(
+    grad_output: Tensor,
+    shape: torch.Size,
+    reduction: str,
+    counted: Tensor | None,
+    options: Options,
+) -> Tensor:
+    """What the slopes of the losses, which are of that shape, are multiplied by; it broadcasts to it."""
+    factor = _factor(grad_output, shape, counted, options) if reduction == "mean" else grad_output
+    factor = factor if options.scale == 1 else factor * options.scale
+    return factor if reduction == "none" else factor.view(factor.shape + (1,) * (len(shape) - factor.dim()))
+
+
+def _gradient(
+    slope: Tensor | None, operand: Third | None, factor: Tensor, weight: Tensor | None, left_out: Tensor | None
+) -> Tensor | None:
+    """The gradient of an operand; None where there is no slope, or where it is a number."""
+    if slope is None or not isinstance(operand, Tensor):
+        return None
+    found = slope * factor
+    found = found if weight is None else found * weight
+    found = found if left_out is None else torch.where(left_out, 0, found)
+    return _sum_to(found, operand.shape).to(operand.dtype)
+
+
 def gradients(
     spec: LossSpec,
     grad_output: Tensor,
     input: Tensor,
     target: Tensor,
     reduction: str,
-    parameter: Third,
+    parameter: Third | None,
     dtype: torch.dtype,
     needed: tuple[bool, ...],
     options: Options = NONE,
@@ -223,37 +262,43 @@ def gradients(
     rows: RowNumbers | None = None,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of :func:`loss` for input, target and a third operand, where `needed`; differentiable where grad
-    mode is on."""
-    if rows is None:
-        operands, third, weight, left_out = _terms(spec, input, target, parameter, dtype, options)
-        shape, compute = operands[0].shape, operands[0].dtype
-    else:
-        row, weight, left_out = _row(input, target, parameter, dtype, options, second, rows)
-        shape, compute = rows_shape(input), row.logits.dtype
-    factor = grad_output.to(compute)
-    if reduction == "mean":
-        factor = _factor(factor, shape, _counted(spec, shape, target, options, parameter, rows), options)
-    factor = factor if options.scale == 1 else factor * options.scale
-    if reduction != "none":
-        factor = factor.view(factor.shape + (1,) * (len(shape) - factor.dim()))
-
-    def gradient(slope: Tensor | None, operand: Third) -> Tensor | None:
-        if slope is None or not isinstance(operand, Tensor):
-            return None
-        found = slope * factor
-        found = found if weight is None else found * weight
-        found = found if left_out is None else torch.where(left_out, 0, found)
-        return _sum_to(found, operand.shape).to(operand.dtype)
-
+    mode is on. Of a loss of `rows` there is none for the class weights."""
     if rows is not None:
-        factor, weight, left_out = (
-            None if x is None else row.over_classes(x.expand(shape)) for x in (factor, weight, left_out)
-        )
-        of_class = parameter if isinstance(parameter, Tensor) else None
-        found = zip(_rows_by_torch.slopes(row, second, of_class), (input, target), needed, strict=False)
-        return *(gradient(slope, operand) if wanted else None for slope, operand, wanted in found), None
+        call = input, target, reduction, parameter, dtype, needed, options, second, rows
+        return _gradients_of_rows(spec, grad_output, *call)
+    operands, third, weight, left_out = _terms(spec, input, target, parameter, dtype, options)
+    shape, compute = operands[0].shape, operands[0].dtype
+    counted = _counted(spec, shape, target, options) if reduction == "mean" else None
+    factor = _incoming(grad_output.to(compute), shape, reduction, counted, options)
     slopes = _formulas.slopes(spec, operands, third, second, needed)
-    return tuple(gradient(*each) for each in zip(slopes, (input, target, parameter), strict=False))
+    pairs = zip(slopes, (input, target, parameter), strict=False)
+    return tuple(_gradient(slope, operand, factor, weight, left_out) for slope, operand in pairs)
+
+
+def _gradients_of_rows(
+    spec: LossSpec,
+    grad_output: Tensor,
+    input: Tensor,
+    target: Tensor,
+    reduction: str,
+    parameter: Third | None,
+    dtype: torch.dtype,
+    needed: tuple[bool, ...],
+    options: Options,
+    smoothing: float,
+    rows: RowNumbers,
+) -> tuple[Tensor | None, ...]:
+    operands, weight, left_out = _of_rows(input, target, parameter, dtype, options, smoothing, rows)
+    shape = rows_shape(input)
+    counted = _counted(spec, shape, target, options, parameter, rows) if reduction == "mean" else None
+    factor = _incoming(grad_output.to(operands.logits.dtype), shape, reduction, counted, options)
+    factor = operands.over_classes(factor.expand(shape))
+    weight = None if weight is None else operands.over_classes(weight.expand(shape))
+    left_out = None if left_out is None else operands.over_classes(left_out.expand(shape))
+    slopes = _rows_by_torch.slopes(operands, smoothing, _class_weight(parameter))
+    pairs = zip(slopes, (input, target), needed, strict=False)
+    found = (_gradient(slope if wanted else None, x, factor, weight, left_out) for slope, x, wanted in pairs)
+    return *found, None
 
 
 def denominators(
@@ -261,12 +306,12 @@ def denominators(
     input: Tensor,
     target: Tensor,
     options: Options,
-    third: Third | None = None,
+    parameter: Third | None = None,
     rows: RowNumbers | None = None,
 ) -> Tensor | None:
     """What the ops count for a mean: in float64, with the reciprocals; None where there is nothing to count."""
     shape = joint_shape(input, target) if rows is None else rows_shape(input)
-    counted = _counted(spec, shape, target, options, third, rows)
+    counted = _counted(spec, shape, target, options, parameter, rows)
     if counted is None:
         return None
     counted = counted.double().reshape(-1)

@@ -14,22 +14,26 @@ import torch.nn.functional as F
 import cudaloss
 from cudaloss import _faces
 from cudaloss._build import INFO
-from cudaloss._specs import OF_ROWS, SPECS
+from cudaloss._modes import FIRST_OF_ROWS
+from cudaloss._specs import OF_ROWS, PUBLIC, SPECS
 from oracle import operands, torch_op
 
 PACKAGE = Path(cudaloss.__file__).parent
 
 
 def test_every_loss_is_compiled_and_public():
-    specs = (*SPECS, *OF_ROWS)
-    assert sorted(spec.name for spec in specs) == sorted(INFO["losses"])
-    for spec in specs:
+    assert sorted(spec.name for spec in PUBLIC) == sorted(INFO["losses"])
+    for spec in PUBLIC:
         assert {spec.function, spec.module} <= set(cudaloss.__all__)
 
 
 def test_ids_are_for_ever():
     """Graphs that PyTorch keeps over an upgrade name a loss by its id: a new one gets the next."""
-    assert {spec.name: spec.id for spec in OF_ROWS} == {"cross_entropy": 64}
+    assert {spec.name: spec.id for spec in OF_ROWS} == {
+        "cross_entropy": 64,
+    }
+    assert [spec.id for spec in OF_ROWS] == list(range(FIRST_OF_ROWS, FIRST_OF_ROWS + len(OF_ROWS)))
+    assert len(SPECS) <= FIRST_OF_ROWS
     assert {spec.name: spec.id for spec in SPECS} == {
         "smooth_l1": 0,
         "mse": 1,
@@ -53,7 +57,7 @@ def test_ids_are_for_ever():
 
 def test_private_ops_are_few():
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("cudaloss::")]
-    public = {f"cudaloss::{spec.name}" for spec in SPECS}
+    public = {f"cudaloss::{spec.name}" for spec in PUBLIC}
     assert public < set(names) and len(set(names) - public) <= 12
 
 
@@ -65,6 +69,7 @@ def accepts(ours: inspect.Signature, theirs: inspect.Signature, with_weight: boo
         assert ours.parameters[name].default == theirs.parameters[name].default
 
 
+@pytest.mark.rows_too
 def test_signatures_are_pytorchs(spec):
     if not hasattr(F, spec.function):
         pytest.skip("PyTorch has no such loss")
@@ -75,6 +80,7 @@ def test_signatures_are_pytorchs(spec):
         accepts(inspect.signature(ours), inspect.signature(theirs), spec.weight_first)
 
 
+@pytest.mark.rows_too
 @pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"reduction": "none"}])
 def test_function_and_module_are_pytorchs(spec, device, options):
     if not hasattr(F, spec.function):
@@ -91,6 +97,7 @@ def test_function_and_module_are_pytorchs(spec, device, options):
         assert f"{name}={value!r}" in repr(module)
 
 
+@pytest.mark.rows_too
 @pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated")
 @pytest.mark.parametrize(
     ("size_average", "reduce", "reduction"), [(None, False, "none"), (False, None, "sum"), (True, True, "mean")]
@@ -100,17 +107,19 @@ def test_legacy_arguments(spec, size_average, reduce, reduction):
         pytest.skip("PyTorch's takes none either")
     input, target = torch.randn(2, 6)
     function = getattr(cudaloss, spec.function)
-    given = (*([None] if spec.weight_first else []), size_average, reduce)
-    assert torch.equal(function(input, target, *given), function(input, target, reduction=reduction))
-    assert getattr(cudaloss, spec.module)(*given).reduction == reduction
+    given = {"size_average": size_average, "reduce": reduce}
+    assert torch.equal(function(input, target, **given), function(input, target, reduction=reduction))
+    assert getattr(cudaloss, spec.module)(**given).reduction == reduction
 
 
+@pytest.mark.rows_too
 def test_dtype_option(spec):
     input, target = torch.randn(2, 6, dtype=torch.bfloat16)
     assert getattr(cudaloss, spec.function)(input, target, dtype=torch.float32).dtype == torch.float32
     assert getattr(cudaloss, spec.module)(dtype=torch.float32)(input, target).dtype == torch.float32
 
 
+@pytest.mark.rows_too
 def test_docstrings_are_whole_and_their_examples_run(spec):
     for face in (getattr(cudaloss, spec.function), getattr(cudaloss, spec.module)):
         doc = inspect.getdoc(face)
@@ -124,6 +133,7 @@ def test_docstrings_are_whole_and_their_examples_run(spec):
         assert runner.failures == 0
 
 
+@pytest.mark.rows_too
 def test_source_of_generated_code_is_found(spec):
     assert f"def {spec.function}(" in inspect.getsource(getattr(cudaloss, spec.function))
 

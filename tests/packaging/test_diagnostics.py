@@ -17,7 +17,7 @@ import cudaloss
 from cudaloss import _C, _build
 from cudaloss.__main__ import main
 from cudaloss._least_torch import LEAST_TORCH
-from cudaloss._specs import SPECS
+from cudaloss._specs import PUBLIC
 from cudaloss.diagnostics import facts, fit, report, selftest
 from cudaloss.diagnostics.coverage import codes, covering
 from cudaloss.diagnostics.facts import Driver, Gpu
@@ -65,7 +65,7 @@ def test_coverage(built, gpu, by):
 
 
 def here(cuda: str | None = "13.0", built: str = WHEEL, gpus: Any = (H100,), driver: Any = NEW, **facts: Any):
-    info = {"losses": [spec.name for spec in SPECS], "cuda": cuda, "cuda_architectures": built}
+    info = {"losses": [spec.name for spec in PUBLIC], "cuda": cuda, "cuda_architectures": built}
     base = {"info": info, "fault": None, "binary": _C, "torch": TORCH, "torch_says": "", "hidden": False}
     return fit.Here(**{**base, "gpus": list(gpus), "driver": driver, **facts})
 
@@ -164,7 +164,7 @@ def test_an_uncovered_gpu(monkeypatch, capsys):
     assert main([]) == 1
     printed = capsys.readouterr().out
     assert "cuda:0                V100, 7.0, covered by nothing" in printed
-    assert "cuda:0: an error" in printed and printed.count("not run") == len(SPECS)
+    assert "cuda:0: an error" in printed and printed.count("not run") == len(PUBLIC)
     assert "Problem (uncovered): cuda:0: this GPU has compute capability 7.0" in printed
     assert main(["--json"]) == 1
     found = json.loads(capsys.readouterr().out)
@@ -178,9 +178,10 @@ def test_a_covered_gpu(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "NVIDIA driver         580.65.06, supports CUDA up to 13.0" in printed
     assert "cuda:0: compiled CUDA kernels (SASS of 9.0)" in printed and "All fits." in printed
-    assert printed.count("passed") == 2 * len(SPECS)
+    assert printed.count("passed") == 2 * len(PUBLIC)
 
 
+@pytest.mark.rows_too
 def test_a_wrong_result_is_seen(monkeypatch, spec):
     right = getattr(cudaloss, spec.function)
     for wrong, message in (
@@ -280,7 +281,7 @@ def test_json_is_all_that_is_printed():
     assert done.returncode == (0 if found["ok"] else 1)
     assert found["cudaloss"]["version"] == cudaloss.__version__
     tested = {(row["loss"], row["device"]) for row in found["self_test"]["results"]}
-    assert {(spec.name, "cpu") for spec in SPECS} <= tested
+    assert {(spec.name, "cpu") for spec in PUBLIC} <= tested
     assert next(row["path"] for row in found["paths"] if row["device"] == "cpu") == fit.CPU_KERNELS
 
 

@@ -362,6 +362,7 @@ BAD = {
     "a list": ((LOGITS.tolist(), INDICES), {}, TypeError, "input must be a torch.Tensor"),
     "integers": ((INDICES, INDICES), {}, RuntimeError, "input must be a floating-point"),
     "no classes": ((torch.tensor(1.0), torch.tensor(0)), {}, RuntimeError, "input must have a dimension of classes"),
+    "not a class": ((LOGITS[:, :0], INDICES), {}, RuntimeError, "input must have one class at least"),
     "bool target": ((LOGITS, INDICES > 1), {}, RuntimeError, "target must be an integer tensor"),
     "shape": ((LOGITS, INDICES.view(2, 2)), {}, (RuntimeError, ValueError), "target"),
     "batch": ((LOGITS, INDICES[:3]), {}, ValueError, "batch_size"),

@@ -1,5 +1,5 @@
 // Cross-entropy of logits and a class index: (1 - s) w_y (lse - x_y) + s / C sum_j w_j (lse - x_j) + z lse^2, of a
-// label smoothing s, class weights w, and z_loss z (de Brebisson and Vincent, 2016; PaLM, 2022). Of probabilities q in
+// label smoothing s, class weights w, and z_loss z (Devlin et al., 2014; PaLM, 2022). Of probabilities q in
 // the place of an index, with q' = (1 - s) q + s / C: sum_j w_j q'_j (lse - x_j) + z lse^2.
 #pragma once
 

@@ -13,7 +13,7 @@ import torch
 
 from .. import _build
 from .._binary import AGAIN
-from .._specs import SPECS
+from .._specs import PUBLIC
 from . import facts, fit, selftest
 
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # of PyTorch's dispatcher, under which compiled kernels are registered
@@ -46,14 +46,14 @@ def _paths(here: fit.Here) -> list[dict[str, Any]]:
     return [
         {"loss": spec.name, "device": device, "path": chosen.name, "reason": chosen.reason}
         for device, gpu in devices
-        for spec in SPECS
+        for spec in PUBLIC
         for chosen in [fit.path(here, device, gpu, _is_registered(device))]
     ]
 
 
 def _self_test(paths: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[fit.Problem]]:
     """A result for each path that is no error by itself, and what they show to be wrong."""
-    specs = {spec.name: spec for spec in SPECS}
+    specs = {spec.name: spec for spec in PUBLIC}
     results, problems = [], []
     paths = [row for row in paths if row["path"] != fit.NONE]
     failures = {device: selftest.usable(device) for device in dict.fromkeys(row["device"] for row in paths)}

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import functional, reference
 from .._options import NONE, Options
-from .._specs import LossSpec
+from .._specs import LossSpec, RowNumbers
 from ..bench.domains import suited
 
 TOLERANCE = 1e-6  # of the largest element of the exact result: 8 units in the last place of float32
 SHAPE = (5, 1003)  # rows that no vector divides
+IMAGE = (5, 17, 59)  # the same number of logits, whose classes lie apart
 
 
-def _calls(spec: LossSpec) -> list[tuple[Tensor, Tensor, Options]]:
+class Call(NamedTuple):
+    """A call of a mean, and what it is by definition, of operands in float64."""
+
+    input: Tensor
+    target: Tensor
+    given: dict[str, Any]
+    exact: Callable[[Tensor, Tensor], Tensor]
+
+
+def _calls(spec: LossSpec) -> list[Call]:
+    return _calls_of_rows(spec) if spec.of_rows else _pointwise_calls(spec)
+
+
+def _pointwise_calls(spec: LossSpec) -> list[Call]:
     """A plain call, and one with a weight and a mask for each row."""
     generator = torch.Generator().manual_seed(0)
     target = torch.randn(SHAPE, generator=generator)
@@ -27,22 +42,70 @@ def _calls(spec: LossSpec) -> list[tuple[Tensor, Tensor, Options]]:
         target = suited(torch.rand(SHAPE, generator=generator), spec.targets)
     weight = torch.rand(SHAPE, generator=generator) + 0.5
     mask = torch.rand(SHAPE, generator=generator) < 0.75
-    return [(input, target, NONE), (input, target, Options(weight=weight, mask=mask, batch_dims=1))]
+
+    def call(options: Options) -> Call:
+        def exact(x: Tensor, t: Tensor) -> Tensor:
+            return reference.loss(spec, x, t, "mean", spec.default, torch.float64, options, spec.second_default)
+
+        return Call(input, target, {**spec.needed, **options._asdict()}, exact)
+
+    return [call(NONE), call(Options(weight=weight, mask=mask, batch_dims=1))]
 
 
-def _found(spec: LossSpec, input: Tensor, target: Tensor, options: Options, device: str) -> list[Tensor]:
-    input, target = (x.to(device).detach().requires_grad_() for x in (input, target))
-    given = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options._asdict().items()}
-    value = getattr(functional, spec.function)(input, target, reduction="mean", **spec.needed, **given)
-    value.sum().backward()
-    assert input.grad is not None and target.grad is not None
-    return [value.detach(), input.grad, target.grad]
+def _calls_of_rows(spec: LossSpec) -> list[Call]:
+    """Of indices a plain call, and one with all that a call may say; one of probabilities."""
+    generator = torch.Generator().manual_seed(0)
+
+    def logits(shape: tuple[int, ...]) -> Tensor:
+        return 4 * torch.randn(shape, generator=generator)
+
+    def indices(shape: tuple[int, ...]) -> Tensor:
+        found = torch.randint(shape[1], (shape[0], *shape[2:]), generator=generator)
+        found.view(-1)[1] = RowNumbers().ignore_index
+        return found
+
+    def call(
+        input: Tensor,
+        target: Tensor,
+        class_weight: Tensor | None = None,
+        smoothing: float = 0.0,
+        rows: RowNumbers = RowNumbers(),  # noqa: B008  (a tuple)
+        options: Options = NONE,
+    ) -> Call:
+        def exact(x: Tensor, t: Tensor) -> Tensor:
+            return reference.loss(spec, x, t, "mean", class_weight, torch.float64, options, smoothing, rows)
+
+        own = {"weight": class_weight, "label_smoothing": smoothing, **rows._asdict(), "softcap": rows.softcap or None}
+        beside = {"sample_weight": options.weight, "mask": options.mask, "batch_dims": options.batch_dims}
+        return Call(input, target, {**own, **beside}, exact)
+
+    classes, of_rows = IMAGE[1], (IMAGE[0], *IMAGE[2:])
+    weights = [torch.rand(shape, generator=generator) + 0.5 for shape in ((classes,), of_rows)]
+    options = Options(weight=weights[1], mask=torch.rand(of_rows, generator=generator) < 0.75, batch_dims=1)
+    numbers = RowNumbers(z_loss=1e-3, softcap=20.0)
+    return [
+        call(logits(SHAPE), indices(SHAPE)),
+        call(logits(IMAGE), indices(IMAGE), weights[0], 0.1, numbers, options),
+        call(logits(SHAPE), logits(SHAPE).softmax(1)),
+    ]
 
 
-def _exact(spec: LossSpec, input: Tensor, target: Tensor, options: Options) -> list[Tensor]:
-    input, target = (x.double().requires_grad_() for x in (input, target))
-    value = reference.loss(spec, input, target, "mean", spec.default, torch.float64, options, spec.second_default)
-    return [value.detach(), *torch.autograd.grad(value.sum(), (input, target))]
+def _with_gradients(function: Callable[..., Tensor], input: Tensor, target: Tensor, **given: Any) -> list[Tensor]:
+    """The value and the gradients of what is floating."""
+    leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in (input, target)]
+    value = function(*leaves, **given)
+    wanted = [x for x in leaves if x.requires_grad]
+    return [value.detach(), *torch.autograd.grad(value.sum(), wanted)]
+
+
+def _found(spec: LossSpec, call: Call, device: str) -> list[Tensor]:
+    given = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in call.given.items()}
+    function = getattr(functional, spec.function)
+    return _with_gradients(function, call.input.to(device), call.target.to(device), reduction="mean", **given)
+
+
+def _exact(call: Call) -> list[Tensor]:
+    return _with_gradients(call.exact, *(x.double() if x.is_floating_point() else x for x in call[:2]))
 
 
 def _error(found: Tensor, exact: Tensor) -> float:
@@ -65,7 +128,7 @@ def run(spec: LossSpec, device: str) -> dict[str, Any]:
         errors = [
             _error(found, exact)
             for call in _calls(spec)
-            for found, exact in zip(_found(spec, *call, device), _exact(spec, *call), strict=True)
+            for found, exact in zip(_found(spec, call, device), _exact(call), strict=True)
         ]
     except Exception as error:
         return {**result, "passed": False, "message": str(error)}

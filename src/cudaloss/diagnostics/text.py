@@ -12,7 +12,7 @@ WIDTH = 110
 
 
 def _row(name: str, text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=f"{name:<22}", subsequent_indent=" " * 22)
+    return textwrap.fill(text, WIDTH, initial_indent=f"{name:<21} ", subsequent_indent=" " * 22)
 
 
 def _filled(text: str) -> str:
