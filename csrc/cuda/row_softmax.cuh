@@ -156,8 +156,8 @@ using RowNumber = Number<typename Elements<E>::T>;
 
 // ---- a row -------------------------------------------------------------------------------------------------
 
-// Of the whole row its maximum; of the classes but the target's the sum of exp(x) in the reference of that, and of all
-// the sum that a smoothing wants.
+// Of the classes but the target's the maximum, and the sum of exp(x) in the reference of that; of all what a smoothing
+// sums up. Beside a maximum that is the target's the others could be too small for the sum to keep their digits.
 template <class E>
 struct RowSums {
   float max;
@@ -184,17 +184,19 @@ __device__ __forceinline__ float log_of_sum(bool of_more, float all, float quoti
 template <class E>
 struct RowSoftmax {
   using N = RowNumber<E>;
-  Reference reference;
-  N others, own, all;  // sums of exp, lifted
+  Reference reference;  // of all
+  float ratio;          // of the others' reference to it
+  N others, own, all;   // sums of exp, lifted
   float target, inverse;
   bool is_nan;
 
-  __device__ __forceinline__ RowSoftmax(const RowSums<E>& sums, Reference reference, float target)
-      : reference(reference),
-        others(sums.others),
-        own(Elements<E>(reference).own_exp(target - reference.shift)),
-        target(target),
-        is_nan(!(fabsf(sums.max) <= FLT_MAX)) {
+  __device__ __forceinline__ RowSoftmax(const RowSums<E>& sums, Reference of_others, float target) : target(target) {
+    const float max = max_or_nan(sums.max, target);
+    is_nan = !(fabsf(max) <= FLT_MAX);
+    reference = reference_of(max);
+    ratio = ratio_of(of_others, reference);
+    others = times_power(sums.others, ratio);
+    own = Elements<E>(reference).own_exp(target - reference.shift);
     const bool is_more = value_of(others) > value_of(own);
     all = sum_of(select(is_more, others, own), select(is_more, own, others));
     inverse = reciprocal_of(value_of(all));
@@ -252,10 +254,10 @@ struct RowResult {
 // the target's logit, or 0 where that is -inf, less each of the row; wanted where the loss says so.
 template <class E, class Loss>
 __device__ __forceinline__ RowResult<E> finished(const typename Loss::InFloat& loss, const RowSums<E>& sums,
-                                                 Reference reference, float target, float class_weight,
+                                                 Reference of_others, float target, float class_weight,
                                                  Constant<float> factor, bool wants_loss) {
   using N = RowNumber<E>;
-  const RowSoftmax<E> softmax(sums, reference, target);
+  const RowSoftmax<E> softmax(sums, of_others, target);
   N plain = {};
   float log_all = 0.0f;
   if (wants_loss || loss.z_loss != 0.0f) softmax.take_logarithms(plain, log_all);
@@ -263,7 +265,8 @@ __device__ __forceinline__ RowResult<E> finished(const typename Loss::InFloat& l
   const N of_exp = quotient_of(number_of<N>(factor) * row.of_all, softmax.all, softmax.inverse);
   const float from_others = rounded(of_exp * softmax.others);
   if (softmax.is_nan) return {number_of<N>({NAN, 0.0f}), {NAN, 0.0f, 0.0f, NAN, 1.0f}};
-  return {row.loss, gain_of<E>(of_exp, factor.hi * row.share, fused(factor.hi, row.at_target, -from_others))};
+  const Gain gain = gain_of<E>(of_exp, factor.hi * row.share, fused(factor.hi, row.at_target, -from_others));
+  return {row.loss, gain.in_reference(softmax.ratio)};
 }
 
 // A row that does not count, or whose target is no class.

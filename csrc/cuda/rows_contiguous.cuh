@@ -58,17 +58,17 @@ struct RowTile {
       each([&](int j, E x) { below += select(span.has(from + j), base - widen<float>(x), 0.0f); });
       part.below += below;
     }
+    if (target >= 0 && static_cast<uint32_t>(target - from) < kSize && (target - from) % kStep < n) {
+      each([&](int j, E& x) {
+        if (j == target - from) x = kMinusInfinity<E>;
+      });
+    }
     const float max = max_in(v, part.max);
     if (!(max <= part.max)) {
       const Reference higher = reference_of(max);
       of_exp.scale(ratio_of(own, higher));
       part.max = max;
       own = higher;
-    }
-    if (target >= 0 && static_cast<uint32_t>(target - from) < kSize && (target - from) % kStep < n) {
-      each([&](int j, E& x) {
-        if (j == target - from) x = kMinusInfinity<E>;
-      });
     }
     const Elements<E> elements(own);
     if (own.shift != 0.0f) {
@@ -141,15 +141,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     Reference own = reference_of(part.max);
     typename Elements<E>::Sum of_exp;
     if (reads) {
-      tile.take(part, own, of_exp, span, from, task.target, base, loss.smooths);
 #pragma unroll 1
-      for (int32_t t = 1; kTiled && t < tiles; ++t) {
-        if (t <= kept) {
+      for (int32_t t = 0; t < tiles; ++t) {
+        if (t > 0) tile.load(span, from + t * Tile::kSize);
+        if (t < kept) {
 #pragma unroll
-          for (int i = 0; i < kVectors; ++i) stage[t - 1][i][threadIdx.x] = tile.v[i];
+          for (int i = 0; i < kVectors; ++i) stage[t][i][threadIdx.x] = tile.v[i];
         }
-        tile.load(span, from + t * Tile::kSize);
         tile.take(part, own, of_exp, span, from + t * Tile::kSize, task.target, base, loss.smooths);
+        if (!kTiled) break;
       }
     }
     part.others = of_exp.total();

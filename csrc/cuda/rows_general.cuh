@@ -72,7 +72,7 @@ struct GeneralRow {
     if (!g.probabilities) return class_weight(j);
     const RowParameters<P>& p = g.rows;
     const double q = floating_at<double>(p.target, target + j * p.class_stride[kTarget]);
-    return class_weight(j) * ((1.0 - smoothing) * q + smoothing / p.classes);
+    return class_weight(j) * fused(1.0 - smoothing, q, smoothing / p.classes);
   }
   __device__ __forceinline__ double exp(const Capped<F>& x, F max, F floor) const {
     const F e = exp_below_max(x.value, max, floor);

@@ -72,8 +72,8 @@ struct SingleRow {
         each(p.classes, [&](int j, float& v) { sums.below += select(j < p.classes, base - v, 0.0f); });
       }
       each(p.classes, [&](int j, float& v) {
-        sums.max = max_or_nan(sums.max, v);
         v = select(j == slot, -INFINITY, v);
+        sums.max = max_or_nan(sums.max, v);
       });
       const Reference reference = reference_of(sums.max);
       const Elements<E> elements(reference);
