@@ -144,6 +144,7 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
   if (task.counts && (is_nan || !reads)) result = {NAN, {NAN, 0.0}, NAN, NAN, {NAN, 0.0}};
   if (lane == 0) hand_in(p, task.at, P{result.loss * static_cast<double>(task.weight)}, sum);
   const double factor = static_cast<double>(task.factor.hi) + static_cast<double>(task.factor.lo);
+  const WithRest<double> of_hard = WithRest<double>{task.factor.hi, task.factor.lo} * one_less(loss.smoothing);
   const double nothing = task.counts ? NAN : 0.0;
   for (int32_t j = lane; j < p.classes; j += lanes) {
     double gradient = nothing, of_target = nothing;
@@ -156,7 +157,7 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
       const WithRest<double> lower = difference_of(top, static_cast<double>(x.value)),
                              above = difference_of({lower.value, lower.rest - static_cast<double>(x.rest)},
                                                    -result.log_all);
-      of_target = factor * (1.0 - loss.smoothing) * row.class_weight(j) * rounded(above);
+      of_target = rounded(of_hard * WithRest<double>{row.class_weight(j), 0.0} * above);
     }
     if (p.grad_input.data) store_scalar(p.grad_input, row.first + j * p.class_stride[kFirst], gradient);
     if (p.grad_target.data) store_scalar(p.grad_target, row.second + j * p.class_stride[kSecond], of_target);
