@@ -375,7 +375,7 @@ def test_more_than_2_to_the_31_elements():
     for end in ends:
         part = input.detach()[end].clone().requires_grad_()
         cudaloss.cross_entropy(part, target[end], normalizer=float(rows)).backward()
-        # Other rows begin at the 16 bytes' boundary, so that sums are in another order: one unit in a half's last place.
+        # Other rows begin at a multiple of 16 bytes, so that sums are in another order: a half's last place.
         torch.testing.assert_close(part.grad, leaf.grad[end], rtol=2**-7, atol=0)
 
 
