@@ -255,6 +255,7 @@ STAGES = {
     "host_tests": lambda: tests("host_tests", "not cuda"),
     "accuracy": lambda: script("accuracy", "benchmarks/accuracy.py"),
     "cliffs": lambda: script("cliffs", "benchmarks/cliffs.py"),
+    "rows": lambda: script("rows", "benchmarks/rows.py"),
     "bench": lambda: script("bench", "-m", "cudaloss.bench", "--ceiling-size", "30", "--rounds", "20"),
     "kernelbench": lambda: script("kernelbench", "examples/kernelbench/run.py"),
     "memcheck": lambda: sanitize("memcheck"),

@@ -1,0 +1,156 @@
+"""What a training step of cross-entropy costs beside PyTorch's, eager and compiled, in turns in one process: the
+shapes of classifiers, segmentation and language models; what the loss's own arguments add; small calls; memory.
+``python benchmarks/rows.py --device cuda`` (a minute on an H200), ``--device cpu`` (half a minute), ``--json FILE``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import cudaloss
+from cudaloss.bench import measure
+
+Loss = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Logits whose second dimension has the classes."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    forward_alone: bool = False
+
+    @property
+    def name(self) -> str:
+        what = " forward" if self.forward_alone else ""
+        return f"{self.shape} {str(self.dtype).removeprefix('torch.')}{what}"
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.shape) // self.shape[1]
+
+    def moved(self) -> int:
+        """The bytes that a call must move: the logits, their gradient, the targets."""
+        return math.prod(self.shape) * self.dtype.itemsize * (1 if self.forward_alone else 2) + 8 * self.rows
+
+    def operands(self, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+        input = torch.randn(self.shape, device=device, dtype=self.dtype).requires_grad_(not self.forward_alone)
+        return input, torch.randint(self.shape[1], (self.shape[0], *self.shape[2:]), device=device)
+
+
+BF16 = torch.bfloat16
+CASES = {
+    "cuda": (
+        Case((32768, 4096)),
+        Case((32768, 4096), forward_alone=True),
+        Case((65536, 1024)),
+        Case((1 << 20, 128)),
+        Case((1 << 24, 10)),
+        Case((16, 19, 1024, 1024)),
+        Case((16384, 8192), BF16),
+        Case((8192, 32768), BF16),
+        Case((4096, 131072), BF16),
+        Case((2048, 262144), BF16),
+    ),
+    "cpu": (Case((4096, 1000)), Case((16, 19, 256, 256))),
+}
+SMALL = (Case((8, 10)), Case((64, 1000)), Case((1024, 1000)))
+OWN = {"label_smoothing": {"label_smoothing": 0.1}, "weight": {"weight": True}, "z_loss": {"z_loss": 1e-4}}
+
+
+def work_of(loss: Loss, case: Case, input: torch.Tensor, target: torch.Tensor, **own: Any) -> measure.Work:
+    if case.forward_alone:
+        return lambda: loss(input, target, **own)
+    return lambda: torch.autograd.grad(loss(input, target, **own), input)
+
+
+def rivals(case: Case, device: str, compiles: bool) -> dict[str, measure.Work]:
+    operands = case.operands(device)
+    losses: dict[str, Loss] = {"cudaloss": cudaloss.cross_entropy, "eager": F.cross_entropy}
+    if compiles:
+        torch.compiler.reset()  # else the next shape is compiled for all, which is slower
+        losses["compile"] = torch.compile(lambda input, target: F.cross_entropy(input, target), dynamic=False)
+    works = {name: work_of(loss, case, *operands) for name, loss in losses.items()}
+    for work in works.values():
+        work()
+    return works
+
+
+def measured(case: Case, device: str, rounds: int, compiles: bool) -> dict[str, Any]:
+    works = rivals(case, device, compiles)
+    found = measure.throughput(works, device, rounds, before=measure.before_call(device, case.moved())[0])
+    row: dict[str, Any] = {"case": case.name, "rows": case.rows}
+    row["ms"] = {name: round(timing.median * 1e3, 4) for name, timing in found.items()}
+    row["gigabytes_per_second"] = round(found["cudaloss"].gigabytes_per_second(case.moved()))
+    row["ratio"] = {name: round(t.median / found["cudaloss"].median, 2) for name, t in found.items()}
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        gradient = 0 if case.forward_alone else math.prod(case.shape) * case.dtype.itemsize
+        row["bytes_beyond"] = measure.peak_bytes(works["cudaloss"]) - before - gradient
+    return row
+
+
+def own_arguments(case: Case, device: str, rounds: int) -> dict[str, float]:
+    """What the loss's own arguments cost, as times of the plain call."""
+    input, target = case.operands(device)
+    weight = torch.rand(case.shape[1], device=device)
+    given = {
+        "plain": {},
+        **{name: {k: weight if v is True else v for k, v in own.items()} for name, own in OWN.items()},
+    }
+    works = {name: work_of(cudaloss.cross_entropy, case, input, target, **own) for name, own in given.items()}
+    for work in works.values():
+        work()
+    found = measure.throughput(works, device, rounds, before=measure.before_call(device, case.moved())[0])
+    return {name: round(found[name].median / found["plain"].median, 3) for name in OWN}
+
+
+def small(case: Case, device: str) -> dict[str, Any]:
+    """A small call's time over eager's: of the host, and of a GPU that replays it from a graph."""
+    row: dict[str, Any] = {"case": case.name}
+    for what, one in (("step", case), ("forward", Case(case.shape, forward_alone=True))):
+        works = rivals(one, device, False)
+        ways = {"host": measure.latency(works)}
+        if device == "cuda":
+            ways["replay"] = measure.graph_replay(works)
+        for way, found in ways.items():
+            row[f"{what} {way}"] = round(found["cudaloss"].median / found["eager"].median, 2)
+    return row
+
+
+def report(device: str, rounds: int, compiles: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"device": device, "cases": []}
+    for case in CASES[device]:
+        found["cases"].append(measured(case, device, rounds, compiles))
+        print(json.dumps(found["cases"][-1]), flush=True)
+    found["times_of_plain"] = own_arguments(CASES[device][0], device, rounds)
+    found["small_times_of_eager"] = [small(case, device) for case in SMALL]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--no-compile", action="store_true", help="eager alone")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    found = report(arguments.device, arguments.rounds, not arguments.no_compile)
+    print("own arguments, times of the plain call:", found["times_of_plain"])
+    for row in found["small_times_of_eager"]:
+        print("our time over eager's:", row)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
