@@ -185,6 +185,29 @@ def own_features_table(rows: list[Row]) -> str | None:
     return markdown(header, body)
 
 
+def rows_table(report: dict[str, Any]) -> str | None:
+    """Of benchmarks/rows.py, where a report has that."""
+    found = report.get("rows", {}).get("report")
+    if not found:
+        return None
+    header = ["cross_entropy, forward + backward unless said", "ms", "x eager", "x compile", "GB/s"]
+    body = [
+        [
+            f"{row['case']}",
+            f"{row['ms']['cudaloss']:.3f}",
+            *(f"{row['ratio'][rival]:.2f}x" if rival in row["ratio"] else "" for rival in COLUMNS),
+            str(row["gigabytes_per_second"]),
+        ]
+        for row in found["cases"]
+    ]
+    times = ", ".join(f"`{name}` {times:.2f}" for name, times in found["times_of_plain"].items())
+    own = f"The loss's own arguments at the first shape, times of the plain step: {times}."
+    small = found["small_times_of_eager"]
+    ways = [way for way in small[0] if way != "case"]
+    cells = [[row["case"], *(f"{row[way]:.2f}" for way in ways)] for row in small]
+    return "\n\n".join([markdown(header, body), own, markdown(["our time over eager's", *ways], cells)])
+
+
 def caption(environment: dict[str, Any]) -> str:
     parts = [
         environment.get("gpu") or environment.get("processor"),
@@ -205,6 +228,8 @@ def block(report: dict[str, Any], tables: tuple[Callable[[list[Row]], str | None
     """What stands between the comments. Tables and lines for which the report has no rows are left out."""
     rows = [row for row in report["bench"]["report"]["rows"] if "skipped" not in row]
     made = [table(rows) for table in tables]
+    if tables is PERFORMANCE:
+        made.append(rows_table(report))
     found = [table for table in made if table]
     if not found:
         raise ValueError("the report has no rows of the suites that are shown")
