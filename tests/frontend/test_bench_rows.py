@@ -1,0 +1,25 @@
+"""benchmarks/rows.py: what it measures, and the table that benchmarks/readme.py makes of it."""
+
+import runpy
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_a_report_and_its_table():
+    rows = runpy.run_path(str(BENCHMARKS / "rows.py"))
+    case = rows["Case"]((6, 5, 2))
+    assert (case.rows, case.moved()) == (12, 6 * 5 * 2 * 4 * 2 + 8 * 12)
+    measured = rows["measured"](case, "cpu", 3, False)
+    assert set(measured["ratio"]) == {"cudaloss", "eager"}
+    own = rows["own_arguments"](case, "cpu", 3)
+    assert set(own) == {"label_smoothing", "weight", "z_loss"}
+    assert all(times > 0 for times in own.values())
+    small = rows["small"](rows["Case"]((2, 3)), "cpu")
+    assert set(small) == {"case", "step host", "forward host"}
+    table = runpy.run_path(str(BENCHMARKS / "readme.py"))["rows_table"]
+    report = {"cases": [measured], "times_of_plain": own, "small_times_of_eager": [small]}
+    made = table({"rows": {"report": report}})
+    assert "| (6, 5, 2) float32 |" in made
+    assert "| (2, 3) float32 |" in made
+    assert table({}) is None
