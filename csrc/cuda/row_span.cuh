@@ -37,30 +37,37 @@ struct RowSpan {
   __device__ __forceinline__ void load(int32_t j, int32_t step, V (&v)[kVectors]) const {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) v[i].element[k] = kMinusInfinity<E>;
       if (is_whole(j + i * step)) v[i] = *reinterpret_cast<const V*>(input + j + i * step);
     }
-    if (!ragged) return;
+    if (!is_whole(j) || !is_whole(j + (kVectors - 1) * step)) mend(j, step, v);
+  }
+  // The same of those that are not whole.
+  template <int kVectors>
+  __device__ __forceinline__ void mend(int32_t j, int32_t step, V (&v)[kVectors]) const {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       if (is_whole(j + i * step)) continue;
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
-        if (has(j + i * step + k)) v[i].element[k] = input[j + i * step + k];
+        v[i].element[k] = kMinusInfinity<E>;
+        if (ragged && has(j + i * step + k)) v[i].element[k] = input[j + i * step + k];
       }
     }
   }
   // kStreams: nobody reads it soon, and logits that are still to be read again stay in the L2.
   template <bool kStreams>
+  __device__ __forceinline__ void store_whole(int32_t j, const V& v) const {
+    uint4* const to = reinterpret_cast<uint4*>(gradient + j);
+    if (kStreams) {
+      __stcs(to, bit_cast<uint4>(v));
+    } else {
+      *to = bit_cast<uint4>(v);
+    }
+  }
+  template <bool kStreams>
   __device__ __forceinline__ void store(int32_t j, const V& v) const {
     if (is_whole(j)) {
-      uint4* const to = reinterpret_cast<uint4*>(gradient + j);
-      if (kStreams) {
-        __stcs(to, bit_cast<uint4>(v));
-      } else {
-        *to = bit_cast<uint4>(v);
-      }
+      store_whole<kStreams>(j, v);
     } else if (ragged) {
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {

@@ -123,7 +123,7 @@ struct ContiguousLauncher {
     using Tile = RowTile<E, kLanes, kVectors>;
     if (r.rows.classes + (layout.aligned ? 0 : Tile::n - 1) > Tile::kSize) return false;
     launch_rows(r, rows_of_contiguous_classes<E, kLanes, kVectors, false, kThreads, kBlocks, Loss>, kThreads / kLanes,
-                kThreads, 0, memory, stream, loss, ragged(), 0);
+                kThreads, kThreads * kVectors * kVectorBytes, memory, stream, loss, ragged(), 1);
     return true;
   }
   template <int kVectors, int kThreads, int kBlocks>
@@ -132,7 +132,7 @@ struct ContiguousLauncher {
     constexpr int kTileBytes = Tile::kSize * sizeof(E);
     const auto kernel = rows_of_contiguous_classes<E, kThreads, kVectors, true, kThreads, kBlocks, Loss>;
     const int64_t tiles = plan::ceil_div(r.rows.classes + (layout.aligned ? 0 : Tile::n - 1), Tile::kSize);
-    const int kept = static_cast<int>(std::min<int64_t>(tiles - 1, shared_memory_of(kBlocks) / kTileBytes));
+    const int kept = static_cast<int>(std::min<int64_t>(tiles, shared_memory_of(kBlocks) / kTileBytes));
     launch_rows(r, kernel, 1, kThreads, kept * kTileBytes, memory, stream, loss, ragged(), kept);
   }
   bool ragged() const { return !layout.aligned || r.rows.classes % (kVectorBytes / sizeof(E)) != 0; }
