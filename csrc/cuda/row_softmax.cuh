@@ -64,12 +64,14 @@ struct Elements<float> {
     const float whole = fused(k, -Parts::ln2, taken);
     return {shifted, k, whole, fused(k, -Parts::ln2_rest, whole)};
   }
-  // As exp(r) = 1 + r u, whose rounding `rest` finds; with those of the row's sum and its own a gradient stays within the
-  // 2 ulp that are allowed: of these exp takes 1.23. Of a NaN any number: the row's maximum knows it.
+  // exp(r) = 1 + r u, within 1.23 ulp: with the roundings of the row's sum and its own a gradient stays within the 2
+  // ulp that are allowed. Of a NaN it is any number: the row's maximum knows it.
   struct Exp {
     float near, u;
     Apart at;
     __device__ __forceinline__ float value() const { return times_power(near); }
+    // What 1 + r u has lost.
+    __device__ __forceinline__ float rest() const { return fused(at.r, u, 1.0f - near); }
     __device__ __forceinline__ float times_power(float x) const {
       return bit_cast<float>(bit_cast<uint32_t>(x) + (bit_cast<uint32_t>(at.shifted) << Parts::kMantissa));
     }
@@ -88,6 +90,13 @@ struct Elements<float> {
     const float tail = fused(at.r * at.r, exp_tail(at.r), lost), head = power * near, value = fused(power, tail, head);
     return {value, fused(power, tail, head - value)};
   }
+  // What a sum with exp(x) lacks: of a row that is nearly one class, all of its rounding.
+  __device__ __forceinline__ WithRest<float> mended(WithRest<float> sum, float x) const {
+    const Exp e = parts(x);
+    const WithRest<float> exact = own_exp(x);
+    sum.rest += (exact.value - e.value()) + fused(e.times_power(-1.0f), e.rest(), exact.rest);
+    return sum;
+  }
   // What lies between the reference and x, in logarithms.
   __device__ __forceinline__ static WithRest<float> above(float x, Reference reference) {
     WithRest<float> power = product_of(reference.power, Parts::ln2);
@@ -103,13 +112,14 @@ struct Elements<float> {
     __device__ __forceinline__ float add(const Elements& elements, float x) {
       const Exp e = elements.parts(x);
       const float value = e.value(), next = sum + value, added = next - sum;
-      rest = fused(e.times_power(1.0f), fused(e.at.r, e.u, 1.0f - e.near), rest) + (value - added);
+      rest = fused(e.times_power(1.0f), e.rest(), rest) + (value - added);
       sum = next;
       return value;
     }
     __device__ __forceinline__ void scale(float by) {
-      sum = kStart + (sum - kStart) * by;
-      rest *= by;
+      const float scaled = (sum - kStart) * by, next = kStart + scaled;
+      rest = fused(rest, by, scaled - (next - kStart));
+      sum = next;
     }
     __device__ __forceinline__ WithRest<float> total() const { return {sum - kStart, rest}; }
   };
@@ -129,6 +139,7 @@ struct HalfElements {
     return e;
   }
   __device__ __forceinline__ float own_exp(float x) const { return exp(x); }
+  __device__ __forceinline__ float mended(float sum, float) const { return sum; }
   // As rounded as in exp.
   __device__ __forceinline__ static float above(float x, Reference reference) {
     return fused(x - reference.shift, ExpParts<float>::log2_e, -reference.power) * -0x1.62e430p-1f;
@@ -173,7 +184,8 @@ using RowNumber = Number<typename Elements<E>::T>;
 
 // ---- a row -------------------------------------------------------------------------------------------------
 
-// Of the classes but the target's the maximum, and the sum of exp(x) in the reference of that; of all what a smoothing sums up. Beside a maximum that is the target's the others could be too small for the sum to keep their digits.
+// Of the classes but the target's the maximum, and the sum of exp(x) in the reference of that; of all what a smoothing
+// sums up. Beside a maximum that is the target's the others could be too small for the sum to keep their digits.
 template <class E>
 struct RowSums {
   float max;
@@ -211,8 +223,10 @@ struct RowSoftmax {
     const float max = max_or_nan(sums.max, target);
     is_nan = !(fabsf(max) <= FLT_MAX);
     reference = reference_of(max);
-    ratio = ratio_of(reference_of(sums.max), reference);
-    others = times_power(sums.others, ratio);
+    const Reference of_others = reference_of(sums.max);
+    ratio = ratio_of(of_others, reference);
+    others = Elements<E>(of_others.power).mended(sums.others, sums.max - of_others.shift);
+    others = times_power(others, ratio);
     own = Elements<E>(reference.power).own_exp(target - reference.shift);
     const bool is_more = value_of(others) > value_of(own);
     all = sum_of(select(is_more, others, own), select(is_more, own, others));
@@ -239,7 +253,11 @@ struct Gain {
   float hi, lo, share, at_target;
   float before;  // what exp(x) is multiplied by first, a power of two: products with `hi` would leave the range
 
-  __device__ __forceinline__ float times(float e) const { return fused(e, hi, fused(e, lo, -share)); }
+  // Of halves `lo` is 0.
+  template <class E>
+  __device__ __forceinline__ float times(float e) const {
+    return fused(e, hi, sizeof(E) < sizeof(float) ? -share : fused(e, lo, -share));
+  }
   // For an exp(x) in another reference, so many times larger.
   __device__ __forceinline__ Gain in_reference(float ratio) const {
     Gain gain = *this;

@@ -35,22 +35,24 @@ struct RowSpan {
   // at.
   template <int kVectors>
   __device__ __forceinline__ void load(int32_t j, int32_t step, V (&v)[kVectors]) const {
+    if (is_whole(j) && is_whole(j + (kVectors - 1) * step)) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) v[i] = *reinterpret_cast<const V*>(input + j + i * step);
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) v[i].element[k] = kMinusInfinity<E>;
       if (is_whole(j + i * step)) v[i] = *reinterpret_cast<const V*>(input + j + i * step);
     }
-    if (!is_whole(j) || !is_whole(j + (kVectors - 1) * step)) mend(j, step, v);
-  }
-  // The same of those that are not whole.
-  template <int kVectors>
-  __device__ __forceinline__ void mend(int32_t j, int32_t step, V (&v)[kVectors]) const {
+    if (!ragged) return;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       if (is_whole(j + i * step)) continue;
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
-        v[i].element[k] = kMinusInfinity<E>;
-        if (ragged && has(j + i * step + k)) v[i].element[k] = input[j + i * step + k];
+        if (has(j + i * step + k)) v[i].element[k] = input[j + i * step + k];
       }
     }
   }

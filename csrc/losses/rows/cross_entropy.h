@@ -71,8 +71,8 @@ struct cross_entropy {
           smooths(loss.smoothing != 0.0),
           is_plain(loss.smoothing == 0.0 && loss.z_loss == 0.0) {}
 
-    // What the probabilities are multiplied by in the gradients, from which `share` is taken, and the target's, which is
-    // at_target - of_all (1 - p).
+    // What the probabilities are multiplied by in the gradients, from which `share` is taken, and the target's, which
+    // is at_target - of_all (1 - p).
     template <class N>
     struct Factors {
       N of_all;
