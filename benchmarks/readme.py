@@ -186,8 +186,9 @@ def own_features_table(rows: list[Row]) -> str | None:
 
 
 def rows_table(report: dict[str, Any]) -> str | None:
-    """Of benchmarks/rows.py, where a report has that."""
-    found = report.get("rows", {}).get("report")
+    """Of benchmarks/rows.py, where a report has that; with a caption of its own where it is another report's."""
+    stage = report.get("rows", {})
+    found = stage.get("report")
     if not found:
         return None
     header = ["cross_entropy, forward + backward unless said", "ms", "x eager", "x compile", "GB/s"]
@@ -205,7 +206,8 @@ def rows_table(report: dict[str, Any]) -> str | None:
     small = found["small_times_of_eager"]
     ways = [way for way in small[0] if way != "case"]
     cells = [[row["case"], *(f"{row[way]:.2f}" for way in ways)] for row in small]
-    return "\n\n".join([markdown(header, body), own, markdown(["our time over eager's", *ways], cells)])
+    tables = [markdown(header, body), own, markdown(["our time over eager's", *ways], cells)]
+    return "\n\n".join([caption(stage["environment"]), *tables] if "environment" in stage else tables)
 
 
 def caption(environment: dict[str, Any]) -> str:
@@ -249,12 +251,17 @@ def main() -> int:
     parser.add_argument("report", type=Path)
     parser.add_argument("readme", type=Path)
     parser.add_argument("performance", type=Path, nargs="?", help="the page that has every table")
+    parser.add_argument("--rows", type=Path, help="another report, which has the stage `rows` of newer kernels")
     arguments = parser.parse_args()
+    report = json.loads(arguments.report.read_text())
+    if arguments.rows:
+        newer = json.loads(arguments.rows.read_text())
+        report["rows"] = {**newer["rows"], "environment": newer["environment"]}
     for page, tables in ((arguments.readme, README), (arguments.performance, PERFORMANCE)):
         if page is None:
             continue
         try:
-            text = replaced(page.read_text(), block(json.loads(arguments.report.read_text()), tables))
+            text = replaced(page.read_text(), block(report, tables))
         except ValueError as error:
             sys.exit(f"{page}, {arguments.report}: {error}")
         page.write_text(text)

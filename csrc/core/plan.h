@@ -74,6 +74,9 @@ constexpr int64_t kWarpVectors = 8, kBlockVectors = 512;
 // pass that writes 1 %, four 2 %, and one that only reads nothing.
 constexpr int64_t kMaxBlocks = 120 * 1024;
 
+// Likewise of rows, of which a block looks up once what their gradients have in common.
+constexpr int64_t kMaxRowBlocks = 8192;
+
 // Up to this many blocks count themselves and the last one folds the partials: one launch. Beyond, the counting costs
 // more than the second launch (10 to 30 % of a pass with 2^18 blocks).
 constexpr int64_t kCountedBlocks = 1024;
@@ -89,8 +92,8 @@ constexpr int64_t kPersistentBlocks = 264;
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // As few blocks as take the same number of tiles each, or one less: block b takes the tiles b, b + blocks, ...
-constexpr int64_t blocks_for(int64_t tiles) {
-  const int64_t tiles_a_block = std::max<int64_t>(1, ceil_div(tiles, kMaxBlocks));
+constexpr int64_t blocks_for(int64_t tiles, int64_t most = kMaxBlocks) {
+  const int64_t tiles_a_block = std::max<int64_t>(1, ceil_div(tiles, most));
   return std::max<int64_t>(1, ceil_div(tiles, tiles_a_block));
 }
 

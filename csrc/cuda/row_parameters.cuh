@@ -15,9 +15,8 @@ namespace cudaloss::cuda {
 template <class P>
 struct RowParameters {
   uint32_t rows, segments;
-  FastDivmod by_inner;  // from a row to its segment
-  OffsetCalculator segment_offsets, row_offsets;
-  bool plain;  // one dimension of segments and one of rows at most: no division
+  FastDivmod by_inner;       // from a row to its segment
+  OffsetCalculator offsets;  // of rows, those of a segment one after another
   int32_t classes;
   int64_t class_stride[kPlaces];
   Operand input, target, weight, third;
@@ -30,6 +29,7 @@ struct RowParameters {
   Constant<float> known_scale;  // scale over denominator, where the host knows that
   bool scale_is_known;
   GradOutput grad_output;
+  bool one_factor;  // all rows' gradients have the same one, but for their weights
   bool hold_unit_gradients;
 
   Result grad_input, grad_target, losses;
@@ -37,33 +37,39 @@ struct RowParameters {
   Fold<P, SegmentLoss> fold;
 };
 
+// A row, and its indices along two dimensions, where there are no more.
 struct RowPlace {
-  uint32_t segment, within;
-  Coordinates<kMaxOffsetDims> segment_at, row_at;
+  uint32_t row, at[2];
 };
 
 template <class P>
 __device__ __forceinline__ RowPlace place_of(const RowParameters<P>& p, uint32_t row) {
-  RowPlace place = {};
-  if (p.segments > 1) place.segment = p.by_inner.quotient(row);
-  place.within = row - place.segment * p.by_inner.divisor;
-  if (!p.plain) {
-    place.segment_at = coordinates(p.segment_offsets, place.segment);
-    place.row_at = coordinates(p.row_offsets, place.within);
-  }
-  return place;
+  const FastDivmod& size = p.offsets.size[0];
+  const uint32_t over = size.quotient(row);
+  return {row, {row - over * size.divisor, over}};
 }
 
 template <class P>
-__device__ __forceinline__ int64_t offset(const RowParameters<P>& p, const RowPlace& at, Place place) {
-  if (p.plain) {
-    const int64_t within = at.within * p.row_offsets.step[0][place];
-    return p.segments > 1 ? within + at.segment * p.segment_offsets.step[0][place] : within;
+__device__ __forceinline__ int64_t offset(const RowParameters<P>& p, const RowPlace& place, Place whose) {
+  int64_t sum = place.at[0] * p.offsets.step[0][whose] + place.at[1] * p.offsets.step[1][whose];
+  if (p.offsets.rank <= 2) return sum;
+  uint32_t rest = place.at[1];
+  sum = place.at[0] * p.offsets.step[0][whose];
+#pragma unroll 1
+  for (int d = 1; d < p.offsets.rank; ++d) {
+    const uint32_t over = p.offsets.size[d].quotient(rest);
+    sum += (rest - over * p.offsets.size[d].divisor) * p.offsets.step[d][whose];
+    rest = over;
   }
-  return offset(p.segment_offsets, at.segment_at, place) + offset(p.row_offsets, at.row_at, place);
+  return sum;
+}
+template <class P>
+__device__ __forceinline__ uint32_t segment_of(const RowParameters<P>& p, const RowPlace& place) {
+  return p.segments > 1 ? p.by_inner.quotient(place.row) : 0;
 }
 
 __device__ __forceinline__ int64_t index_at(const Operand& target, int64_t i) {
+  if (target.dtype == DType::Int64) return static_cast<const int64_t*>(target.data)[i];
   switch (target.dtype) {
     case DType::UInt8:
       return static_cast<const uint8_t*>(target.data)[i];
@@ -71,10 +77,8 @@ __device__ __forceinline__ int64_t index_at(const Operand& target, int64_t i) {
       return static_cast<const int8_t*>(target.data)[i];
     case DType::Int16:
       return static_cast<const int16_t*>(target.data)[i];
-    case DType::Int32:
-      return static_cast<const int32_t*>(target.data)[i];
     default:
-      return static_cast<const int64_t*>(target.data)[i];
+      return static_cast<const int32_t*>(target.data)[i];
   }
 }
 
@@ -121,6 +125,25 @@ __device__ __forceinline__ Constant<F> scale_of(const RowParameters<P>& p, uint3
   }
   return constant_of(factor_of<F>(p.scale, p.denominator.at(segment)), F());
 }
+template <class F, class P>
+__device__ __forceinline__ Constant<F> factor_of_row(const RowParameters<P>& p, const RowPlace& at) {
+  const Constant<F> scale = scale_of<F>(p, segment_of(p, at));
+  return p.grad_output.operand.data ? times(scale, grad_output_of<F>(p, at)) : scale;
+}
+
+// What a thread's rows' gradients are multiplied by, before their weights: looked up once where it is the same.
+template <class F>
+struct RowFactor {
+  Constant<F> factor;
+  bool is_known = false;
+
+  template <class P>
+  __device__ __forceinline__ Constant<F> at(const RowParameters<P>& p, const RowPlace& place) {
+    if (!is_known) factor = factor_of_row<F>(p, place);
+    is_known = p.one_factor;
+    return factor;
+  }
+};
 
 // Of a task in three steps, so that a kernel can begin to read logits in between: where the row is,
 template <class F, class P>
@@ -150,21 +173,20 @@ __device__ __forceinline__ void read_target(const RowParameters<P>& p, Task<F>& 
 }
 // and what its gradients are multiplied by.
 template <class F, class P>
-__device__ __forceinline__ void read_factors(const RowParameters<P>& p, Task<F>& task) {
+__device__ __forceinline__ void read_factors(const RowParameters<P>& p, RowFactor<F>& of_rows, Task<F>& task) {
   if (task.held || !task.counts) return;
   if (p.weight.data) task.weight = floating_at<F>(p.weight, offset(p, task.at, kWeight));
   if (p.third.data && task.target >= 0) {
     task.class_weight = floating_at<F>(p.third, task.target * p.class_stride[kThird]);
   }
   if (!p.grad_input.data && !p.grad_target.data) return;
-  task.factor = scale_of<F>(p, task.at.segment);
-  if (p.grad_output.operand.data) task.factor = times(task.factor, grad_output_of<F>(p, task.at));
+  task.factor = of_rows.at(p, task.at);
   if (p.weight.data) task.factor = times(task.factor, Constant<F>{task.weight, F(0)});
 }
 
 // kIndices: the targets are indices.
 template <class F, bool kIndices, class P>
-__device__ __forceinline__ Task<F> task_of(const RowParameters<P>& p, uint32_t row) {
+__device__ __forceinline__ Task<F> task_of(const RowParameters<P>& p, RowFactor<F>& of_rows, uint32_t row) {
   Task<F> task = task_at<F>(p, row);
   if (kIndices) {
     read_target(p, task);
@@ -172,8 +194,13 @@ __device__ __forceinline__ Task<F> task_of(const RowParameters<P>& p, uint32_t r
     task.counts = !p.mask || p.mask[offset(p, task.at, kMask)] != 0;
     task.is_class = true;
   }
-  read_factors(p, task);
+  read_factors(p, of_rows, task);
   return task;
+}
+
+template <class P>
+__device__ __forceinline__ double weighted(const RowParameters<P>& p, const Task<float>& task, double loss) {
+  return p.weight.data ? loss * double{task.weight} : loss;
 }
 
 // What becomes of a row's loss, weighted: `loss` in two parts or one. Called by one thread.
@@ -189,7 +216,8 @@ __device__ __forceinline__ void hand_in(const RowParameters<P>& p, const RowPlac
   }
   if (!p.sums) return;
   if (p.segments > 1) {
-    p.fold.partials[int64_t{at.within} * p.segments + at.segment] = loss;
+    const uint32_t segment = segment_of(p, at), within = at.row - segment * p.by_inner.divisor;
+    p.fold.partials[int64_t{within} * p.segments + segment] = loss;
   } else {
     sum = sum + loss;
   }
@@ -208,6 +236,16 @@ __device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& 
 
 // ---- host code ---------------------------------------------------------------------------------------------
 
+// The dimensions of one behind those of the other.
+inline Dims joined(const Dims& faster, const Dims& slower) {
+  Dims dims = faster;
+  for (int d = 0; d < slower.rank; ++d, ++dims.rank) {
+    dims.size[dims.rank] = slower.size[d];
+    std::copy(slower.stride[d], slower.stride[d] + kPlaces, dims.stride[dims.rank]);
+  }
+  return dims;
+}
+
 template <class P>
 RowParameters<P> row_parameters(const Pass& r) {
   const int64_t inner = r.inner.count(), segments = r.segments.count();
@@ -218,9 +256,7 @@ RowParameters<P> row_parameters(const Pass& r) {
   p.rows = static_cast<uint32_t>(inner * segments);
   p.segments = static_cast<uint32_t>(segments);
   p.by_inner = FastDivmod::by(std::max<int64_t>(inner, 1));
-  p.segment_offsets = offsets_of(r.segments);
-  p.row_offsets = offsets_of(r.inner);
-  p.plain = r.segments.rank <= 1 && r.inner.rank <= 1;
+  p.offsets = offsets_of(joined(r.inner, r.segments));
   p.classes = static_cast<int32_t>(r.rows.classes);
   std::copy(r.rows.class_stride, r.rows.class_stride + kPlaces, p.class_stride);
   p.input = r.input;
@@ -235,6 +271,7 @@ RowParameters<P> row_parameters(const Pass& r) {
   p.scale_is_known = !r.denominator.counted && !r.denominator.normalizer.data;
   p.known_scale = ratio(r.scale, r.denominator.constant.value, 0.0f);
   p.grad_output = {r.grad_output, !varies(r.segments, kGradOutput) && !varies(r.inner, kGradOutput)};
+  p.one_factor = (segments <= 1 || !(r.denominator.counted && r.denominator.counted_each)) && p.grad_output.scalar;
   p.hold_unit_gradients = r.hold_unit_gradients;
   p.grad_input = r.grad_input;
   p.grad_target = r.grad_target;
@@ -248,7 +285,7 @@ template <class P, class Launch>
 void start_rows(const Pass& r, RowParameters<P>& p, int64_t rows_a_block, const Memory& memory, Stream stream,
                 const Launch& start) {
   const SegmentLoss store = {r.denominator, r.scale, true, r.reduction};
-  int64_t blocks = plan::blocks_for(plan::ceil_div(p.rows, rows_a_block));
+  int64_t blocks = plan::blocks_for(plan::ceil_div(p.rows, rows_a_block), plan::kMaxRowBlocks);
   if (r.hold_unit_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
   const auto run = [&](const Fold<P, SegmentLoss>& fold) {
     p.fold = fold;

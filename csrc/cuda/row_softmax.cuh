@@ -31,17 +31,6 @@ __device__ __forceinline__ Reference reference_of(float max) {
   const float taken = select(is_usual, fmaxf(max, -kUsualLogit), 0.0f);
   return {select(is_usual, 0.0f, max), rintf(taken * ExpParts<float>::log2_e)};
 }
-static __device__ __noinline__ float far_ratio(Reference from, Reference to) {
-  if (from.power < -kUsualLogit) return 0.0f;  // of -inf alone
-  return static_cast<float>(
-      exp((double{from.shift} - to.shift) + (double{from.power} - to.power) * 0x1.62e42fefa39efp-1));
-}
-// What a sum is multiplied by for a reference that is not below its own.
-__device__ __forceinline__ float ratio_of(Reference from, Reference to) {
-  if (from.shift != to.shift) return far_ratio(from, to);
-  const float k = from.power - to.power;
-  return select(k < -126.0f, 0.0f, bit_cast<float>((static_cast<int32_t>(k) + 127) << 23));
-}
 
 __device__ __forceinline__ float plus(float a, float b) { return a + b; }
 __device__ __forceinline__ WithRest<float> plus(WithRest<float> a, WithRest<float> b) {
@@ -59,54 +48,78 @@ struct Elements;
 template <>
 struct Elements<float> {
   using T = FloatFloat;
-  static constexpr float kBack = ExpParts<float>::small;
+  using Parts = ExpParts<float>;
+  static constexpr float kBack = Parts::small;
 
   float magic, least;
-  __device__ __forceinline__ explicit Elements(Reference reference)
-      : magic(ExpParts<float>::magic - reference.power), least((reference.power - 165.0f) * ExpParts<float>::ln2) {}
+  __device__ __forceinline__ explicit Elements(float power)
+      : magic(Parts::magic - 127.0f - power), least((power - 165.0f) * Parts::ln2) {}
 
-  // exp(x) = power * tail + head. 1 + r is split in two, so that the sum is the one rounding that counts: a gradient
-  // has those of its exp, of the row's sum and its own, and 2 ulp are allowed.
+  // exp(x) = 2^k exp(r), with k in the lowest bits of `shifted`.
+  struct Apart {
+    float shifted, k, whole, r;
+  };
+  __device__ __forceinline__ Apart apart(float x) const {
+    const float taken = fmaxf(x, least), shifted = fused(taken, Parts::log2_e, magic), k = shifted - magic;
+    const float whole = fused(k, -Parts::ln2, taken);
+    return {shifted, k, whole, fused(k, -Parts::ln2_rest, whole)};
+  }
+  // exp(r) = 1 + r u, within 1.23 ulp: with the roundings of the row's sum and its own a gradient stays within the 2
+  // ulp that are allowed. Of a NaN it is any number: the row's maximum knows it.
   struct Exp {
-    float power, tail, head;
-    __device__ __forceinline__ float value() const { return fused(power, tail, head); }
+    float near, u;
+    Apart at;
+    __device__ __forceinline__ float value() const { return times_power(near); }
+    // What 1 + r u has lost.
+    __device__ __forceinline__ float rest() const { return fused(at.r, u, 1.0f - near); }
+    __device__ __forceinline__ float times_power(float x) const {
+      return bit_cast<float>(bit_cast<uint32_t>(x) + (bit_cast<uint32_t>(at.shifted) << Parts::kMantissa));
+    }
   };
   __device__ __forceinline__ Exp parts(float x) const {
-    using Parts = ExpParts<float>;
-    const float taken = max_or_nan(x, least), shifted = fused(taken, Parts::log2_e, magic), k = shifted - magic;
-    const float whole = fused(k, -Parts::ln2, taken), r = fused(k, -Parts::ln2_rest, whole), near = 1.0f + whole;
-    const float lost = fused(k, -Parts::ln2_rest, whole - (near - 1.0f));
-    const float power = bit_cast<float>(bit_cast<uint32_t>(shifted) << Parts::kMantissa);
-    return {power, fused(r * r, exp_tail(r), lost), power * near};
+    const Apart at = apart(x);
+    const float u = fused(at.r, exp_tail(at.r), 1.0f);
+    return {fused(at.r, u, 1.0f), u, at};
   }
   __device__ __forceinline__ float exp(float x) const { return parts(x).value(); }
+  // With its rest: 1 + r is split in two.
   __device__ __forceinline__ WithRest<float> own_exp(float x) const {
+    const Apart at = apart(x);
+    const float near = 1.0f + at.whole, lost = fused(at.k, -Parts::ln2_rest, at.whole - (near - 1.0f));
+    const float power = bit_cast<float>((bit_cast<uint32_t>(at.shifted) + 127u) << Parts::kMantissa);
+    const float tail = fused(at.r * at.r, exp_tail(at.r), lost), head = power * near, value = fused(power, tail, head);
+    return {value, fused(power, tail, head - value)};
+  }
+  // What a sum with exp(x) lacks: of a row that is nearly one class, all of its rounding.
+  __device__ __forceinline__ WithRest<float> mended(WithRest<float> sum, float x) const {
     const Exp e = parts(x);
-    const float value = e.value();
-    return {value, fused(e.power, e.tail, e.head - value)};
+    const WithRest<float> exact = own_exp(x);
+    sum.rest += (exact.value - e.value()) + fused(e.times_power(-1.0f), e.rest(), exact.rest);
+    return sum;
   }
   // What lies between the reference and x, in logarithms.
   __device__ __forceinline__ static WithRest<float> above(float x, Reference reference) {
-    WithRest<float> power = product_of(reference.power, ExpParts<float>::ln2);
-    power.rest = fused(reference.power, ExpParts<float>::ln2_rest, power.rest);
+    WithRest<float> power = product_of(reference.power, Parts::ln2);
+    power.rest = fused(reference.power, Parts::ln2_rest, power.rest);
     return difference_of(power, difference_of(x, reference.shift));
   }
 
-  // Starts beyond every term, so that four additions keep all that is rounded away, of exp(x) too.
+  // Starts beyond every term, so that what an addition rounds away is found by two more.
   struct Sum {
     static constexpr float kStart = 0x1.8p41f;
     float sum = kStart, rest = 0.0f;
-    // exp(x), which is added, or 0 in its place.
+    // exp(x), which is added.
     __device__ __forceinline__ float add(const Elements& elements, float x) {
       const Exp e = elements.parts(x);
       const float value = e.value(), next = sum + value, added = next - sum;
-      rest += fused(e.power, e.tail, e.head - added);
+      rest = fused(e.times_power(1.0f), e.rest(), rest) + (value - added);
       sum = next;
       return value;
     }
     __device__ __forceinline__ void scale(float by) {
-      sum = kStart + (sum - kStart) * by;
-      rest *= by;
+      const float scaled = (sum - kStart) * by, next = kStart + scaled;
+      rest = fused(rest, by, scaled - (next - kStart));
+      sum = next;
     }
     __device__ __forceinline__ WithRest<float> total() const { return {sum - kStart, rest}; }
   };
@@ -118,7 +131,7 @@ struct HalfElements {
   static constexpr float kBack = 1.0f;
 
   float minus_power;
-  __device__ __forceinline__ explicit HalfElements(Reference reference) : minus_power(-reference.power) {}
+  __device__ __forceinline__ explicit HalfElements(float power) : minus_power(-power) {}
 
   __device__ __forceinline__ float exp(float x) const {
     float e;
@@ -126,6 +139,7 @@ struct HalfElements {
     return e;
   }
   __device__ __forceinline__ float own_exp(float x) const { return exp(x); }
+  __device__ __forceinline__ float mended(float sum, float) const { return sum; }
   // As rounded as in exp.
   __device__ __forceinline__ static float above(float x, Reference reference) {
     return fused(x - reference.shift, ExpParts<float>::log2_e, -reference.power) * -0x1.62e430p-1f;
@@ -150,6 +164,20 @@ template <>
 struct Elements<BFloat16> : HalfElements<BFloat16> {
   using HalfElements<BFloat16>::HalfElements;
 };
+
+__device__ __forceinline__ float far_ratio(Reference from, Reference to) {
+  using Parts = ExpParts<float>;
+  if (from.power < -kUsualLogit) return 0.0f;  // of -inf alone
+  const WithRest<float> shift = difference_of(from.shift, to.shift);
+  const float power = from.power - to.power, rest = fused(power, Parts::ln2_rest, shift.rest);
+  return Elements<float>(0.0f).exp(fused(power, Parts::ln2, shift.value) + rest) * Parts::small;
+}
+// What a sum is multiplied by for a reference that is not below its own.
+__device__ __forceinline__ float ratio_of(Reference from, Reference to) {
+  if (from.shift != to.shift) return far_ratio(from, to);
+  constexpr float kMagic = 0x1.8p23f + 127.0f;
+  return bit_cast<float>(bit_cast<uint32_t>(fmaxf(from.power - to.power, -127.0f) + kMagic) << 23);
+}
 
 template <class E>
 using RowNumber = Number<typename Elements<E>::T>;
@@ -190,13 +218,16 @@ struct RowSoftmax {
   float target, inverse;
   bool is_nan;
 
-  __device__ __forceinline__ RowSoftmax(const RowSums<E>& sums, Reference of_others, float target) : target(target) {
+  RowSoftmax() = default;
+  __device__ __forceinline__ RowSoftmax(const RowSums<E>& sums, float target) : target(target) {
     const float max = max_or_nan(sums.max, target);
     is_nan = !(fabsf(max) <= FLT_MAX);
     reference = reference_of(max);
+    const Reference of_others = reference_of(sums.max);
     ratio = ratio_of(of_others, reference);
-    others = times_power(sums.others, ratio);
-    own = Elements<E>(reference).own_exp(target - reference.shift);
+    others = Elements<E>(of_others.power).mended(sums.others, sums.max - of_others.shift);
+    others = times_power(others, ratio);
+    own = Elements<E>(reference.power).own_exp(target - reference.shift);
     const bool is_more = value_of(others) > value_of(own);
     all = sum_of(select(is_more, others, own), select(is_more, own, others));
     inverse = reciprocal_of(value_of(all));
@@ -212,8 +243,8 @@ struct RowSoftmax {
     const N both = sum_of(select(is_above, above, log), select(is_above, log, above));
     loss = select(is_more, both, log);
     // The value of a logarithm alone is coarse.
-    log_all =
-        is_more ? fused(reference.power, ExpParts<float>::ln2, reference.shift) + rounded(log) : target + rounded(log);
+    const float from = fused(reference.power, ExpParts<float>::ln2, reference.shift);
+    log_all = select(is_more, from, target) + rounded(log);
   }
 };
 
@@ -222,7 +253,11 @@ struct Gain {
   float hi, lo, share, at_target;
   float before;  // what exp(x) is multiplied by first, a power of two: products with `hi` would leave the range
 
-  __device__ __forceinline__ float times(float e) const { return fused(e, hi, fused(e, lo, -share)); }
+  // Of halves `lo` is 0.
+  template <class E>
+  __device__ __forceinline__ float times(float e) const {
+    return fused(e, hi, sizeof(E) < sizeof(float) ? -share : fused(e, lo, -share));
+  }
   // For an exp(x) in another reference, so many times larger.
   __device__ __forceinline__ Gain in_reference(float ratio) const {
     Gain gain = *this;
@@ -244,37 +279,45 @@ __device__ __forceinline__ Gain gain_of(float of_exp, float share, float at_targ
   return {of_exp, 0.0f, share, at_target, 1.0f};
 }
 
+// What is known of a row's loss when its gradients are: the rest is left to where nobody waits for it.
 template <class E>
 struct RowResult {
-  RowNumber<E> loss;
+  RowSoftmax<E> softmax;
+  float below, class_weight;
   Gain gain;
+
+  template <class Loss>
+  __device__ __forceinline__ RowNumber<E> loss(const Loss& loss) const {
+    RowNumber<E> plain;
+    float log_all;
+    softmax.take_logarithms(plain, log_all);
+    const RowNumber<E> found = loss.loss(plain, log_all, softmax.target, below, class_weight);
+    return softmax.is_nan ? number_of<RowNumber<E>>({NAN, 0.0f}) : found;
+  }
 };
 
-// The row's loss, where it or its logarithm is wanted, and its gradients times `factor`. Of the sums `below` is that of
-// the target's logit, or 0 where that is -inf, less each of the row; wanted where the loss says so.
+// A row's gradients times `factor`, and what its loss is made of. Of the sums `below` is that of the target's logit, or
+// 0 where that is -inf, less each of the row; wanted where the loss says so.
 template <class E, class Loss>
-__device__ __forceinline__ RowResult<E> finished(const typename Loss::InFloat& loss, const RowSums<E>& sums,
-                                                 Reference of_others, float target, float class_weight,
-                                                 Constant<float> factor, bool wants_loss) {
+__device__ __forceinline__ RowResult<E> finished(const Loss& loss, const RowSums<E>& sums, float target,
+                                                 float class_weight, Constant<float> factor) {
   using N = RowNumber<E>;
-  const RowSoftmax<E> softmax(sums, of_others, target);
-  N plain = {};
+  const RowSoftmax<E> softmax(sums, target);
   float log_all = 0.0f;
-  if (wants_loss || loss.z_loss != 0.0f) softmax.take_logarithms(plain, log_all);
-  const auto row = loss.factors(plain, log_all, target, sums.below, class_weight);
+  if (loss.z_loss != 0.0f) {
+    N plain;
+    softmax.take_logarithms(plain, log_all);
+  }
+  const auto row = loss.template factors<N>(log_all, class_weight);
   const N of_exp = quotient_of(number_of<N>(factor) * row.of_all, softmax.all, softmax.inverse);
   const float from_others = rounded(of_exp * softmax.others);
-  if (softmax.is_nan) return {number_of<N>({NAN, 0.0f}), {NAN, 0.0f, 0.0f, NAN, 1.0f}};
   const Gain gain = gain_of<E>(of_exp, factor.hi * row.share, fused(factor.hi, row.at_target, -from_others));
-  return {row.loss, gain.in_reference(softmax.ratio)};
+  const Gain nothing = {NAN, 0.0f, 0.0f, NAN, 1.0f};
+  return {softmax, sums.below, class_weight, softmax.is_nan ? nothing : gain.in_reference(softmax.ratio)};
 }
 
-// A row that does not count, or whose target is no class.
-template <class E>
-__device__ __forceinline__ RowResult<E> finished_without(bool counts) {
-  const float nothing = counts ? NAN : 0.0f;
-  return {number_of<RowNumber<E>>({nothing, 0.0f}), {nothing, 0.0f, 0.0f, nothing, 1.0f}};
-}
+// Of a row that does not count, or whose target is no class.
+__device__ __forceinline__ float without_target(bool counts) { return counts ? NAN : 0.0f; }
 
 __device__ __forceinline__ double as_double(WithRest<float> x) {
   return cudaloss::as_double(FloatFloat{x.value, x.rest});

@@ -35,6 +35,11 @@ struct RowSpan {
   // at.
   template <int kVectors>
   __device__ __forceinline__ void load(int32_t j, int32_t step, V (&v)[kVectors]) const {
+    if (is_whole(j) && is_whole(j + (kVectors - 1) * step)) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) v[i] = *reinterpret_cast<const V*>(input + j + i * step);
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
@@ -53,14 +58,18 @@ struct RowSpan {
   }
   // kStreams: nobody reads it soon, and logits that are still to be read again stay in the L2.
   template <bool kStreams>
+  __device__ __forceinline__ void store_whole(int32_t j, const V& v) const {
+    uint4* const to = reinterpret_cast<uint4*>(gradient + j);
+    if (kStreams) {
+      __stcs(to, bit_cast<uint4>(v));
+    } else {
+      *to = bit_cast<uint4>(v);
+    }
+  }
+  template <bool kStreams>
   __device__ __forceinline__ void store(int32_t j, const V& v) const {
     if (is_whole(j)) {
-      uint4* const to = reinterpret_cast<uint4*>(gradient + j);
-      if (kStreams) {
-        __stcs(to, bit_cast<uint4>(v));
-      } else {
-        *to = bit_cast<uint4>(v);
-      }
+      store_whole<kStreams>(j, v);
     } else if (ragged) {
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {

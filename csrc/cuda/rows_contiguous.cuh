@@ -14,28 +14,18 @@ struct PartSums {
   RowNumber<E> others;
 };
 
-// The sums of all lanes' classes, in each of them. Every warp adds up what the block's warps have left in `shared`.
+// The same of kLanes threads side by side, for each of them.
 template <class E, int kLanes>
-__device__ __forceinline__ RowSums<E> row_sums(PartSums<E> part, Reference own, bool smooths, PartSums<E>* shared) {
-  constexpr int kInWarp = kLanes > 32 ? 32 : kLanes, kWarps = kLanes / kInWarp;
-  const float max = max_over<kInWarp>(part.max);
-  part.others = sum_over<kInWarp>(times_power(part.others, ratio_of(own, reference_of(max))));
-  if (smooths) part.below = sum_over<kInWarp>(part.below);
-  if constexpr (kWarps == 1) {
-    return {max, part.others, part.below};
-  } else {
-    part.max = max;
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = part;
-    __syncthreads();
-    part = shared[threadIdx.x % kWarps];
-    return row_sums<E, kWarps>(part, reference_of(part.max), smooths, nullptr);
-  }
+__device__ __forceinline__ PartSums<E> joined_part(PartSums<E> part, Reference own, bool smooths) {
+  const float max = max_over<kLanes>(part.max);
+  const RowNumber<E> others = sum_over<kLanes>(times_power(part.others, ratio_of(own, reference_of(max))));
+  return {max, smooths ? sum_over<kLanes>(part.below) : 0.0f, others};
 }
 
 // The vectors that a thread has of a tile: n classes each, kLanes * n apart.
 template <class E, int kLanes, int kVectors>
 struct RowTile {
-  static constexpr int n = RowSpan<E>::kVector, kStep = kLanes * n, kSize = kVectors * kStep;
+  static constexpr int kCount = kVectors, n = RowSpan<E>::kVector, kStep = kLanes * n, kSize = kVectors * kStep;
   static constexpr bool kKeepsExp = sizeof(E) == sizeof(float);  // halves are brought to exp again, which is cheap
   using V = typename RowSpan<E>::V;
   V v[kVectors];
@@ -51,8 +41,9 @@ struct RowTile {
   __device__ __forceinline__ void load(const RowSpan<E>& span, int32_t from) { span.load(from, kStep, v); }
 
   // Adds the classes from `from` on to the sums, the one at `target` left out.
-  __device__ __forceinline__ void take(PartSums<E>& part, Reference& own, typename Elements<E>::Sum& of_exp,
-                                       const RowSpan<E>& span, int32_t from, int32_t target, float base, bool smooths) {
+  __device__ __forceinline__ void take(bool is_first, PartSums<E>& part, Reference& own,
+                                       typename Elements<E>::Sum& of_exp, const RowSpan<E>& span, int32_t from,
+                                       int32_t target, float base, bool smooths) {
     if (smooths) {
       float below = 0.0f;
       each([&](int j, E x) { below += select(span.has(from + j), base - widen<float>(x), 0.0f); });
@@ -64,13 +55,13 @@ struct RowTile {
       });
     }
     const float max = max_in(v, part.max);
-    if (!(max <= part.max)) {
+    if (is_first || !(max <= part.max)) {
       const Reference higher = reference_of(max);
-      of_exp.scale(ratio_of(own, higher));
+      if (!is_first) of_exp.scale(ratio_of(own, higher));
       part.max = max;
       own = higher;
     }
-    const Elements<E> elements(own);
+    const Elements<E> elements(own.power);
     if (own.shift != 0.0f) {
       each([&](int, E& x) { keep(x, of_exp.add(elements, widen<float>(x) - own.shift)); });
     } else {
@@ -84,22 +75,25 @@ struct RowTile {
   // Logits to gradients, or, of the tile whose logits have become exp(x) already, these.
   template <bool kOfExp>
   __device__ __forceinline__ void to_gradients(const Gain& gain, Reference reference) {
-    const Elements<E> elements(reference);
-    const auto visit = [&](auto shifts) {
-      each([&](int, E& x) {
-        float e = widen<float>(x);
-        if constexpr (!kOfExp) e = elements.exp(decltype(shifts)::value ? e - reference.shift : e);
-        x = narrow<E>(gain.times(decltype(shifts)::value ? e * gain.before : e));
-      });
-    };
+    const Elements<E> elements(reference.power);
     if (gain.before != 1.0f || (!kOfExp && reference.shift != 0.0f)) {
-      visit(std::true_type());
+      each([&](int, E& x) {
+        const float e = kOfExp ? widen<float>(x) : elements.exp(widen<float>(x) - reference.shift);
+        x = narrow<E>(gain.template times<E>(e * gain.before));
+      });
     } else {
-      visit(std::false_type());
+      each([&](int, E& x) {
+        x = narrow<E>(gain.template times<E>(kOfExp ? widen<float>(x) : elements.exp(widen<float>(x))));
+      });
     }
   }
   template <bool kStreams>
   __device__ __forceinline__ void store(const RowSpan<E>& span, int32_t from) const {
+    if (span.is_whole(from) && span.is_whole(from + (kVectors - 1) * kStep)) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) span.template store_whole<kStreams>(from + i * kStep, v[i]);
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) span.template store<kStreams>(from + i * kStep, v[i]);
   }
@@ -120,9 +114,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   if (all_held<float>(p)) return;
   V(*const stage)[kVectors][kThreads] = reinterpret_cast<V(*)[kVectors][kThreads]>(memory);
   const int lane = threadIdx.x % kLanes;
-  const bool is_first_warp = kLanes <= 32 || threadIdx.x < 32;
   double sum = 0.0;
   int turn = 0;
+  RowFactor<float> factor;
 #pragma unroll 1
   for (uint32_t first = blockIdx.x * kRows; first < p.rows; first += gridDim.x * kRows) {
     Task<float> task = task_at<float>(p, first + (kRows > 1 ? threadIdx.x / kLanes : 0));
@@ -136,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const bool reads = task.target >= 0;
     const float target = reads ? widen<float>(span.input[task.target]) : 0.0f;
     const float base = select(target == -INFINITY, 0.0f, target);
-    read_factors(p, task);
+    read_factors(p, factor, task);
     PartSums<E> part = {-INFINITY, 0.0f, {}};
     Reference own = reference_of(part.max);
     typename Elements<E>::Sum of_exp;
@@ -148,35 +142,42 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #pragma unroll
           for (int i = 0; i < kVectors; ++i) stage[t][i][threadIdx.x] = tile.v[i];
         }
-        tile.take(part, own, of_exp, span, from + t * Tile::kSize, task.target, base, loss.smooths);
+        tile.take(!kTiled || t == 0, part, own, of_exp, span, from + t * Tile::kSize, task.target, base, loss.smooths);
         if (!kTiled) break;
       }
     }
     part.others = of_exp.total();
-    const RowSums<E> sums = row_sums<E, kLanes>(part, own, loss.smooths, warps[turn]);
-    turn ^= 1;  // a warp that is ahead writes the other one
-    const Reference reference = reference_of(sums.max);
+    part = joined_part<E, (kWarps > 1 ? 32 : kLanes)>(part, own, loss.smooths);
+    if constexpr (kWarps > 1) {
+      if (threadIdx.x % 32 == 0) warps[turn][threadIdx.x / 32] = part;
+      __syncthreads();
+      part = warps[turn][threadIdx.x % kWarps];
+      part = joined_part<E, kWarps>(part, reference_of(part.max), loss.smooths);
+      turn ^= 1;  // a warp that is ahead writes the other one
+    }
+    const Reference reference = reference_of(part.max);
+    const float nothing = without_target(task.counts);
     const RowResult<E> result =
-        reads ? finished<E, Loss>(loss, sums, reference, target, task.class_weight, task.factor, is_first_warp)
-              : finished_without<E>(task.counts);
-    if (is_first_warp && lane == 0 && !task.held)
-      hand_in(p, task.at, as_double(result.loss) * double{task.weight}, sum);
+        finished<E>(loss, {part.max, part.others, part.below}, target, task.class_weight, task.factor);
+    const Gain gain = result.gain;
+    if (lane == 0 && !task.held) {
+      hand_in(p, task.at, weighted(p, task, reads ? as_double(result.loss(loss)) : double{nothing}), sum);
+    }
     if (!span.gradient || task.held) continue;
     if (!reads) {
-      Tile nothing;
-      nothing.each([&](int, E& x) { x = narrow<E>(result.gain.at_target); });
-      for (int32_t t = 0; t < tiles; ++t) nothing.template store<false>(span, from + t * Tile::kSize);
+      Tile none;
+      none.each([&](int, E& x) { x = narrow<E>(nothing); });
+      for (int32_t t = 0; t < tiles; ++t) none.template store<false>(span, from + t * Tile::kSize);
       continue;
     }
     if constexpr (Tile::kKeepsExp) {
-      tile.template to_gradients<true>(result.gain.in_reference(ratio_of(own, reference)), reference);
+      tile.template to_gradients<true>(gain.in_reference(ratio_of(own, reference)), reference);
     } else {
-      tile.template to_gradients<false>(result.gain, reference);
+      tile.template to_gradients<false>(gain, reference);
     }
     tile.template store<kTiled>(span, from + (tiles - 1) * Tile::kSize);
-    Gain gain = result.gain;
 #pragma unroll 1
-    for (int32_t t = tiles - 2; kTiled && t >= 0; --t) {
+    for (int32_t t = kTiled ? tiles - 2 : -1; t >= 0; --t) {
       if (t < kept) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) tile.v[i] = stage[t][i][threadIdx.x];

@@ -174,10 +174,11 @@ __global__ void __launch_bounds__(kGeneralThreads)
   const int lanes = 1 << g.lanes_shift, lane = static_cast<int>(threadIdx.x) & (lanes - 1);
   const uint32_t rows = kGeneralThreads >> g.lanes_shift;
   Partial<F> sum = {};
+  RowFactor<F> factor;
 #pragma unroll 1
   for (uint32_t first = blockIdx.x * rows; first < p.rows; first += gridDim.x * rows) {
     const uint32_t at = first + (threadIdx.x >> g.lanes_shift);
-    const Task<F> task = g.probabilities ? task_of<F, false>(p, at) : task_of<F, true>(p, at);
+    const Task<F> task = g.probabilities ? task_of<F, false>(p, factor, at) : task_of<F, true>(p, factor, at);
     if (!task.held) general_row(g, loss, task, lane, lanes, sum);  // all of a row's threads, which are whole warps
   }
   hand_in_sum<kGeneralThreads, true>(p, sum);

@@ -60,39 +60,50 @@ struct SingleRow {
     }
   }
 
-  // The row's loss; its logits become gradients. slot: of the target, or -1 where the row is not read.
-  template <class Loss>
+  // The row's loss; its logits become gradients, but for the target's, which is left to `at_target`. slot: of the
+  // target, or -1 where the row is not read. kFinds: its logit is looked up; else it is `target`, and -inf here.
+  template <bool kFinds, class Loss>
   __device__ __forceinline__ RowNumber<E> take(const RowParameters<double>& p, const typename Loss::InFloat& loss,
-                                               Task<float>& task, int32_t slot, float target) {
-    RowResult<E> result = finished_without<E>(task.counts);
+                                               RowFactor<float>& factor, Task<float>& task, int32_t slot, float target,
+                                               float& at_target) {
+    using N = RowNumber<E>;
+    const float nothing = without_target(task.counts);
+    N of_row = number_of<N>({nothing, 0.0f});
+    Gain gain = {nothing, 0.0f, 0.0f, nothing, 1.0f};
     if (slot >= 0) {
       RowSums<E> sums = {-INFINITY, {}, 0.0f};
+      if constexpr (kFinds) {
+        each(p.classes, [&](int j, float& v) {
+          target = select(j == slot, v, target);
+          v = select(j == slot, -INFINITY, v);
+        });
+      }
+      each(p.classes, [&](int, float& v) { sums.max = max_or_nan(sums.max, v); });
       if (loss.smooths) {
         const float base = select(target == -INFINITY, 0.0f, target);
-        each(p.classes, [&](int j, float& v) { sums.below += select(j < p.classes, base - v, 0.0f); });
+        each(p.classes, [&](int j, float& v) { sums.below += select(j < p.classes && j != slot, base - v, 0.0f); });
+        if (target == -INFINITY) sums.below = INFINITY;
       }
-      each(p.classes, [&](int j, float& v) {
-        v = select(j == slot, -INFINITY, v);
-        sums.max = max_or_nan(sums.max, v);
-      });
       const Reference reference = reference_of(sums.max);
-      const Elements<E> elements(reference);
       if (reference.shift != 0.0f) each(p.classes, [&](int, float& v) { v -= reference.shift; });
+      const Elements<E> elements(reference.power);
       typename Elements<E>::Sum of_exp;
       each(p.classes, [&](int, float& v) { v = of_exp.add(elements, v); });
       sums.others = of_exp.total();
-      read_factors(p, task);
-      result = finished<E, Loss>(loss, sums, reference, target, task.class_weight, task.factor, true);
+      read_factors(p, factor, task);
+      const RowResult<E> result = finished<E>(loss, sums, target, task.class_weight, task.factor);
+      gain = result.gain;
+      of_row = result.loss(loss);
     }
-    if (!p.grad_input.data) return result.loss;
-    const Gain gain = result.gain;
+    at_target = gain.at_target;
+    if (!p.grad_input.data) return of_row;
+    if (gain.before != 1.0f) each(p.classes, [&](int, float& e) { e *= gain.before; });
     if (slot < 0) {
-      each(p.classes, [&](int, float& e) { e = gain.at_target; });
+      each(p.classes, [&](int, float& e) { e = nothing; });
     } else {
-      if (gain.before != 1.0f) each(p.classes, [&](int, float& e) { e *= gain.before; });
-      each(p.classes, [&](int j, float& e) { e = select(j == slot, gain.at_target, gain.times(e)); });
+      each(p.classes, [&](int, float& e) { e = gain.template times<E>(e); });
     }
-    return result.loss;
+    return of_row;
   }
 };
 
@@ -119,6 +130,7 @@ __global__ void __launch_bounds__(kSingleThreads)
   const bool by_four = classes % 4 == 0;
   const int32_t turn = by_four ? turn_of<E>(classes) : 0;
   double sum = 0.0;
+  RowFactor<float> factor;
 #pragma unroll 1
   for (uint32_t tile = blockIdx.x; tile * kSingleThreads < p.rows; tile += gridDim.x) {
     const int64_t base = int64_t{tile} * size;
@@ -139,20 +151,26 @@ __global__ void __launch_bounds__(kSingleThreads)
     E* const gradient = static_cast<E*>(p.grad_input.data);
     if (!task.held) {
       SingleRow<E, kClasses> single;
+      const bool reads = task.target >= 0;
+      float target = 0.0f, at_target;
+      if (reads) {
+        target = widen<float>(row[task.target]);
+        row[task.target] = kMinusInfinity<E>;
+      }
       if (by_four) {
         single.load_turned(row, turn, classes);
       } else {
         single.load(row, 1, classes);
       }
-      const int32_t slot = task.target < 0 ? -1 : task.target - turn + (task.target < turn ? classes : 0);
-      const float target = task.target < 0 ? 0.0f : widen<float>(row[task.target]);
-      const RowNumber<E> of_row = single.template take<Loss>(p, loss, task, slot, target);
-      hand_in(p, task.at, as_double(of_row) * double{task.weight}, sum);
+      const int32_t slot = reads ? task.target - turn + (task.target < turn ? classes : 0) : -1;
+      const RowNumber<E> of_row = single.template take<false, Loss>(p, loss, factor, task, slot, target, at_target);
+      hand_in(p, task.at, weighted(p, task, as_double(of_row)), sum);
       if (gradient && by_four) {
         single.store_turned(row, turn, classes);
       } else if (gradient) {
         single.store(row, 1, classes);
       }
+      if (reads) row[task.target] = narrow<E>(at_target);
     } else if (gradient && threadIdx.x < p.rows - tile * kSingleThreads) {
       for (int32_t j = 0; j < classes; ++j) row[j] = gradient[base + threadIdx.x * classes + j];
     }
@@ -178,6 +196,7 @@ __global__ void __launch_bounds__(kSingleThreads)
   wait_for_prior();
   if (all_held<float>(p)) return;
   double sum = 0.0;
+  RowFactor<float> factor;
 #pragma unroll 1
   for (uint32_t first = blockIdx.x * kSingleThreads; first < p.rows; first += gridDim.x * kSingleThreads) {
     Task<float> task = task_at<float>(p, first + threadIdx.x);
@@ -187,10 +206,12 @@ __global__ void __launch_bounds__(kSingleThreads)
     SingleRow<E, kClasses> single;
     single.load(span.input, step, p.classes);
     read_target(p, task);
-    const float target = task.target < 0 ? 0.0f : widen<float>(span.input[task.target * step]);
-    const RowNumber<E> of_row = single.template take<Loss>(p, loss, task, task.target, target);
-    hand_in(p, task.at, as_double(of_row) * double{task.weight}, sum);
-    if (span.gradient) single.store(span.gradient, p.class_stride[kFirst], p.classes);
+    float at_target;
+    const RowNumber<E> of_row = single.template take<true, Loss>(p, loss, factor, task, task.target, 0.0f, at_target);
+    hand_in(p, task.at, weighted(p, task, as_double(of_row)), sum);
+    if (!span.gradient) continue;
+    single.store(span.gradient, p.class_stride[kFirst], p.classes);
+    if (task.target >= 0) span.gradient[task.target * p.class_stride[kFirst]] = narrow<E>(at_target);
   }
   hand_in_sum<kSingleThreads, true>(p, sum);
 }

@@ -23,3 +23,6 @@ def test_a_report_and_its_table():
     assert "| (6, 5, 2) float32 |" in made
     assert "| (2, 3) float32 |" in made
     assert table({}) is None
+    newer = {"environment": {"gpu": "a GPU", "torch": "2.13"}, "report": report}
+    assert table({"rows": newer}).split("\n\n")[1:] == made.split("\n\n")
+    assert table({"rows": newer}).startswith("a GPU, torch 2.13: ")

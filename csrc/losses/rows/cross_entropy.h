@@ -71,22 +71,29 @@ struct cross_entropy {
           smooths(loss.smoothing != 0.0),
           is_plain(loss.smoothing == 0.0 && loss.z_loss == 0.0) {}
 
-    // The loss; what the probabilities are multiplied by in the gradients, from which `share` is taken, and the
-    // target's, which is at_target - of_all (1 - p).
+    // What the probabilities are multiplied by in the gradients, from which `share` is taken, and the target's, which
+    // is at_target - of_all (1 - p).
     template <class N>
     struct Factors {
-      N loss, of_all;
+      N of_all;
       float share, at_target;
     };
-    // log_all: of the sum of exp(x); below: the sum of (target - x), of a target of -inf that of -x.
+    // log_all: of the sum of exp(x); wanted where there is a z_loss.
     template <class N>
-    CUDALOSS_INLINE Factors<N> factors(N loss, float log_all, float target, float below, float weight) const {
+    CUDALOSS_INLINE Factors<N> factors(float log_all, float weight) const {
       const N weights = number_of<N>({weight, 0.0f});
-      if (is_plain) return {weights * loss, weights, 0.0f, 0.0f};
-      const N hard_weight = number_of<N>(hard) * weights, hard_loss = hard_weight * loss;
-      const float above = select(target == -INFINITY, log_all, rounded(loss)), twice_lse = 2.0f * z_loss * log_all;
+      if (is_plain) return {weights, 0.0f, 0.0f};
+      const float twice_lse = 2.0f * z_loss * log_all;
+      return {sum_with(number_of<N>(hard) * weights, smoothing + twice_lse), each, others + twice_lse};
+    }
+    // plain: the loss of no option; below: the sum of (target - x), of a target of -inf that of -x.
+    template <class N>
+    CUDALOSS_INLINE N loss(N plain, float log_all, float target, float below, float weight) const {
+      const N weights = number_of<N>({weight, 0.0f});
+      if (is_plain) return weights * plain;
+      const float above = select(target == -INFINITY, log_all, rounded(plain));
       const float soft = select(smooths, fused(each, below, smoothing * above), 0.0f) + z_loss * log_all * log_all;
-      return {sum_with(hard_loss, soft), sum_with(hard_weight, smoothing + twice_lse), each, others + twice_lse};
+      return sum_with(number_of<N>(hard) * weights * plain, soft);
     }
     CUDALOSS_INLINE static float sum_with(float a, float b) { return a + b; }
     CUDALOSS_INLINE static WithRest<float> sum_with(WithRest<float> a, float b) {
