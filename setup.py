@@ -158,7 +158,7 @@ def write_losses():
         sys.exit(f"cudaloss: {folder} has {unknown[0]}.h, but src/cudaloss/_rows has no row of that name.")
     lines = (f"CUDALOSS_LOSS({loss}, {rows()[loss].id}, {has_all_kernels(loss)})\n" for loss in LOSSES)
     write_if_changed(GENERATED / "losses.inc", "".join(lines))
-    lines = (f"CUDALOSS_ROW_LOSS({loss}, {rows()[loss].id})\n" for loss in ROW_LOSSES)
+    lines = (f"CUDALOSS_ROW_LOSS({loss}, {rows()[loss].id}, {rows()[loss].reads.title()})\n" for loss in ROW_LOSSES)
     write_if_changed(GENERATED / "row_losses.inc", "".join(lines))
     write_if_changed(GENERATED / "csrc_tree.h", f'#define CUDALOSS_CSRC_TREE "{tree_hash(ROOT / "csrc")}"\n')
     write_if_changed(
@@ -171,25 +171,33 @@ class Engine(NamedTuple):
 
     name: str
     header: str
-    row_header: str
     arguments: str
+    names: str
     suffix: str
+
+    def header_of(self, loss):
+        if loss not in ROW_LOSSES:
+            return self.header
+        return f"{self.name}/rows_of_{rows()[loss].reads}{Path(self.header).suffix}"
 
     def instantiate(self, loss):
         if loss in ROW_LOSSES:
-            return f"template void row_pass<losses::{loss}>(const Pass&, {self.arguments});\n"
+            return (
+                f"template <>\nvoid row_pass<losses::{loss}>(const Pass& pass, {self.arguments}) {{\n"
+                f"  {rows()[loss].reads}_pass<losses::{loss}>(pass, {self.names});\n}}\n"
+            )
         kernels = f", {has_all_kernels(loss)}" if self.name == "cuda" else ""
         return f"template void pass<losses::{loss}{kernels}>(const Pass&, {self.arguments});\n"
 
 
-CPU = Engine("cpu", "cpu/engine_impl.h", "cpu/rows_impl.h", "ParallelFor", ".cpp")
-CUDA = Engine("cuda", "cuda/engine_impl.cuh", "cuda/rows_impl.cuh", "const Memory&, Stream", ".cu")
+CPU = Engine("cpu", "cpu/engine_impl.h", "ParallelFor parallel_for", "parallel_for", ".cpp")
+CUDA = Engine("cuda", "cuda/engine_impl.cuh", "const Memory& memory, Stream stream", "memory, stream", ".cu")
 
 
 def write_source(name, engine, losses, includes=()):
     """A source that instantiates an engine over losses' functors."""
     headers = [f"losses/rows/{loss}.h" if loss in ROW_LOSSES else f"losses/{loss}.h" for loss in losses]
-    headers += [engine.row_header if loss in ROW_LOSSES else engine.header for loss in losses]
+    headers += [engine.header_of(loss) for loss in losses]
     headers = list(dict.fromkeys([*headers, *includes]))
     text = "".join(f'#include "{header}"\n' for header in headers) + f"\nnamespace cudaloss::{engine.name} {{\n"
     text += "".join(engine.instantiate(loss) for loss in losses) + f"}}  // namespace cudaloss::{engine.name}\n"

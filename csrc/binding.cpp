@@ -20,7 +20,7 @@ py::dict build_info() {
 #define CUDALOSS_LOSS(name, id, all) #name,
 #include "losses.inc"
 #undef CUDALOSS_LOSS
-#define CUDALOSS_ROW_LOSS(name, id) #name,
+#define CUDALOSS_ROW_LOSS(name, id, reads) #name,
 #include "row_losses.inc"
 #undef CUDALOSS_ROW_LOSS
   };

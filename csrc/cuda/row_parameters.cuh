@@ -236,6 +236,13 @@ __device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& 
 
 // ---- host code ---------------------------------------------------------------------------------------------
 
+inline bool is_fp64(const void* data, DType dtype) { return data && dtype == DType::Float64; }
+inline bool wants_float64_rows(const Pass& r) {
+  return is_fp64(r.input.data, r.input.dtype) || is_fp64(r.target.data, r.target.dtype) ||
+         is_fp64(r.selection.weight.data, r.selection.weight.dtype) || is_fp64(r.third.data, r.third.dtype) ||
+         is_fp64(r.reduction.data, r.reduction.dtype) || is_fp64(r.losses.data, r.losses.dtype);
+}
+
 // The dimensions of one behind those of the other.
 inline Dims joined(const Dims& faster, const Dims& slower) {
   Dims dims = faster;

@@ -21,7 +21,8 @@ struct Call {
   const Maybe& third;                    // in the place of numbers.third; of rows class weights
   int64_t ignore_index = -100;           // of rows; their z_loss is numbers.third
   double softcap = 0.0;
-  bool of_rows = is_of_rows(mode.loss);
+  Reads reads = reads_of(mode.loss);
+  bool of_rows = reads != Reads::Element;
 
   bool elementwise() const { return mode.reduction == Reduction::None; }
   // Of rows: a class for each of them, not probabilities.
@@ -52,6 +53,7 @@ inline const char* fault_of(const Call& call, const Layout& layout) {
   if (call.of_rows && call.third && (call.third->dim() != 1 || call.third->numel() != layout.classes())) {
     return "class weights must be one for each class";
   }
+  if (call.reads == Reads::Index && !call.has_indices()) return "target must have an index for each row";
   return nullptr;
 }
 

@@ -11,24 +11,26 @@
   }
 #include "losses.inc"
 #undef CUDALOSS_LOSS
-#define CUDALOSS_ROW_LOSS(name, id) \
-  namespace cudaloss::losses {      \
-  struct name;                      \
+#define CUDALOSS_ROW_LOSS(name, id, reads) \
+  namespace cudaloss::losses {             \
+  struct name;                             \
   }
 #include "row_losses.inc"
 #undef CUDALOSS_ROW_LOSS
 
 namespace cudaloss::tensors {
 
-// Whether a row of classes is what the loss with this id is of.
-inline bool is_of_rows(int64_t loss) {
+// What a loss reads for one of its terms: an element of each operand, all classes of a row, or its target's alone.
+enum class Reads { Element, Classes, Index };
+inline Reads reads_of(int64_t loss) {
   switch (loss) {
-#define CUDALOSS_ROW_LOSS(name, id) case id:
+#define CUDALOSS_ROW_LOSS(name, id, reads) \
+  case id:                                 \
+    return Reads::reads;
 #include "row_losses.inc"
 #undef CUDALOSS_ROW_LOSS
-    return true;
     default:
-      return false;
+      return Reads::Element;
   }
 }
 
@@ -43,8 +45,8 @@ Run run_of(int64_t loss) {
     return Of<losses::name, all>::pass;
 #include "losses.inc"
 #undef CUDALOSS_LOSS
-#define CUDALOSS_ROW_LOSS(name, id) \
-  case id:                          \
+#define CUDALOSS_ROW_LOSS(name, id, reads) \
+  case id:                                 \
     return OfRows<losses::name>::pass;
 #include "row_losses.inc"
 #undef CUDALOSS_ROW_LOSS

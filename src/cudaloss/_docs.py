@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from . import _row_faces
+from . import _row_docs
 from ._options import ROWS, Row
 from ._specs import LossSpec, OfDifference, Parameter, RowSpec
 
@@ -148,11 +148,11 @@ def _replaces(role: str, module: ModuleType, name: str) -> str:
 
 def function_doc(spec: LossSpec) -> str:
     if isinstance(spec, RowSpec):
-        return _row_faces.function_doc(spec, _replaces("func:`torch.nn.functional", torch.nn.functional, spec.function))
+        return _row_docs.function_doc(spec, _replaces("func:`torch.nn.functional", torch.nn.functional, spec.function))
     return _fill(_FUNCTION, spec, ROWS, of_call=True)
 
 
 def module_doc(spec: LossSpec) -> str:
     if isinstance(spec, RowSpec):
-        return _row_faces.module_doc(spec, _replaces("class:`torch.nn", torch.nn, spec.module))
+        return _row_docs.module_doc(spec, _replaces("class:`torch.nn", torch.nn, spec.module))
     return _fill(_MODULE, spec, (row for row in ROWS if row.of_module))

@@ -25,12 +25,12 @@ from ._checks import (
 )
 from ._modes import INDICES
 from ._options import Options
-from ._specs import RowNumbers
+from ._specs import RowNumbers, RowSpec
 
 
-def check_operands(input: Any, target: Any) -> None:
-    """That input has classes and target an index for each row, or a probability for each class; PyTorch's words are in
-    the messages where it has some."""
+def check_operands(spec: RowSpec, input: Any, target: Any) -> None:
+    """That input has classes and target an index for each row, or a probability for each class where the loss takes
+    those; PyTorch's words are in the messages where it has some."""
     check_dense("input", input)
     check_dense("target", target)
     for name, value in (("input", input), ("target", target)):
@@ -44,7 +44,7 @@ def check_operands(input: Any, target: Any) -> None:
     if input.device != target.device:
         raise RuntimeError(f"input and target must be on one device, got {input.device} and {target.device}")
     shape, found = rows_shape(input), tuple(target.shape)
-    if target.dtype.is_floating_point:
+    if target.dtype.is_floating_point and spec.takes_probabilities:
         if target.shape != input.shape:
             hint = "; of class indices expected target dtype to be Long or Byte: call target.long()"
             raise RuntimeError(
@@ -52,17 +52,15 @@ def check_operands(input: Any, target: Any) -> None:
                 f"probabilities, got {found} of {target.dtype}{hint if target.shape == shape else ''}"
             )
         return
-    if target.shape == input.shape and input.shape != shape:
+    if target.shape == input.shape and input.shape != shape and spec.takes_probabilities:
         raise RuntimeError(
             "Expected floating point type for target with class probabilities: target must have class indices of shape "
             f"{tuple(shape)}, or probabilities of a floating dtype, got {found} of {target.dtype}"
         )
     if target.dtype not in INDICES:
-        hint = "; call target.long()" if target.dtype == torch.bool else ""
-        raise RuntimeError(
-            f"target must be an integer tensor of class indices, or a floating one of probabilities, got {target.dtype}"
-            f"{hint}"
-        )
+        also = ", or a floating one of probabilities" if spec.takes_probabilities else ""
+        hint = "; call target.long()" if target.dtype == torch.bool or target.shape == shape else ""
+        raise RuntimeError(f"target must be an integer tensor of class indices{also}, got {target.dtype}{hint}")
     if target.shape == shape:
         return
     if input.dim() > 1 and target.dim() > 0 and target.shape[0] != shape[0]:
@@ -148,12 +146,12 @@ def check_options(options: Options, input: Tensor, reduction: str) -> Options:
 
 
 def check(
-    input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, options: Options
+    spec: RowSpec, input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, options: Options
 ) -> tuple[float, RowNumbers, Options]:
     """Raises what is wrong with a call, if anything; returns its label_smoothing, its other numbers and its options.
-    `own` is class weights, ignore_index, label_smoothing, z_loss and softcap."""
+    `own` is what OF_CLASSES names."""
     weight, ignore_index, smoothing, z_loss, softcap = own
-    check_operands(input, target)
+    check_operands(spec, input, target)
     check_reduction(reduction)
     if weight is not None:
         check_class_weight(weight, input)

@@ -13,17 +13,17 @@ from torch.autograd import forward_ad
 from . import _dispatch, _private, reference
 from ._build import DEVICES
 from ._dispatch import PLAIN_TENSORS
-from ._modes import BELOW_AUTOGRAD, DTYPES, LOSS
+from ._modes import BELOW_AUTOGRAD, DTYPES, INDICES, LOSS
 from ._ops import _AUTOCAST_WAYS, _WAYS, Kernel, _is_autocast, _is_usual, _none, _usual
 from ._options import Options
 from ._row_checks import check
 from ._row_faces import OPTIONS
-from ._specs import OF_ROWS, RowSpec
+from ._specs import OF_CLASSES, OF_ROWS, RowSpec
 
 
 def _thorough(spec: RowSpec) -> Callable[..., Tensor]:
     def thorough(input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, *options: Any) -> Tensor:
-        smoothing, rows, chosen = check(input, target, reduction, own, dtype, Options(*options))
+        smoothing, rows, chosen = check(spec, input, target, reduction, own, dtype, Options(*options))
         of_dtype = target if target.is_floating_point() else input
         dtype = reference.result_dtype(input, of_dtype, dtype, _is_autocast(input.device.type))
         return _dispatch.loss(spec, input, target, reduction, own[0], dtype, chosen, smoothing, rows)
@@ -31,14 +31,16 @@ def _thorough(spec: RowSpec) -> Callable[..., Tensor]:
     return thorough
 
 
-# Those of _ops, but for bool, which is no index.
-_ROW_WAYS, _ROW_AUTOCAST_WAYS = (
-    {key: way for key, way in ways.items() if key[2] is not torch.bool} for ways in (_WAYS, _AUTOCAST_WAYS)
-)
+def _ways(spec: RowSpec) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Those of _ops, without and under autocast, of targets that the loss takes."""
+    taken = {*INDICES, *(DTYPES if spec.takes_probabilities else ())}
+    plain, autocast = ({key: way for key, way in ways.items() if key[2] in taken} for ways in (_WAYS, _AUTOCAST_WAYS))
+    return plain, autocast
 
 
 def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
     """The commonest calls: plain tensors, of which the private ops find out the rest. They decline with None."""
+    plain_ways, autocast_ways = _ways(spec)
     mode, loss, forward = spec.mode << LOSS | BELOW_AUTOGRAD, _private.loss, _private.forward
     # PyTorch's own, bound here once.
     is_grad_enabled, is_captured = torch.is_grad_enabled, _dispatch.is_captured
@@ -63,7 +65,7 @@ def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
             or is_included(pre_dispatch)
         ):
             return None
-        ways = _under_autocast(input) if any_autocast() else _ROW_WAYS
+        ways = autocast_ways if any_autocast() and _is_autocast(input.device.type) else plain_ways
         found = ways.get((reduction, input.dtype, target.dtype))
         if found is None:
             return None
@@ -104,10 +106,6 @@ def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
     return fused
 
 
-def _under_autocast(input: Tensor) -> dict[Any, Any]:
-    return _ROW_AUTOCAST_WAYS if torch.is_autocast_enabled("cuda" if input.is_cuda else "cpu") else _ROW_WAYS
-
-
 def _are_usual(input: Tensor, target: Tensor, own: tuple[Any, ...], batch_dims: int) -> bool:
     """Whether the numbers of a call, its z_loss apart, are Python's own and in their ranges."""
     weight, ignore_index, smoothing, _, softcap = own
@@ -132,13 +130,12 @@ def _define(spec: RowSpec) -> Kernel:
     schema = f"{spec.name}(Tensor input, Tensor target, {named}, *, {', '.join(keywords)}) -> Tensor"
     _private.LIBRARY.define(schema, tags=_private.TAGS)
     kernel = Kernel(_fused(spec) if DEVICES else _none, _thorough(spec))
-    usual = {row.name: row.default for row in spec.arguments}
     of_options: dict[str, Any] = {row.name: row.default for row in OPTIONS}
 
     # The dispatcher passes on only what differs from its default.
     def op(input, target, *given, **named):
         given = {**dict(zip(names, given, strict=False)), **named}
-        own = tuple(given.get(name, default) for name, default in usual.items())
+        own = tuple(given.get(name, default) for name, default in OF_CLASSES.items())
         options = {name: given.get(name, default) for name, default in of_options.items()}
         dtype = options.pop("dtype")
         call = input, target, given.get("reduction", spec.reduction), own, dtype, *options.values()

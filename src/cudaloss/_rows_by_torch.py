@@ -5,7 +5,8 @@ for the others), a class has the share ``w * ((1 - s) * q + s / classes)``, and 
 
     (-share * log_softmax(logits)).sum() + z_loss * logsumexp(logits)**2
 
-where logits are input, or ``softcap * tanh(input / softcap)``.
+where logits are input, or ``softcap * tanh(input / softcap)``. Of a loss that reads its target's class alone, input
+has the logarithms already.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ._checks import class_dim
 from ._options import Options
-from ._specs import RowNumbers
+from ._specs import LossSpec, RowNumbers, RowSpec
 
 
 class RowOperands(NamedTuple):
@@ -26,9 +27,14 @@ class RowOperands(NamedTuple):
     logits: Tensor  # of input's shape, behind the softcap
     cap_slope: Tensor | None  # the derivative of the softcap, of input's shape; None: there is no softcap
     share: Tensor  # of input's shape: what each class's -log_softmax is multiplied by
+    are_logs: bool  # whether those are log-probabilities
     has_indices: bool  # whether the target has class indices, else probabilities
     class_dim: int
     z_loss: float
+
+    @property
+    def logs(self) -> Tensor:
+        return self.logits if self.are_logs else torch.log_softmax(self.logits, self.class_dim)
 
     @property
     def lse(self) -> Tensor:
@@ -69,6 +75,7 @@ def counted_weight(
 
 
 def operands(
+    spec: LossSpec,
     input: Tensor,
     target: Tensor,
     class_weight: Tensor | None,
@@ -96,15 +103,17 @@ def operands(
     share = share if weight is None else share * weight
     if not has_indices and out is not None:
         share = torch.where(out.unsqueeze(dim), 0, share)
-    return RowOperands(x, cap_slope, share, has_indices, dim, rows.z_loss)
+    assert isinstance(spec, RowSpec)
+    return RowOperands(x, cap_slope, share, not spec.takes_probabilities, has_indices, dim, rows.z_loss)
 
 
 def values(row: RowOperands) -> Tensor:
     """The losses, of the rows' shape."""
-    logs = torch.log_softmax(row.logits, row.class_dim)
+    logs = row.logs
     terms = -row.share * logs
     if row.has_indices:  # another class counts as 0, also where its logarithm is infinite
-        terms = torch.where(row.share == 0, torch.where(logs.isnan(), logs, 0), terms)
+        nothing = torch.where(logs.isnan(), logs, 0) if not row.are_logs else torch.zeros_like(logs)
+        terms = torch.where(row.share == 0, nothing, terms)
     found = terms.sum(row.class_dim)
     return found + row.z_loss * row.lse.square() if row.z_loss else found
 
@@ -112,7 +121,9 @@ def values(row: RowOperands) -> Tensor:
 def slopes(row: RowOperands, smoothing: float, class_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The derivatives of each row's loss for input and for a target of probabilities (None: of indices), of input's
     shape."""
-    logs = torch.log_softmax(row.logits, row.class_dim)
+    if row.are_logs:
+        return -row.share, None
+    logs = row.logs
     total = row.share.sum(row.class_dim, keepdim=True)
     if row.z_loss:
         total = total + 2 * row.z_loss * row.over_classes(row.lse)

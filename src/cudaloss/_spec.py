@@ -79,6 +79,16 @@ class Argument:
     only_keyword: bool = False  # PyTorch's namesake lacks it
 
 
+# What private code passes of a loss of classes, beside its operands, and what it is where a loss has no such argument.
+OF_CLASSES: dict[str, object] = {
+    "weight": None,
+    "ignore_index": -100,
+    "label_smoothing": 0.0,
+    "z_loss": 0.0,
+    "softcap": None,
+}
+
+
 class RowNumbers(NamedTuple):
     """The numbers of a loss of rows; label_smoothing is its second number, as a pointwise loss may have one."""
 
@@ -227,8 +237,17 @@ class LossSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RowSpec(LossSpec):
-    """A loss of rows: it reads all classes of a row at once. Its formulas are in ``_rows_by_torch``."""
+    """A loss of rows: one number for all classes of a row. Its formulas are in ``_rows_by_torch``."""
 
     of_rows = True
 
-    arguments: tuple[Argument, ...] = ()  # in the order in which private code passes them; `signature` has the users'
+    arguments: tuple[Argument, ...] = ()  # in the order of OF_CLASSES; `signature` has the users'
+    input_is: str = "logits"
+    about: str = ""  # of the documentation: what the formula means
+    example: str = ""
+    reads: str = "classes"  # of a row: all its classes, or the one of its "index"; names the engines' headers
+
+    @property
+    def takes_probabilities(self) -> bool:
+        """Whether the target may be a probability for each class, too."""
+        return self.reads == "classes"

@@ -5,10 +5,23 @@ has its functor in ``csrc/losses/rows/<name>.h`` and its formulas in ``_rows_by_
 from __future__ import annotations
 
 from ._rows import of_classes, of_difference, of_likelihoods, of_operands
-from ._spec import Argument, Flag, LossSpec, OfDifference, OfOperands, OfTwo, Parameter, RowNumbers, RowSpec, Third
+from ._spec import (
+    OF_CLASSES,
+    Argument,
+    Flag,
+    LossSpec,
+    OfDifference,
+    OfOperands,
+    OfTwo,
+    Parameter,
+    RowNumbers,
+    RowSpec,
+    Third,
+)
 
 __all__ = [
     "BY_MODE",
+    "OF_CLASSES",
     "OF_ROWS",
     "PUBLIC",
     "SPECS",
@@ -29,7 +42,7 @@ SPECS: tuple[LossSpec, ...] = tuple(
     sorted((*of_difference.ROWS, *of_operands.ROWS, *of_likelihoods.ROWS), key=lambda spec: spec.id)
 )
 
-# Losses of rows: of all classes of a row at once.
+# Losses of rows: one number for all classes of a row.
 OF_ROWS: tuple[RowSpec, ...] = of_classes.ROWS
 
 # Every loss.

@@ -18,7 +18,7 @@ from ._faces import define_function
 from ._ops import KERNELS
 from ._options import Options
 from ._row_ops import KERNELS as ROW_KERNELS
-from ._specs import OF_ROWS, PUBLIC, SPECS, LossSpec, RowSpec
+from ._specs import OF_CLASSES, OF_ROWS, PUBLIC, SPECS, LossSpec, RowSpec
 from .reference import widest
 
 __all__ = [spec.function for spec in PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -87,10 +87,11 @@ for _spec in SPECS:
 
 def _unusual_of_rows(spec: RowSpec, thorough: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The same of a loss of rows."""
-    op, names = getattr(torch.ops.cudaloss, spec.name), [row.name for row in spec.arguments]
+    op, names = getattr(torch.ops.cudaloss, spec.name), {row.name for row in spec.arguments}
 
     def call(input: Any, target: Any, reduction: Any, own: Any, dtype: Any, *options: Any) -> Any:
-        given = {**dict(zip(names, own, strict=True)), "dtype": dtype, **dict(zip(_BESIDE, options, strict=True))}
+        of_loss = {name: value for name, value in zip(OF_CLASSES, own, strict=True) if name in names}
+        given = {**of_loss, "dtype": dtype, **dict(zip(_BESIDE, options, strict=True))}
         tensors = input, target, *own[:1], *options[:3]
         if has_torch_function(tensors):
             return handle_torch_function(globals()[spec.function], tensors, input, target, reduction=reduction, **given)

@@ -103,6 +103,7 @@ def _class_weight(parameter: Third | None) -> Tensor | None:
 
 
 def _of_rows(
+    spec: LossSpec,
     input: Tensor,
     target: Tensor,
     parameter: Third | None,
@@ -116,7 +117,7 @@ def _of_rows(
     weight = None if options.weight is None else options.weight.to(compute)
     weight = weight if weight is None or left_out is None else torch.where(left_out, 0, weight)
     class_weight = _class_weight(parameter)
-    operands = _rows_by_torch.operands(input, target, class_weight, left_out, smoothing, rows, compute)
+    operands = _rows_by_torch.operands(spec, input, target, class_weight, left_out, smoothing, rows, compute)
     return _OfRows(operands, weight, left_out)
 
 
@@ -182,7 +183,7 @@ def loss(
         operands, third, weight, left_out = _terms(spec, input, target, parameter, dtype, options)
         value = _formulas.value(spec, operands, third, second)
     else:
-        of_rows, weight, left_out = _of_rows(input, target, parameter, dtype, options, second, rows)
+        of_rows, weight, left_out = _of_rows(spec, input, target, parameter, dtype, options, second, rows)
         value = _rows_by_torch.values(of_rows)
     value = value if weight is None else value * weight
     value = value if left_out is None else torch.where(left_out, 0, value)
@@ -288,7 +289,7 @@ def _gradients_of_rows(
     smoothing: float,
     rows: RowNumbers,
 ) -> tuple[Tensor | None, ...]:
-    operands, weight, left_out = _of_rows(input, target, parameter, dtype, options, smoothing, rows)
+    operands, weight, left_out = _of_rows(spec, input, target, parameter, dtype, options, smoothing, rows)
     shape = rows_shape(input)
     counted = _counted(spec, shape, target, options, parameter, rows) if reduction == "mean" else None
     factor = _incoming(grad_output.to(operands.logits.dtype), shape, reduction, counted, options)

@@ -31,6 +31,7 @@ def test_ids_are_for_ever():
     """Graphs that PyTorch keeps over an upgrade name a loss by its id: a new one gets the next."""
     assert {spec.name: spec.id for spec in OF_ROWS} == {
         "cross_entropy": 64,
+        "nll": 65,
     }
     assert [spec.id for spec in OF_ROWS] == list(range(FIRST_OF_ROWS, FIRST_OF_ROWS + len(OF_ROWS)))
     assert len(SPECS) <= FIRST_OF_ROWS
@@ -80,6 +81,13 @@ def test_signatures_are_pytorchs(spec):
         accepts(inspect.signature(ours), inspect.signature(theirs), spec.weight_first)
 
 
+def drawn(spec, shape, dtype, device="cpu"):
+    input, target = operands(shape, (dtype,) * 2, device)
+    if not getattr(spec, "takes_probabilities", True):
+        target = torch.randint(shape[1], shape[:1], device=device)
+    return input, target
+
+
 @pytest.mark.rows_too
 @pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"reduction": "none"}])
 def test_function_and_module_are_pytorchs(spec, device, options):
@@ -87,7 +95,7 @@ def test_function_and_module_are_pytorchs(spec, device, options):
         pytest.skip("PyTorch has no such loss")
     if spec.parameter:
         options = {**options, spec.parameter.name: 0.4}
-    input, target = operands((5, 9), (torch.float32,) * 2, device)
+    input, target = drawn(spec, (5, 9), torch.float32, device)
     expected = torch_op(spec)(input, target, options.get("reduction", "mean"), 0.4)
     torch.testing.assert_close(getattr(cudaloss, spec.function)(input, target, **options), expected)
     module = getattr(cudaloss, spec.module)(**options)
@@ -105,7 +113,7 @@ def test_function_and_module_are_pytorchs(spec, device, options):
 def test_legacy_arguments(spec, size_average, reduce, reduction):
     if not spec.legacy_arguments:
         pytest.skip("PyTorch's takes none either")
-    input, target = torch.randn(2, 6)
+    input, target = drawn(spec, (2, 6), torch.float32)
     function = getattr(cudaloss, spec.function)
     given = {"size_average": size_average, "reduce": reduce}
     assert torch.equal(function(input, target, **given), function(input, target, reduction=reduction))
@@ -114,7 +122,7 @@ def test_legacy_arguments(spec, size_average, reduce, reduction):
 
 @pytest.mark.rows_too
 def test_dtype_option(spec):
-    input, target = torch.randn(2, 6, dtype=torch.bfloat16)
+    input, target = drawn(spec, (2, 6), torch.bfloat16)
     assert getattr(cudaloss, spec.function)(input, target, dtype=torch.float32).dtype == torch.float32
     assert getattr(cudaloss, spec.module)(dtype=torch.float32)(input, target).dtype == torch.float32
 

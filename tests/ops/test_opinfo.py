@@ -26,6 +26,7 @@ NAMES = (
     "poisson_nll_loss",
     "gaussian_nll_loss",
     "cross_entropy",
+    "nll_loss",
 )
 MODULES = (
     "BCEWithLogitsLoss",
@@ -39,6 +40,7 @@ MODULES = (
     "PoissonNLLLoss",
     "GaussianNLLLoss",
     "CrossEntropyLoss",
+    "NLLLoss",
 )
 of_names = pytest.mark.parametrize("name", NAMES)
 of_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,8 +1,53 @@
-"""Losses of rows: of all classes of a row at once."""
+"""Losses of rows of classes, with a class index for each."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .._spec import Argument, RowSpec
+
+_ABOUT_CROSS_ENTROPY = """\
+No softmax and no copy of the logits is stored. A row is all classes of one index of the other dimensions. With ``w``
+for the class weights, ``s`` for label_smoothing and ``q`` for the target's probabilities (of a class index: 1 for its
+class, 0 for the others), its loss is ``-sum(w * q' * log_softmax(input)) + z_loss * logsumexp(input)**2``, where
+``q' = (1 - s) * q + s / classes``."""
+_ABOUT_NLL = """\
+input has log-probabilities, as ``log_softmax`` gives them; of logits :func:`cudaloss.cross_entropy` is the same in one
+pass. A row is all classes of one index of the other dimensions, and its loss its target's part alone, times that
+class's ``weight``. What the other classes have, NaN and Inf too, changes nothing; their gradients are 0."""
+_OF_CROSS_ENTROPY = """\
+>>> import torch, cudaloss
+>>> input = torch.zeros(3, 4, requires_grad=True)
+>>> loss = cudaloss.cross_entropy(input, torch.tensor([1, 0, -100]))
+>>> loss.backward()
+>>> loss.detach()  # log(4), the mean over the first two rows
+tensor(1.3863)
+>>> input.grad
+tensor([[ 0.1250, -0.3750,  0.1250,  0.1250],
+        [-0.3750,  0.1250,  0.1250,  0.1250],
+        [ 0.0000,  0.0000,  0.0000,  0.0000]])"""
+_OF_NLL = """\
+>>> import torch, cudaloss
+>>> input = torch.tensor([[0.5, 0.5], [0.75, 0.25], [0.1, 0.9]]).log().requires_grad_()
+>>> loss = cudaloss.nll_loss(input, torch.tensor([1, 0, -100]))
+>>> loss.backward()
+>>> loss.detach()  # (log(2) + log(4 / 3)) / 2, the mean over the first two rows
+tensor(0.4904)
+>>> input.grad
+tensor([[ 0.0000, -0.5000],
+        [-0.5000,  0.0000],
+        [ 0.0000,  0.0000]])"""
+
+_WEIGHT = Argument(
+    "weight",
+    "Tensor | None",
+    "Tensor?",
+    None,
+    "one for each class, which multiplies its part of the loss; of shape ``(classes,)`` and a floating dtype",
+)
+_IGNORE_INDEX = Argument(
+    "ignore_index", "int", "int", -100, "rows whose target is this index do not count, whatever their input is"
+)
 
 ROWS = (
     RowSpec(
@@ -11,22 +56,8 @@ ROWS = (
         module="CrossEntropyLoss",
         function="cross_entropy",
         arguments=(
-            Argument(
-                "weight",
-                "Tensor | None",
-                "Tensor?",
-                None,
-                "one for each class, which multiplies its part of the loss; of shape ``(classes,)`` and a floating "
-                "dtype",
-            ),
-            Argument(
-                "ignore_index",
-                "int",
-                "int",
-                -100,
-                "rows whose target is this index do not count, whatever their logits are; a target of probabilities "
-                "has none",
-            ),
+            _WEIGHT,
+            replace(_IGNORE_INDEX, meaning=f"{_IGNORE_INDEX.meaning}; a target of probabilities has none"),
             Argument(
                 "label_smoothing",
                 "float",
@@ -55,8 +86,24 @@ ROWS = (
             ),
         ),
         formula="logsumexp(input) - input[target]",
+        about=_ABOUT_CROSS_ENTROPY,
+        example=_OF_CROSS_ENTROPY,
         source="Good, Rational Decisions, 1952",
         signature="weight size_average ignore_index reduce reduction label_smoothing",
         ulps=2.0,
+    ),
+    RowSpec(
+        id=65,
+        name="nll",
+        module="NLLLoss",
+        function="nll_loss",
+        arguments=(_WEIGHT, _IGNORE_INDEX),
+        reads="index",
+        formula="-input[target]",
+        input_is="log-probabilities",
+        about=_ABOUT_NLL,
+        example=_OF_NLL,
+        source="Fisher, On the Mathematical Foundations of Theoretical Statistics, 1922",
+        signature="weight size_average ignore_index reduce reduction",
     ),
 )

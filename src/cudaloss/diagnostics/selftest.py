@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import functional, reference
 from .._options import NONE, Options
-from .._specs import LossSpec, RowNumbers
+from .._specs import LossSpec, RowNumbers, RowSpec
 from ..bench.domains import suited
 
 TOLERANCE = 1e-6  # of the largest element of the exact result: 8 units in the last place of float32
@@ -28,7 +28,7 @@ class Call(NamedTuple):
 
 
 def _calls(spec: LossSpec) -> list[Call]:
-    return _calls_of_rows(spec) if spec.of_rows else _pointwise_calls(spec)
+    return _calls_of_rows(spec) if isinstance(spec, RowSpec) else _pointwise_calls(spec)
 
 
 def _pointwise_calls(spec: LossSpec) -> list[Call]:
@@ -52,8 +52,8 @@ def _pointwise_calls(spec: LossSpec) -> list[Call]:
     return [call(NONE), call(Options(weight=weight, mask=mask, batch_dims=1))]
 
 
-def _calls_of_rows(spec: LossSpec) -> list[Call]:
-    """Of indices a plain call, and one with all that a call may say; one of probabilities."""
+def _calls_of_rows(spec: RowSpec) -> list[Call]:
+    """Of indices a plain call, and one with all that a call may say; one of probabilities, if it takes them."""
     generator = torch.Generator().manual_seed(0)
 
     def logits(shape: tuple[int, ...]) -> Tensor:
@@ -76,15 +76,19 @@ def _calls_of_rows(spec: LossSpec) -> list[Call]:
             return reference.loss(spec, x, t, "mean", class_weight, torch.float64, options, smoothing, rows)
 
         own = {"weight": class_weight, "label_smoothing": smoothing, **rows._asdict(), "softcap": rows.softcap or None}
+        own = {row.name: own[row.name] for row in spec.arguments}
         beside = {"sample_weight": options.weight, "mask": options.mask, "batch_dims": options.batch_dims}
         return Call(input, target, {**own, **beside}, exact)
 
     classes, of_rows = IMAGE[1], (IMAGE[0], *IMAGE[2:])
     weights = [torch.rand(shape, generator=generator) + 0.5 for shape in ((classes,), of_rows)]
     options = Options(weight=weights[1], mask=torch.rand(of_rows, generator=generator) < 0.75, batch_dims=1)
+    plain = call(logits(SHAPE), indices(SHAPE))
+    if not spec.takes_probabilities:
+        return [plain, call(logits(IMAGE), indices(IMAGE), weights[0], options=options)]
     numbers = RowNumbers(z_loss=1e-3, softcap=20.0)
     return [
-        call(logits(SHAPE), indices(SHAPE)),
+        plain,
         call(logits(IMAGE), indices(IMAGE), weights[0], 0.1, numbers, options),
         call(logits(SHAPE), logits(SHAPE).softmax(1)),
     ]

@@ -1,5 +1,5 @@
-// The CUDA engine for losses of rows: from a Pass to the kernel that suits its sizes and strides. Included by the
-// source of each such loss, which setup.py writes.
+// The CUDA engine for losses that read all classes of a row: from a Pass to the kernel that suits its sizes and strides.
+// Included by the source of each such loss, which setup.py writes.
 #pragma once
 
 #include "cuda/engine.h"
@@ -10,13 +10,6 @@
 namespace cudaloss::cuda {
 
 // ---- any row -----------------------------------------------------------------------------------------------
-
-inline bool is_fp64(const void* data, DType dtype) { return data && dtype == DType::Float64; }
-inline bool wants_float64_rows(const Pass& r) {
-  return is_fp64(r.input.data, r.input.dtype) || is_fp64(r.target.data, r.target.dtype) ||
-         is_fp64(r.selection.weight.data, r.selection.weight.dtype) || is_fp64(r.third.data, r.third.dtype) ||
-         is_fp64(r.reduction.data, r.reduction.dtype) || is_fp64(r.losses.data, r.losses.dtype);
-}
 
 // A row's threads. Where the next row is nearer than the next class, neighbours read side by side if each has a row.
 inline int general_lanes_shift(const Pass& r) {
@@ -174,7 +167,7 @@ bool is_fast(const Pass& r) {
 }
 
 template <class Loss>
-void row_pass(const Pass& r, const Memory& memory, Stream stream) {
+void classes_pass(const Pass& r, const Memory& memory, Stream stream) {
   if (wants_float64_rows(r)) return general_rows<double, Loss>(r, memory, stream);
   if (is_fast<Loss>(r)) {
     bool done = false;

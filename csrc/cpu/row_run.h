@@ -1,5 +1,5 @@
-// The CPU engine of losses over rows: the rows of a Pass are shared out over threads in blocks, and each block goes
-// through the loops of row_kernels.h in tiles. Included by the source of each loss, which setup.py writes.
+// The rows of a Pass, shared out over threads in blocks: which of them count, what their gradients are multiplied by,
+// where they lie, and what becomes of their losses. What a block's rows are computed by are `Groups`.
 #pragma once
 
 #include <atomic>
@@ -7,15 +7,13 @@
 #include <string>
 
 #include "cpu/engine.h"
-#include "cpu/row_groups.h"
+#include "cpu/row_finish.h"
+#include "cpu/row_scratch.h"
+#include "cpu/row_tiles.h"
 #include "cpu/segment_factors.h"
 #include "cpu/strips.h"
 
 namespace cudaloss::cpu {
-
-// Up to so many classes, rows that each lie in one piece are turned, to be lanes: in registers where they are of the
-// loops' own type.
-constexpr int64_t kShortRow = 24, kShortOwnRow = 96;
 
 // A target that is no class; worker threads cannot throw.
 class Fault {
@@ -34,17 +32,19 @@ class Fault {
   int64_t index_ = 0;
 };
 
-template <class F, class Loss>
+// Groups: made of a pass; `batch()` rows at a time `run(first, rows, scratch)` fills scratch.terms with losses and writes
+// gradients.
+template <class F, class Groups>
 class RowRun {
  public:
   using Scratch = RowScratch<F>;
 
-  RowRun(const Pass& pass, const Strips& strips, const TileShape& shape, Fault& fault)
+  RowRun(const Pass& pass, const Strips& strips, const Groups& groups, Fault& fault)
       : pass_(pass),
         strips_(strips),
         fault_(fault),
         factors_(pass),
-        groups_(pass, shape),
+        groups_(groups),
         of_indices_(!is_floating(pass.target.dtype)),
         wants_gradients_(pass.grad_input.data || pass.grad_target.data) {}
 
@@ -168,26 +168,17 @@ class RowRun {
   const Strips& strips_;
   Fault& fault_;
   const SegmentFactors<F> factors_;
-  const RowGroups<F, Loss> groups_;
+  const Groups& groups_;
   const bool of_indices_, wants_gradients_;
 };
 
-// Long rows of neighbours are tiles of their own; of all others, many are one.
-template <class F>
-TileShape shape_of(const Pass& pass) {
-  const Dims& rows = pass.inner.rank > 0 ? pass.inner : pass.segments;
-  const int64_t between = rows.rank > 0 ? rows.stride[0][kInput] : 0, step = pass.rows.class_stride[kInput];
-  const bool lies_across = between != 0 && between < step;
-  const int64_t is_short = holds<F>(pass.input.dtype) ? kShortOwnRow : kShortRow;
-  return {pass.rows.classes <= is_short || lies_across, pass.rows.classes};
-}
-
-template <class F, class Loss>
-void row_pass_as(const Pass& request, ParallelFor parallel_for) {
+// row_elements: how many elements a row's work is like.
+template <class F, class Groups>
+void run_rows(const Pass& request, const Groups& groups, int64_t row_elements, ParallelFor parallel_for) {
   const Strips strips(request.segments, request.inner, kInput, kFirst,
-                      {kInput, kTarget, kWeight, kMask, kGradOutput, kFirst, kSecond}, request.rows.classes);
+                      {kInput, kTarget, kWeight, kMask, kGradOutput, kFirst, kSecond}, row_elements);
   Fault fault;
-  const RowRun<F, Loss> run(request, strips, shape_of<F>(request), fault);
+  const RowRun<F, Groups> run(request, strips, groups, fault);
   using Scratch = RowScratch<F>;
   if (request.reduction.data) {
     sum_strips<Scratch>(
@@ -202,17 +193,12 @@ void row_pass_as(const Pass& request, ParallelFor parallel_for) {
   fault.raise(request.rows.classes);
 }
 
-template <class Loss>
-void row_pass(const Pass& r, ParallelFor parallel_for) {
+// Whether an operand, or a result that no gradient is, is of float64.
+inline bool wants_float64_rows(const Pass& r) {
   const auto is_float64 = [](const auto& has) { return has.data && has.dtype == DType::Float64; };
-  const bool float64 = is_float64(r.input) || is_float64(r.target) || is_float64(r.selection.weight) ||
-                       is_float64(r.third) || is_float64(r.losses) || is_float64(r.reduction) ||
-                       (is_float64(r.grad_output) && varies(r.inner, kGradOutput));
-  // A cap's rounding in fp32 would be one of the logits' own, of which exp makes many last places; and the shares of
-  // probabilities would be rounded more than once.
-  const bool has_factors = is_floating(r.target.dtype) && (r.third.data || r.numbers.second != 0.0);
-  if (float64 || r.rows.softcap != 0.0 || has_factors) return row_pass_as<double, Loss>(r, parallel_for);
-  row_pass_as<float, Loss>(r, parallel_for);
+  return is_float64(r.input) || is_float64(r.target) || is_float64(r.selection.weight) || is_float64(r.third) ||
+         is_float64(r.losses) || is_float64(r.reduction) ||
+         (is_float64(r.grad_output) && varies(r.inner, kGradOutput));
 }
 
 }  // namespace cudaloss::cpu

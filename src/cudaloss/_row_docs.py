@@ -1,0 +1,122 @@
+"""The documentation of the public functions and modules of losses of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from textwrap import fill, indent
+
+from ._options import Row
+from ._row_faces import OPTIONS
+from ._specs import Argument, RowSpec
+
+_FUNCTION_DOC = """``{formula}`` of each row of classes, fused.
+
+{replaces}Source of the formula: {source}.
+
+{about}
+
+Args:
+    input (Tensor): {input} of shape ``(classes,)``, ``(N, classes)`` or ``(N, classes, d1, ...)`` and any strides; they
+        are never written to. float32, float64, float16 or bfloat16 for the fused kernels (other floating dtypes,
+        devices other than CPU and CUDA, and DTensors are served by plain PyTorch).
+    target (Tensor): the class index of each row, of input's shape without the classes and an integer dtype, uint8 to
+        int64{or_probabilities}.
+{options}
+
+Returns:
+    Tensor: in the unit of the formula. For ``"mean"`` and ``"sum"`` it has the shape of the first ``batch_dims``
+    dimensions of the rows (0-d for 0); for ``"none"`` it has one loss a row, 0 where a row does not count. ``"mean"``
+    divides by what the rows in play add up to: each its ``sample_weight`` times the ``weight`` of its class{alone}; 1
+    without either. A mean of nothing is NaN, a sum of nothing 0, the gradients of both 0. Differentiable in input,
+    {and_probabilities}weight, sample_weight and normalizer, any number of times. On the GPU a row whose index is out of
+    range has a loss and gradients of NaN.
+
+Raises:
+    TypeError: an argument has the wrong type, a list for a tensor, say.
+    ValueError: ``reduction`` is unknown; target has another first size than input; ``normalizer`` is the number 0, or
+        comes with another reduction than ``"mean"``; ``batch_dims`` is negative or beyond the rank of the rows.
+    RuntimeError: target or weight does not have its shape, or sample_weight or mask does not broadcast to the rows; the
+        devices differ; a tensor has a dtype that is not taken, or is sparse, quantized or nested; input has no classes;
+        {ranges}``dtype`` is not a floating one; on the CPU, a class index is out of range.
+
+Example:
+{example}
+"""
+
+_MODULE_DOC = """``{formula}`` of each row of classes: the module of :func:`cudaloss.{function}`.
+
+{replaces}Source of the formula: {source}.
+
+Args:
+{options}
+
+Keywords of a call:
+{of_call}
+
+Shape:
+    input is ``(classes,)``, ``(N, classes)`` or ``(N, classes, d1, ...)``. The rows have that shape without the
+    classes, and so have class indices{probabilities_have}. The result has the shape of the first
+    ``batch_dims`` dimensions of the rows, 0-d for 0; for ``reduction="none"`` that of the rows.
+
+Raises:
+    TypeError: when the module is called, as the function does.
+    ValueError: likewise.
+    RuntimeError: likewise.
+
+Example:
+    >>> import torch, cudaloss
+    >>> criterion = cudaloss.{module}(reduction="none")
+    >>> criterion(torch.zeros(2, 4), torch.tensor([0, 3])).shape
+    torch.Size([2])
+"""
+
+_LEGACY = "size_average, reduce (bool, optional): deprecated, as in PyTorch; where given, they set ``reduction``."
+_REDUCTION = 'reduction (str): ``"mean"`` over the rows that count, ``"sum"``, or ``"none"`` for one loss a row.'
+
+# What a loss says besides whose target may have probabilities.
+_WITH_PROBABILITIES = {
+    "or_probabilities": "; or probabilities, of input's shape and a floating dtype. They need not sum to 1",
+    "alone": ", or with a target of probabilities its ``sample_weight`` alone",
+    "and_probabilities": "probabilities, ",
+    "probabilities_have": "; probabilities have input's",
+    "ranges": "a number is out of its range; ``ignore_index`` is not negative beside probabilities; ",
+}
+
+
+def _line(argument: Argument) -> str:
+    kind = argument.annotation.replace(" | None", ", optional")
+    return fill(f"{argument.name} ({kind}): {argument.meaning}.", 112, subsequent_indent="    ")
+
+
+def _lines(spec: RowSpec, rows: Iterable[Row]) -> str:
+    own = {row.name: _line(row) for row in spec.arguments}
+    known = {"size_average": _LEGACY, "reduction": _REDUCTION, **own}
+    first = [known.pop(name) for name in spec.signature.split() if name in known]
+    behind = [own[row.name] for row in spec.arguments if row.only_keyword]
+    return indent("\n".join([*first, *behind, *(f"{row.name} {row.meaning}" for row in rows)]), "    ")
+
+
+def _fill(template: str, spec: RowSpec, replaces: str, options: str, of_call: str = "") -> str:
+    said = _WITH_PROBABILITIES if spec.takes_probabilities else dict.fromkeys(_WITH_PROBABILITIES, "")
+    return template.format(
+        formula=spec.formula,
+        source=spec.source,
+        function=spec.function,
+        module=spec.module,
+        replaces=replaces,
+        options=options,
+        of_call=of_call,
+        about=spec.about,
+        input=spec.input_is,
+        example=indent(spec.example, "    "),
+        **said,
+    )
+
+
+def function_doc(spec: RowSpec, replaces: str) -> str:
+    return _fill(_FUNCTION_DOC, spec, replaces, _lines(spec, OPTIONS))
+
+
+def module_doc(spec: RowSpec, replaces: str) -> str:
+    of_call = indent("\n".join(f"{row.name} {row.meaning}" for row in OPTIONS if not row.of_module), "    ")
+    return _fill(_MODULE_DOC, spec, replaces, _lines(spec, (row for row in OPTIONS if row.of_module)), of_call)
