@@ -1,4 +1,4 @@
-"""What a training step of cross-entropy costs beside PyTorch's, eager and compiled, in turns in one process: the
+"""What a training step of cross-entropy and of the other losses of rows costs beside PyTorch's, eager and compiled, in turns in one process: the
 shapes of classifiers, segmentation and language models; what the loss's own arguments add; small calls; memory.
 ``python benchmarks/rows.py --device cuda`` (a minute on an H200), ``--device cpu`` (half a minute), ``--json FILE``."""
 
@@ -8,7 +8,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,22 @@ class Case:
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     forward_alone: bool = False
+    loss: str = "cross_entropy"
 
     @property
     def name(self) -> str:
+        loss = "" if self.loss == "cross_entropy" else f"{self.loss} "
         what = " forward" if self.forward_alone else ""
-        return f"{self.shape} {str(self.dtype).removeprefix('torch.')}{what}"
+        return f"{loss}{self.shape} {str(self.dtype).removeprefix('torch.')}{what}"
 
     @property
     def rows(self) -> int:
         return math.prod(self.shape) // self.shape[1]
 
     def moved(self) -> int:
-        """The bytes that a call must move: the logits, their gradient, the targets."""
+        """The bytes that a call must move: the logits, their gradient, the targets; of nll_loss a sector of each row."""
+        if self.loss == "nll_loss":
+            return (0 if self.forward_alone else math.prod(self.shape) * self.dtype.itemsize) + (8 + 32) * self.rows
         return math.prod(self.shape) * self.dtype.itemsize * (1 if self.forward_alone else 2) + 8 * self.rows
 
     def operands(self, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,10 +64,12 @@ CASES = {
         Case((8192, 32768), BF16),
         Case((4096, 131072), BF16),
         Case((2048, 262144), BF16),
+        Case((32768, 4096), loss="nll_loss"),
+        Case((16, 19, 1024, 1024), loss="nll_loss"),
     ),
-    "cpu": (Case((4096, 1000)), Case((16, 19, 256, 256))),
+    "cpu": (Case((4096, 1000)), Case((16, 19, 256, 256)), Case((16, 19, 256, 256), loss="nll_loss")),
 }
-SMALL = (Case((8, 10)), Case((64, 1000)), Case((1024, 1000)))
+SMALL = (Case((8, 10)), Case((64, 1000)), Case((1024, 1000)), Case((64, 1000), loss="nll_loss"))
 OWN = {"label_smoothing": {"label_smoothing": 0.1}, "weight": {"weight": True}, "z_loss": {"z_loss": 1e-4}}
 
 
@@ -75,10 +81,11 @@ def work_of(loss: Loss, case: Case, input: torch.Tensor, target: torch.Tensor, *
 
 def rivals(case: Case, device: str, compiles: bool) -> dict[str, measure.Work]:
     operands = case.operands(device)
-    losses: dict[str, Loss] = {"cudaloss": cudaloss.cross_entropy, "eager": F.cross_entropy}
+    theirs = getattr(F, case.loss)
+    losses: dict[str, Loss] = {"cudaloss": getattr(cudaloss, case.loss), "eager": theirs}
     if compiles:
         torch.compiler.reset()  # else the next shape is compiled for all, which is slower
-        losses["compile"] = torch.compile(lambda input, target: F.cross_entropy(input, target), dynamic=False)
+        losses["compile"] = torch.compile(lambda input, target: theirs(input, target), dynamic=False)
     works = {name: work_of(loss, case, *operands) for name, loss in losses.items()}
     for work in works.values():
         work()
@@ -117,7 +124,7 @@ def own_arguments(case: Case, device: str, rounds: int) -> dict[str, float]:
 def small(case: Case, device: str) -> dict[str, Any]:
     """A small call's time over eager's: of the host, and of a GPU that replays it from a graph."""
     row: dict[str, Any] = {"case": case.name}
-    for what, one in (("step", case), ("forward", Case(case.shape, forward_alone=True))):
+    for what, one in (("step", case), ("forward", replace(case, forward_alone=True))):
         works = rivals(one, device, False)
         ways = {"host": measure.latency(works)}
         if device == "cuda":
