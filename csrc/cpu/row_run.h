@@ -32,8 +32,8 @@ class Fault {
   int64_t index_ = 0;
 };
 
-// Groups: made of a pass; `batch()` rows at a time `run(first, rows, scratch)` fills scratch.terms with losses and writes
-// gradients.
+// Groups: made of a pass; `batch()` rows at a time `run(first, rows, scratch)` fills scratch.terms with losses and
+// writes gradients.
 template <class F, class Groups>
 class RowRun {
  public:
@@ -197,8 +197,7 @@ void run_rows(const Pass& request, const Groups& groups, int64_t row_elements, P
 inline bool wants_float64_rows(const Pass& r) {
   const auto is_float64 = [](const auto& has) { return has.data && has.dtype == DType::Float64; };
   return is_float64(r.input) || is_float64(r.target) || is_float64(r.selection.weight) || is_float64(r.third) ||
-         is_float64(r.losses) || is_float64(r.reduction) ||
-         (is_float64(r.grad_output) && varies(r.inner, kGradOutput));
+         is_float64(r.losses) || is_float64(r.reduction) || (is_float64(r.grad_output) && varies(r.inner, kGradOutput));
 }
 
 }  // namespace cudaloss::cpu

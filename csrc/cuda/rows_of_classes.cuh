@@ -1,5 +1,5 @@
-// The CUDA engine for losses that read all classes of a row: from a Pass to the kernel that suits its sizes and strides.
-// Included by the source of each such loss, which setup.py writes.
+// The CUDA engine for losses that read all classes of a row: from a Pass to the kernel that suits its sizes and
+// strides. Included by the source of each such loss, which setup.py writes.
 #pragma once
 
 #include "cuda/engine.h"

@@ -40,8 +40,7 @@ __device__ __forceinline__ void index_row(const RowParameters<Partial<F>>& p, co
 
 template <class F, class Loss>
 __global__ void __launch_bounds__(kIndexThreads)
-    rows_of_index(const __grid_constant__ RowParameters<Partial<F>> p, const __grid_constant__ Loss loss,
-                  bool fills) {
+    rows_of_index(const __grid_constant__ RowParameters<Partial<F>> p, const __grid_constant__ Loss loss, bool fills) {
   release_next();
   wait_for_prior();
   if (all_held<F>(p)) return;
