@@ -292,9 +292,9 @@ def test_more_than_2_to_the_31_elements():
 @pytest.mark.cuda
 def test_cuda_graph_without_synchronisation():
     input, target = drawn((64, 100), torch.float32, "cuda")
-    leaf = input.requires_grad_()
 
     def step():
+        leaf = input.detach().requires_grad_()  # whose node in autograd's graph is of the stream that is current
         return torch.autograd.grad(cudaloss.nll_loss(leaf, target) * 2, leaf)[0]
 
     side = torch.cuda.Stream()
