@@ -46,6 +46,20 @@ CAPTURES = {
 }
 
 
+def assert_captured(capture, function, tensors, given):
+    """That a graph of `function(*tensors, **given)` does what the call does; tensors among `given` are the graph's."""
+    named = [key for key, value in given.items() if isinstance(value, torch.Tensor)]
+    numbers = {key: value for key, value in given.items() if key not in named}
+
+    def call(input, target, *beside):
+        return function(input, target, **dict(zip(named, beside, strict=True)), **numbers)
+
+    tensors = *tensors, *(given[key] for key in named)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert_same(CAPTURES[capture](call, tensors), call, tensors)
+
+
 def assert_same(replayed, expected, tensors):
     """Values, and gradients of everything floating, of the loss beside another term."""
     found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -126,3 +127,19 @@ def error(found: Tensor, exact: np.ndarray, sizes: np.ndarray | None = None) -> 
         size = np.maximum(size, np.abs(np.asarray(sizes, LONG).reshape(-1)[finite]))
     exponent = np.maximum(np.frexp(np.maximum(size, LONG(2) ** least))[1] - 1, least)
     return float((np.abs(ours[finite] - exact[finite]) / np.exp2((exponent - digits).astype(LONG))).max())
+
+
+def assert_same_bits(function: Callable[..., Tensor], input: Tensor, target: Tensor) -> None:
+    """That a mean and its gradient do not depend on the number of threads, nor on the run."""
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            leaf = input.clone().requires_grad_()
+            value = function(leaf, target)
+            value.backward()
+            found.append((value.detach(), leaf.grad))
+    finally:
+        torch.set_num_threads(before)
+    for value, gradient in found[1:]:
+        assert torch.equal(value, found[0][0]) and torch.equal(gradient, found[0][1])

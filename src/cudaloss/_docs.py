@@ -71,7 +71,6 @@ Example:
     torch.Size([2, 3])
 """
 
-_LEGACY = "size_average, reduce (bool, optional): deprecated, as in PyTorch; where given, they set ``reduction``."
 _REDUCTION = 'reduction (str): ``"mean"`` over all elements, ``"sum"``, or ``"none"`` for one loss an element.'
 
 
@@ -92,7 +91,7 @@ def _of_third(third: Parameter) -> str:
 
 def _own(spec: LossSpec) -> dict[str, str]:
     """The lines of the arguments behind input and target."""
-    found = {"size_average": _LEGACY, "reduction": _REDUCTION + (_BATCHMEAN if spec.batchmean else "")}
+    found = {"size_average": _row_docs.LEGACY, "reduction": _REDUCTION + (_BATCHMEAN if spec.batchmean else "")}
     if spec.weight_first:
         found["weight"] = _lines(spec, ROWS[:1])[0]
     if spec.parameter:

@@ -44,7 +44,7 @@ def check_operands(spec: RowSpec, input: Any, target: Any) -> None:
     if input.device != target.device:
         raise RuntimeError(f"input and target must be on one device, got {input.device} and {target.device}")
     shape, found = rows_shape(input), tuple(target.shape)
-    if target.dtype.is_floating_point and spec.takes_probabilities:
+    if target.dtype.is_floating_point and not spec.takes_indices_alone:
         if target.shape != input.shape:
             hint = "; of class indices expected target dtype to be Long or Byte: call target.long()"
             raise RuntimeError(
@@ -52,14 +52,15 @@ def check_operands(spec: RowSpec, input: Any, target: Any) -> None:
                 f"probabilities, got {found} of {target.dtype}{hint if target.shape == shape else ''}"
             )
         return
-    if target.shape == input.shape and input.shape != shape and spec.takes_probabilities:
+    if target.shape == input.shape and input.shape != shape and not spec.takes_indices_alone:
         raise RuntimeError(
             "Expected floating point type for target with class probabilities: target must have class indices of shape "
             f"{tuple(shape)}, or probabilities of a floating dtype, got {found} of {target.dtype}"
         )
     if target.dtype not in INDICES:
-        also = ", or a floating one of probabilities" if spec.takes_probabilities else ""
-        hint = "; call target.long()" if target.dtype == torch.bool or target.shape == shape else ""
+        also = "" if spec.takes_indices_alone else ", or a floating one of probabilities"
+        has_indices = target.dtype == torch.bool or (target.dtype.is_floating_point and target.shape == shape)
+        hint = "; call target.long()" if has_indices else ""
         raise RuntimeError(f"target must be an integer tensor of class indices{also}, got {target.dtype}{hint}")
     if target.shape == shape:
         return

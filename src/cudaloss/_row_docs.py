@@ -70,7 +70,7 @@ Example:
     torch.Size([2])
 """
 
-_LEGACY = "size_average, reduce (bool, optional): deprecated, as in PyTorch; where given, they set ``reduction``."
+LEGACY = "size_average, reduce (bool, optional): deprecated, as in PyTorch; where given, they set ``reduction``."
 _REDUCTION = 'reduction (str): ``"mean"`` over the rows that count, ``"sum"``, or ``"none"`` for one loss a row.'
 
 # What a loss says besides whose target may have probabilities.
@@ -90,14 +90,14 @@ def _line(argument: Argument) -> str:
 
 def _lines(spec: RowSpec, rows: Iterable[Row]) -> str:
     own = {row.name: _line(row) for row in spec.arguments}
-    known = {"size_average": _LEGACY, "reduction": _REDUCTION, **own}
+    known = {"size_average": LEGACY, "reduction": _REDUCTION, **own}
     first = [known.pop(name) for name in spec.signature.split() if name in known]
     behind = [own[row.name] for row in spec.arguments if row.only_keyword]
     return indent("\n".join([*first, *behind, *(f"{row.name} {row.meaning}" for row in rows)]), "    ")
 
 
 def _fill(template: str, spec: RowSpec, replaces: str, options: str, of_call: str = "") -> str:
-    said = _WITH_PROBABILITIES if spec.takes_probabilities else dict.fromkeys(_WITH_PROBABILITIES, "")
+    said = dict.fromkeys(_WITH_PROBABILITIES, "") if spec.takes_indices_alone else _WITH_PROBABILITIES
     return template.format(
         formula=spec.formula,
         source=spec.source,

@@ -33,7 +33,7 @@ def _thorough(spec: RowSpec) -> Callable[..., Tensor]:
 
 def _ways(spec: RowSpec) -> tuple[dict[Any, Any], dict[Any, Any]]:
     """Those of _ops, without and under autocast, of targets that the loss takes."""
-    taken = {*INDICES, *(DTYPES if spec.takes_probabilities else ())}
+    taken = {*INDICES, *(() if spec.takes_indices_alone else DTYPES)}
     plain, autocast = ({key: way for key, way in ways.items() if key[2] in taken} for ways in (_WAYS, _AUTOCAST_WAYS))
     return plain, autocast
 

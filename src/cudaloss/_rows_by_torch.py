@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ._checks import class_dim
 from ._options import Options
-from ._specs import LossSpec, RowNumbers, RowSpec
+from ._specs import LossSpec, RowNumbers
 
 
 class RowOperands(NamedTuple):
@@ -103,8 +103,7 @@ def operands(
     share = share if weight is None else share * weight
     if not has_indices and out is not None:
         share = torch.where(out.unsqueeze(dim), 0, share)
-    assert isinstance(spec, RowSpec)
-    return RowOperands(x, cap_slope, share, not spec.takes_probabilities, has_indices, dim, rows.z_loss)
+    return RowOperands(x, cap_slope, share, spec.takes_indices_alone, has_indices, dim, rows.z_loss)
 
 
 def values(row: RowOperands) -> Tensor:
@@ -112,7 +111,7 @@ def values(row: RowOperands) -> Tensor:
     logs = row.logs
     terms = -row.share * logs
     if row.has_indices:  # another class counts as 0, also where its logarithm is infinite
-        nothing = torch.where(logs.isnan(), logs, 0) if not row.are_logs else torch.zeros_like(logs)
+        nothing = 0 if row.are_logs else torch.where(logs.isnan(), logs, 0)
         terms = torch.where(row.share == 0, nothing, terms)
     found = terms.sum(row.class_dim)
     return found + row.z_loss * row.lse.square() if row.z_loss else found

@@ -128,8 +128,6 @@ _NONE = OfDifference(())  # of a loss of rows
 class LossSpec:
     """A pointwise loss, or what it has in common with a loss of rows."""
 
-    of_rows = False
-
     id: int  # for ever: graphs that PyTorch keeps over an upgrade name the loss by it
     name: str  # of the op, of the functor and of its header in csrc/losses
     module: str
@@ -151,6 +149,7 @@ class LossSpec:
     inputs: str = "real"  # or one of bench/domains.py: what tests and benchmarks draw
     targets: str = "real"
     same_shape: bool = False  # the namesake refuses operands that would have to broadcast
+    reads: str = "element"  # of rows: all "classes", or the one of its "index"; names the engines' headers
     mean_over_count: bool = False  # the namesake's mean divides by the number of elements, whatever their weights
 
     def __post_init__(self) -> None:
@@ -166,6 +165,15 @@ class LossSpec:
     def _set(self, **fields: Any) -> None:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def of_rows(self) -> bool:
+        return self.reads != "element"
+
+    @property
+    def takes_indices_alone(self) -> bool:
+        """Whether the target must be a class index, not a probability for each class."""
+        return self.reads == "index"
 
     @property
     def flag_values(self) -> dict[str, bool]:
@@ -239,15 +247,8 @@ class LossSpec:
 class RowSpec(LossSpec):
     """A loss of rows: one number for all classes of a row. Its formulas are in ``_rows_by_torch``."""
 
-    of_rows = True
-
     arguments: tuple[Argument, ...] = ()  # in the order of OF_CLASSES; `signature` has the users'
     input_is: str = "logits"
     about: str = ""  # of the documentation: what the formula means
     example: str = ""
-    reads: str = "classes"  # of a row: all its classes, or the one of its "index"; names the engines' headers
-
-    @property
-    def takes_probabilities(self) -> bool:
-        """Whether the target may be a probability for each class, too."""
-        return self.reads == "classes"
+    reads: str = "classes"

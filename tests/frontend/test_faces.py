@@ -83,7 +83,7 @@ def test_signatures_are_pytorchs(spec):
 
 def drawn(spec, shape, dtype, device="cpu"):
     input, target = operands(shape, (dtype,) * 2, device)
-    if not getattr(spec, "takes_probabilities", True):
+    if spec.takes_indices_alone:
         target = torch.randint(shape[1], shape[:1], device=device)
     return input, target
 

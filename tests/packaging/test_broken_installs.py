@@ -47,7 +47,7 @@ found["warnings"] = [(w.category.__name__, str(w.message), w.filename) for w in 
 found["losses"] = []
 for spec in PUBLIC:
     x, y = (0.05 + 0.9 * torch.rand(7, 30) for _ in range(2))  # which every loss takes
-    if not getattr(spec, "takes_probabilities", True):
+    if spec.takes_indices_alone:
         y = torch.arange(7)
     x.requires_grad_()
     value = getattr(cudaloss, spec.function)(x, y, reduction="mean", **spec.needed)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from exact_rows import error
+from exact_rows import assert_same_bits, error
 
 import cudaloss
-from capturing import CAPTURES, assert_same
+from capturing import CAPTURES, assert_captured
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-SHAPES = [(7,), (1, 1), (9, 10), (300, 33), (3, 5000), (4, 19, 6, 5), (2, 3, 2, 2, 2, 2, 2)]
+# Of the last one a GPU's threads write all classes of their rows.
+SHAPES = [(7,), (1, 1), (9, 10), (300, 33), (3, 5000), (4, 19, 6, 5), (2, 3, 2, 2, 2, 2, 2), (2, 5, 64, 64)]
 
 
 def drawn(shape, dtype=torch.float32, device="cpu"):
@@ -166,16 +165,7 @@ def on(device, name):
 @of_options
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_captures(device, name, capture):
-    given, tensors = on(device, name), drawn((6, 9), torch.float32, device)
-    named = [key for key, value in given.items() if isinstance(value, torch.Tensor)]
-    tensors = *tensors, *(given.pop(key) for key in named)
-
-    def call(input, target, *beside):
-        return cudaloss.nll_loss(input, target, **dict(zip(named, beside, strict=True)), **given)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert_same(CAPTURES[capture](call, tensors), call, tensors)
+    assert_captured(capture, cudaloss.nll_loss, drawn((6, 9), torch.float32, device), on(device, name))
 
 
 @of_options
@@ -231,18 +221,7 @@ def test_small_gradients_of_fp16(device):
 
 def test_same_bits(device):
     input, target = drawn((30000, 10), torch.float32, device)
-    found, before = [], torch.get_num_threads()
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            leaf = input.clone().requires_grad_()
-            value = cudaloss.nll_loss(leaf, target)
-            value.backward()
-            found.append((value.detach(), leaf.grad))
-    finally:
-        torch.set_num_threads(before)
-    for value, gradient in found[1:]:
-        assert torch.equal(value, found[0][0]) and torch.equal(gradient, found[0][1])
+    assert_same_bits(cudaloss.nll_loss, input, target)
 
 
 def test_module_op_and_autocast(device):
@@ -276,6 +255,16 @@ def test_bad_arguments(name, wants):
     (input, target), keywords, kind, message = BAD[name]
     with pytest.raises(kind, match=message):
         cudaloss.nll_loss(input.clone().requires_grad_(wants), target, **keywords)
+
+
+@pytest.mark.cuda
+def test_index_out_of_range_side_by_side():
+    """Of rows whose threads write all classes."""
+    input, target = drawn((2, 5, 64, 64), torch.float32, "cuda")
+    target[0, 3, 7] = 5
+    leaf = input.requires_grad_()
+    cudaloss.nll_loss(leaf, target, reduction="sum").backward()
+    assert leaf.grad.isnan().any(1).nonzero().tolist() == [[0, 3, 7]] and leaf.grad[0, :, 3, 7].isnan().all()
 
 
 @pytest.mark.cuda

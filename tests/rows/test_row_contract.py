@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import cudaloss
-from capturing import CAPTURES, assert_same
+from capturing import CAPTURES, assert_captured
 
 SHAPE = (6, 9)
 
@@ -88,16 +88,7 @@ def test_value_and_gradients(request, device, kind, name):
 @of_targets
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_captures(request, device, kind, name, capture):
-    given, tensors = options(device)[name], request.getfixturevalue(kind)
-    named = [key for key, value in given.items() if isinstance(value, torch.Tensor)]
-    tensors = *tensors, *(given.pop(key) for key in named)
-
-    def call(input, target, *beside):
-        return cudaloss.cross_entropy(input, target, **dict(zip(named, beside, strict=True)), **given)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert_same(CAPTURES[capture](call, tensors), call, tensors)
+    assert_captured(capture, cudaloss.cross_entropy, request.getfixturevalue(kind), options(device)[name])
 
 
 @of_options

@@ -84,7 +84,7 @@ def _calls_of_rows(spec: RowSpec) -> list[Call]:
     weights = [torch.rand(shape, generator=generator) + 0.5 for shape in ((classes,), of_rows)]
     options = Options(weight=weights[1], mask=torch.rand(of_rows, generator=generator) < 0.75, batch_dims=1)
     plain = call(logits(SHAPE), indices(SHAPE))
-    if not spec.takes_probabilities:
+    if spec.takes_indices_alone:
         return [plain, call(logits(IMAGE), indices(IMAGE), weights[0], options=options)]
     numbers = RowNumbers(z_loss=1e-3, softcap=20.0)
     return [
