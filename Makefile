@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := build/wheel-tools
-STUB_SOURCES := $(addprefix src/cudaloss/,_specs.py _spec.py _options.py _faces.py _row_faces.py _docs.py _row_docs.py) $(wildcard src/cudaloss/_rows/*.py)
+STUB_SOURCES := $(addprefix src/cudaloss/,_specs.py _spec.py _options.py _faces.py _row_faces.py _docs.py _row_docs.py _vector_docs.py) $(wildcard src/cudaloss/_rows/*.py)
 BUILD_SOURCES := setup.py tools/compiling.py tools/toolkit.py $(addprefix src/cudaloss/,_version.py _least_torch.py _source_tree.py)
 SOURCES := $(shell find csrc -type f) $(STUB_SOURCES) $(BUILD_SOURCES) pyproject.toml
 # Without a GPU nothing runs the CUDA kernels: one architecture is enough to see them compile.

@@ -161,9 +161,9 @@ def write_losses():
     lines = (f"CUDALOSS_ROW_LOSS({loss}, {rows()[loss].id}, {rows()[loss].reads.title()})\n" for loss in ROW_LOSSES)
     write_if_changed(GENERATED / "row_losses.inc", "".join(lines))
     write_if_changed(GENERATED / "csrc_tree.h", f'#define CUDALOSS_CSRC_TREE "{tree_hash(ROOT / "csrc")}"\n')
-    write_if_changed(
-        GENERATED / "losses.h", "#pragma once\n" + "".join(f'#include "losses/{loss}.h"\n' for loss in LOSSES)
-    )
+    for file, folder, losses in (("losses.h", "losses", LOSSES), ("row_losses.h", "losses/rows", ROW_LOSSES)):
+        lines = (f'#include "{folder}/{loss}.h"\n' for loss in losses)
+        write_if_changed(GENERATED / file, "#pragma once\n" + "".join(lines))
 
 
 class Engine(NamedTuple):
@@ -252,7 +252,7 @@ def extension(found):
         os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(names)
         cpp_extension.CUDA_HOME = str(found.root)  # a CPU-only torch leaves it None, whatever the environment says
         sources += generate_sources(CPU)
-        shared = ["cuda/fold.cu", "cuda/count.cu", "cuda/strided.cu"]
+        shared = ["cuda/fold.cu", "cuda/count.cu", "cuda/strided.cu", "cuda/vectors.cu"]
         if len(names) > 1:
             sources += [one_source(shared)]
         else:

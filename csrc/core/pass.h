@@ -91,11 +91,12 @@ struct Denominator {
   }
 };
 
-// What a loss of whole rows has besides: it reads all classes of a row. The dimensions of a request, and everyone's
-// strides in them, are those of the rows; a weight and a mask are those of rows.
+// What a loss of whole rows has besides: it reads all classes of a row, or of vectors all their elements. The
+// dimensions of a request, and everyone's strides in them, are those of the rows; a weight and a mask are those of
+// rows.
 struct Rows {
   int64_t classes;                // 0: a pointwise loss
-  int64_t class_stride[kPlaces];  // of input, target (of probabilities), third (class weights), first and second
+  int64_t class_stride[kPlaces];  // of input, target (not of indices), third (class weights, or a vector), gradients
   int64_t ignore_index;           // the rows of this target, of indices, do not count
   double z_loss, softcap;         // a softcap of 0 is none
 };

@@ -141,6 +141,7 @@ class RowRun {
     find_offsets(walk, at, kInput, count, scratch.of_input);
     scratch.between = count > 1 ? scratch.of_input[1] - scratch.of_input[0] : 0;
     find_offsets(walk, at, kTarget, count, scratch.of_target);
+    if (pass_.third.data) find_offsets(walk, at, kThird, count, scratch.of_third);
     if (pass_.grad_input.data) find_offsets(walk, at, kFirst, count, scratch.of_first);
     if (pass_.grad_target.data) find_offsets(walk, at, kSecond, count, scratch.of_second);
   }
@@ -176,7 +177,7 @@ class RowRun {
 template <class F, class Groups>
 void run_rows(const Pass& request, const Groups& groups, int64_t row_elements, ParallelFor parallel_for) {
   const Strips strips(request.segments, request.inner, kInput, kFirst,
-                      {kInput, kTarget, kWeight, kMask, kGradOutput, kFirst, kSecond}, row_elements);
+                      {kInput, kTarget, kThird, kWeight, kMask, kGradOutput, kFirst, kSecond}, row_elements);
   Fault fault;
   const RowRun<F, Groups> run(request, strips, groups, fault);
   using Scratch = RowScratch<F>;

@@ -11,7 +11,7 @@ namespace cudaloss::cpu {
 // The first arrays are those of the rows of a block.
 template <class F>
 struct RowScratch {
-  int64_t of_input[kBlock], of_target[kBlock], of_first[kBlock], of_second[kBlock];
+  int64_t of_input[kBlock], of_target[kBlock], of_third[kBlock], of_first[kBlock], of_second[kBlock];
   int64_t between;                      // how far apart the input's rows are
   int64_t index[kBlock], keep[kBlock];  // a target; -1 if there is none that counts
   double weights[kBlock], factors[kBlock], rests[kBlock], terms[kBlock], of_segments[kBlock], segment_rests[kBlock],

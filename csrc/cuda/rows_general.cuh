@@ -2,12 +2,10 @@
 // beside a label smoothing, a softcap, fp64. A thread, a warp or a block has a row, and reads it two or three times.
 #pragma once
 
-#include "cuda/row_parameters.cuh"
+#include "cuda/row_lanes.cuh"
 #include "cuda/row_softmax.cuh"
 
 namespace cudaloss::cuda {
-
-constexpr int kGeneralThreads = 512;
 
 template <class F>
 struct GeneralParameters {
@@ -15,39 +13,6 @@ struct GeneralParameters {
   int lanes_shift;  // of a row's threads
   bool probabilities;
 };
-
-// Shuffles of a number of any words.
-template <class V>
-__device__ __forceinline__ V neighbour(const V& x, int distance) {
-  V out;
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(V) / 4); ++i) {
-    reinterpret_cast<int*>(&out)[i] = __shfl_xor_sync(~0u, reinterpret_cast<const int*>(&x)[i], distance);
-  }
-  return out;
-}
-
-// What the row's threads have together, in all of them. `lanes` is the same for all.
-template <class V, class Join>
-__device__ __forceinline__ V together(V x, int lanes, const Join& join) {
-  if (lanes == 1) return x;
-  for (int distance = 16; distance > 0; distance /= 2) x = join(x, neighbour(x, distance));
-  if (lanes == 32) return x;
-  constexpr int kWarps = kGeneralThreads / 32;
-  __shared__ alignas(V) char shared[kWarps * sizeof(V)];
-  V* const of_warp = reinterpret_cast<V*>(shared);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = of_warp[0];
-  for (int warp = 1; warp < kWarps; ++warp) x = join(x, of_warp[warp]);
-  return x;
-}
-
-__device__ __forceinline__ double value_in(double x) { return x; }
-__device__ __forceinline__ double value_in(const Sum& x) { return x.value + x.rest; }
-__device__ __forceinline__ WithRest<double> parts_of(double x) { return {x, 0.0}; }
-__device__ __forceinline__ WithRest<double> parts_of(const Sum& x) { return {x.value, x.rest}; }
 
 // A row's operands.
 template <class F>

@@ -11,15 +11,6 @@ namespace cudaloss::cuda {
 
 // ---- any row -----------------------------------------------------------------------------------------------
 
-// A row's threads. Where the next row is nearer than the next class, neighbours read side by side if each has a row.
-inline int general_lanes_shift(const Pass& r) {
-  const bool is_across =
-      r.inner.rank > 0 && std::abs(r.inner.stride[0][kInput]) < std::abs(r.rows.class_stride[kInput]);
-  const int64_t rows = r.inner.count() * r.segments.count();
-  if (r.rows.classes <= 8 || (is_across && rows * 64 >= r.rows.classes && rows >= 4096)) return 0;
-  return r.rows.classes <= 1024 ? 5 : 9;
-}
-
 template <class F, class Loss>
 void general_rows(const Pass& r, const Memory& memory, Stream stream) {
   GeneralParameters<F> g = {};

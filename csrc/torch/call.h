@@ -18,15 +18,17 @@ struct Call {
   double scale;
   const Maybe &weight, &mask, &normalizer;
   const std::optional<double>& divisor;  // a normalizer that is a number
-  const Maybe& third;                    // in the place of numbers.third; of rows class weights
-  int64_t ignore_index = -100;           // of rows; their z_loss is numbers.third
+  const Maybe& third;           // in the place of numbers.third; of classes their weights, of vectors an operand
+  int64_t ignore_index = -100;  // of rows; their z_loss is numbers.third
   double softcap = 0.0;
   Reads reads = reads_of(mode.loss);
   bool of_rows = reads != Reads::Element;
 
+  bool of_vectors = reads == Reads::Vectors, of_classes = of_rows && !of_vectors;
+
   bool elementwise() const { return mode.reduction == Reduction::None; }
   // Of rows: a class for each of them, not probabilities.
-  bool has_indices() const { return of_rows && !is_floating(any_dtype_of(target.scalar_type())); }
+  bool has_indices() const { return of_classes && !is_floating(any_dtype_of(target.scalar_type())); }
   bool ignores_nan() const { return mode.ignore_nan && is_floating(any_dtype_of(target.scalar_type())); }
   // Whether the denominator must be found out before the pass.
   bool counts() const {
@@ -50,9 +52,10 @@ inline const char* fault_of(const Call& call, const Layout& layout) {
   if (call.mask && call.mask->scalar_type() != ScalarType::Bool) return "mask must be bool";
   if (call.normalizer && call.normalizer->dim() != 0) return "normalizer must be 0-d";
   if (call.mode.batch_dims > layout.rank()) return "batch_dims must be at most the rank";
-  if (call.of_rows && call.third && (call.third->dim() != 1 || call.third->numel() != layout.classes())) {
+  if (call.of_classes && call.third && (call.third->dim() != 1 || call.third->numel() != layout.classes())) {
     return "class weights must be one for each class";
   }
+  if (call.of_vectors && !is_floating(any_dtype_of(call.target.scalar_type()))) return "target must be floating";
   if (call.reads == Reads::Index && !call.has_indices()) return "target must have an index for each row";
   return nullptr;
 }
@@ -82,14 +85,14 @@ inline Layout layout_of(const Call& call, const Tensor* grad_output = nullptr,
   Layout layout = call.of_rows ? Layout(Layout::OfRows(), call.input, call.target) : Layout(call.input, call.target);
   if (call.weight) layout.add(kWeight, *call.weight);
   if (call.mask) layout.add(kMask, *call.mask);
-  if (call.third && !call.of_rows) layout.add(kThird, *call.third);
+  if (call.third && !call.of_classes) layout.add(kThird, *call.third);
   return layout;
 }
 
 inline Rows rows_of(const Call& call, const Layout& layout) {
   Rows rows = {layout.classes(), {}, call.ignore_index, call.numbers.third, call.softcap};
   std::copy(layout.class_strides(), layout.class_strides() + kPlaces, rows.class_stride);
-  if (call.of_rows && call.third) rows.class_stride[kThird] = call.third->strides()[0];
+  if (call.of_classes && call.third) rows.class_stride[kThird] = call.third->strides()[0];
   return rows;
 }
 
@@ -162,7 +165,7 @@ inline Pass pass_of(const Call& call, const Layout& layout, const Divisor* count
   pass.selection = selection_of(call);
   pass.loss = call.mode.loss;
   pass.numbers = call.numbers;
-  pass.third = call.third ? operand(*call.third) : kNoOperand;
+  pass.third = !call.third ? kNoOperand : call.of_vectors ? any_operand(*call.third) : operand(*call.third);
   pass.rows = rows_of(call, layout);
   pass.scale = call.scale;
   if (!call.counts()) counted = nullptr;

@@ -20,8 +20,9 @@
 
 namespace cudaloss::tensors {
 
-// What a loss reads for one of its terms: an element of each operand, all classes of a row, or its target's alone.
-enum class Reads { Element, Classes, Index };
+// What a loss reads for one of its terms: an element of each operand, all classes of a row, its target's alone, or a
+// vector of each operand.
+enum class Reads { Element, Classes, Index, Vectors };
 inline Reads reads_of(int64_t loss) {
   switch (loss) {
 #define CUDALOSS_ROW_LOSS(name, id, reads) \

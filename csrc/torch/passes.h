@@ -199,6 +199,7 @@ template <class Engine>
 Tensor third_gradient(const Call& call, const Layout& layout, const Tensor& grad_output, const Maybe& denominators) {
   require(call.third && !call.mode.for_input && !call.mode.for_target,
           "the gradient of a third operand is of a tensor, and comes in a pass of its own");
+  require(!call.of_rows || (call.of_vectors && layout.is_full(*call.third)), "the third operand has no gradient");
   if (!layout.is_full(*call.third)) {
     return summed_gradient<Engine>(call, layout, grad_output, denominators, *call.third, Summed::GradInput);
   }

@@ -23,7 +23,7 @@ from ._modes import (
     reduction_of,
 )
 from ._options import Options
-from ._specs import BY_MODE, RowNumbers
+from ._specs import BY_MODE, RowNumbers, VectorNumbers
 
 # PyTorch's own, bound here once.
 _is_grad_enabled, _any_functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
@@ -54,6 +54,7 @@ def unpacked(*arguments):
     rows = None
     if spec.of_rows:
         rows = RowNumbers(call.ignore_index, call.parameter, call.softcap)
+        rows = VectorNumbers.of_call(spec, call.parameter, call.second) if spec.of_vectors else rows
         third = call.third
     return spec, call.input, call.target, reduction_of(how), third, dtype, options, call.second, rows
 

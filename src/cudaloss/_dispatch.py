@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from . import _autograd, _private, reference
 from ._autograd import by_reference, gradients, transformed, unpacked
 from ._build import DEVICES
-from ._checks import joint_shape
+from ._checks import class_dim, joint_shape
 from ._modes import (
     BELOW_AUTOGRAD,
     DTYPES,
@@ -26,7 +26,7 @@ from ._modes import (
     pack,
 )
 from ._options import Options
-from ._specs import LossSpec, RowNumbers, Third
+from ._specs import LossSpec, RowNumbers, Third, VectorNumbers
 
 PLAIN_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
 _DEVICES = DEVICES | {"meta"}  # the private ops' fake kernels serve meta tensors
@@ -130,10 +130,10 @@ def loss(
     dtype: torch.dtype,
     options: Options,
     second: float = 0.0,
-    rows: RowNumbers | None = None,
+    rows: RowNumbers | VectorNumbers | None = None,
 ) -> Tensor:
     """The loss of a call whose arguments have been checked, with autograd. Of a loss of rows the parameter is the class
-    weights, or None."""
+    weights, or None; of vectors the third operand."""
     if rows is None and _any_is_distributed(input, target, parameter, options) and not transformed():
         from . import _sharded
 
@@ -164,6 +164,8 @@ def loss(
     decomposes = not is_plain and ((reduction == "none" and is_compiled()) or _is_exporting_to_onnx())
     for_third = third is not None and third.requires_grad and torch.is_grad_enabled()
     is_served = _is_served(input, target, third, dtype, options, rank)
+    if isinstance(rows, VectorNumbers) and (rows.p != 2 or input.shape[class_dim(input)] == 0):
+        is_served = False
     if for_third and not (is_plain and type(third) in PLAIN_TENSORS and spec.has_third_gradient):
         is_served = False
     if decomposes or not is_served:
@@ -173,7 +175,10 @@ def loss(
     how = pack(reduction, dtype, spec.mode, batch_dims) | (IGNORE_NAN if ignore_nan else 0)
     divisor = None if normalizer is None or isinstance(normalizer, Tensor) else normalizer
     call = scale, weight, mask, normalizer if divisor is None else None, divisor
-    if rows is not None:
+    if isinstance(rows, VectorNumbers):
+        number, second = rows.in_call(spec)
+        call = (*call, third, second) if third is not None or second != 0 else call
+    elif rows is not None:
         call, number = (*call, third, second, rows.ignore_index, rows.softcap), rows.z_loss
     else:
         call = call if third is None and second == 0 else (*call, third, second)

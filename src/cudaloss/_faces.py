@@ -20,8 +20,7 @@ from ._specs import PUBLIC, LossSpec, RowSpec
 
 _FUNCTION = """\
 def {function}(
-    input: Tensor,
-    target: Tensor,
+    {operands},
     {options},
     *,
     {keywords},
@@ -61,14 +60,12 @@ _MODULE_BODY = """
 
     def forward(
         self,
-        input: Tensor,
-        target: Tensor,{call_arguments}
+        {operands},{call_arguments}
         *,
         {call_keywords},
     ) -> Tensor:
         return functional.{function}(
-            input,
-            target,
+            {passed},
             {forward},
         )
 
@@ -81,15 +78,13 @@ _MODULE_STUB = """
         {store_stub}
     def forward(
         self,
-        input: Tensor,
-        target: Tensor,{call_arguments}
+        {operands},{call_arguments}
         *,
         {call_keywords},
     ) -> Tensor: ...
     def __call__(
         self,
-        input: Tensor,
-        target: Tensor,{call_arguments}
+        {operands},{call_arguments}
         *,
         {call_keywords},
     ) -> Tensor: ...
@@ -169,6 +164,8 @@ def _fields(spec: LossSpec) -> dict[str, str]:
     stored = [f'keep(self, "{name}", {name})' for name in buffers] + [f"self.{name} = {name}" for name, _ in kept]
     return {
         "name": spec.name,
+        "operands": ",\n{indent}".join(f"{name}: Tensor" for name in spec.operands),
+        "passed": ",\n            ".join(spec.operands),
         "function": spec.function,
         "module": spec.module,
         "options": ",\n{indent}".join(given.values()),

@@ -126,12 +126,12 @@ def check_smoothing(value: Any) -> Any:
     return value
 
 
-def check_options(options: Options, input: Tensor, reduction: str) -> Options:
-    """The options, whose `weight` is the call's sample_weight, with numbers as Python's own."""
+def check_row_options(options: Options, input: Tensor, reduction: str, weight: str) -> Options:
+    """The options, whose weight the call has by that name, with numbers as Python's own."""
     shape = rows_shape(input)
     if options.weight is not None:
-        check_beside("sample_weight", options.weight, input, shape)
-        check_floating("sample_weight", options.weight)
+        check_beside(weight, options.weight, input, shape)
+        check_floating(weight, options.weight)
     if options.mask is not None:
         check_beside("mask", options.mask, input, shape)
         if options.mask.dtype != torch.bool:
@@ -158,4 +158,4 @@ def check(
         check_class_weight(weight, input)
     smoothing, rows = check_smoothing(smoothing), check_numbers(target, ignore_index, z_loss, softcap)
     check_dtype(dtype)
-    return smoothing, rows, check_options(options, input, reduction)
+    return smoothing, rows, check_row_options(options, input, reduction, "sample_weight")

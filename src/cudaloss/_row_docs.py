@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from textwrap import fill, indent
 
 from ._options import Row
-from ._row_faces import OPTIONS
+from ._row_faces import options_of
 from ._specs import Argument, RowSpec
+from ._vector_docs import FIRST_OPERAND, FUNCTION_DOC, LABEL, MODULE_DOC, OTHER_OPERAND
 
 _FUNCTION_DOC = """``{formula}`` of each row of classes, fused.
 
@@ -96,8 +97,28 @@ def _lines(spec: RowSpec, rows: Iterable[Row]) -> str:
     return indent("\n".join([*first, *behind, *(f"{row.name} {row.meaning}" for row in rows)]), "    ")
 
 
+def _of_vectors(spec: RowSpec) -> dict[str, str]:
+    """What a loss of vectors says besides."""
+    first, *others = spec.operands
+    meanings = [FIRST_OPERAND] + [OTHER_OPERAND] * len(others)
+    vectors = spec.operands
+    if not spec.differentiable_third:
+        vectors, meanings[2:] = spec.operands[:2], [LABEL] * (len(others) - 1)
+    shapes = ["torch.ones(2, 4)"] * len(vectors) + ["torch.ones(2)"] * (len(spec.operands) - len(vectors))
+    lines = (f"{name} {meaning}" for name, meaning in zip(spec.operands, meanings, strict=True))
+    return {
+        "operands": indent("\n".join(lines), "    "),
+        "vectors": ", ".join(vectors),
+        "of_margin": "; ``margin`` is not above 0" if spec.differentiable_third else "",
+        "called": ", ".join(shapes),
+    }
+
+
 def _fill(template: str, spec: RowSpec, replaces: str, options: str, of_call: str = "") -> str:
-    said = dict.fromkeys(_WITH_PROBABILITIES, "") if spec.takes_indices_alone else _WITH_PROBABILITIES
+    if spec.of_vectors:
+        said = _of_vectors(spec)
+    else:
+        said = dict.fromkeys(_WITH_PROBABILITIES, "") if spec.takes_indices_alone else _WITH_PROBABILITIES
     return template.format(
         formula=spec.formula,
         source=spec.source,
@@ -114,9 +135,11 @@ def _fill(template: str, spec: RowSpec, replaces: str, options: str, of_call: st
 
 
 def function_doc(spec: RowSpec, replaces: str) -> str:
-    return _fill(_FUNCTION_DOC, spec, replaces, _lines(spec, OPTIONS))
+    template = FUNCTION_DOC if spec.of_vectors else _FUNCTION_DOC
+    return _fill(template, spec, replaces, _lines(spec, options_of(spec)))
 
 
 def module_doc(spec: RowSpec, replaces: str) -> str:
-    of_call = indent("\n".join(f"{row.name} {row.meaning}" for row in OPTIONS if not row.of_module), "    ")
-    return _fill(_MODULE_DOC, spec, replaces, _lines(spec, (row for row in OPTIONS if row.of_module)), of_call)
+    template, rows = MODULE_DOC if spec.of_vectors else _MODULE_DOC, options_of(spec)
+    of_call = indent("\n".join(f"{row.name} {row.meaning}" for row in rows if not row.of_module), "    ")
+    return _fill(template, spec, replaces, _lines(spec, (row for row in rows if row.of_module)), of_call)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ._options import ROWS, Row
-from ._specs import OF_CLASSES, Argument, RowSpec
+from ._specs import Argument, RowSpec
 
 _WEIGHT = Row(
     "sample_weight",
@@ -36,22 +37,48 @@ _DTYPE = Row(
     promote to; under autocast at least float32.""",
 )
 _OTHERS = {row.name: row for row in ROWS}
-OPTIONS: tuple[Row, ...] = (
+_OF_CLASSES: tuple[Row, ...] = (
     _WEIGHT,
     _MASK,
     *(_OTHERS[name] for name in ("normalizer", "scale", "batch_dims")),
     _DTYPE,
 )
+_OF_VECTORS: tuple[Row, ...] = (
+    replace(
+        _WEIGHT,
+        name="weight",
+        meaning="""(Tensor, optional): multiplies each row's loss; of a floating dtype and a shape that broadcasts to the
+    rows', which is the operands' without the vectors' dimension. ``"mean"`` divides by the sum of the weights in play.
+    Differentiable.""",
+    ),
+    replace(
+        _MASK,
+        meaning="""(Tensor, optional): bool, of a shape that broadcasts to the rows'. ``False`` selects a row out: it adds
+    nothing to the loss, to a gradient or to the count, even where its vectors have NaN or Inf.""",
+    ),
+    *_OF_CLASSES[2:-1],
+    replace(
+        _DTYPE,
+        meaning="""(torch.dtype, optional): of the result. Default: the one that the vectors' promote to; under autocast at
+    least float32.""",
+    ),
+)
+
+
+def options_of(spec: RowSpec) -> tuple[Row, ...]:
+    """The keywords of a call that are no arguments of the loss's own."""
+    return _OF_VECTORS if spec.of_vectors else _OF_CLASSES
+
 
 FUNCTION_BODY = """\
     {legacy}own = {own}
     if not is_dynamo_compiling():
         result = _fused_{name}(
-            input, target, reduction, own, dtype, sample_weight, mask, normalizer, scale, batch_dims
+            {first_two}, reduction, own, dtype, {weight}, mask, normalizer, scale, batch_dims
         )
         if result is not None:
             return result
-    return _unusual_{name}(input, target, reduction, own, dtype, sample_weight, mask, normalizer, scale, batch_dims)
+    return _unusual_{name}({first_two}, reduction, own, dtype, {weight}, mask, normalizer, scale, batch_dims)
 """
 
 
@@ -61,7 +88,7 @@ def _keywords(rows: Iterable[Row | Argument]) -> list[str]:
 
 def fields(spec: RowSpec, legacy: str) -> dict[str, str]:
     """What the templates of ``_faces`` are filled with."""
-    own = {row.name: row for row in spec.arguments}
+    own, options = {row.name: row for row in spec.arguments}, options_of(spec)
     annotations = {"size_average": "bool | None", "reduce": "bool | None", "reduction": "str"}
     annotations |= {name: row.annotation for name, row in own.items()}
     defaults = {"size_average": None, "reduce": None, "reduction": f'"{spec.reduction}"'}
@@ -69,22 +96,28 @@ def fields(spec: RowSpec, legacy: str) -> dict[str, str]:
     between = ",\n{indent}"
     given = between.join(f"{name}: {annotations[name]} = {defaults[name]}" for name in spec.signature.split())
     behind = _keywords(row for row in spec.arguments if row.only_keyword)
-    of_module = [row for row in OPTIONS if row.of_module]
-    of_call = [row for row in OPTIONS if not row.of_module]
+    of_module = [row for row in options if row.of_module]
+    of_call = [row for row in options if not row.of_module]
     kept = [*((name, row.annotation) for name, row in own.items()), *((row.name, row.annotation) for row in of_module)]
     forwarded = [f"{name}=self.{name}" for name in ["reduction", *(name for name, _ in kept)]]
     return {
         "name": spec.name,
+        "operands": between.join(f"{name}: Tensor" for name in spec.operands),
+        "passed": ",\n            ".join(spec.operands),
+        "first_two": ", ".join(spec.operands[:2]),
+        "weight": options[0].name,
         "function": spec.function,
         "module": spec.module,
         "options": given,
         "module_options": given,
-        "keywords": between.join([*behind, *_keywords(OPTIONS)]),
+        "keywords": between.join([*behind, *_keywords(options)]),
         "module_keywords": between.join([*behind, *_keywords(of_module)]),
         "call_arguments": "",
         "call_keywords": between.join(_keywords(of_call)),
         "legacy": legacy,
-        "own": ", ".join(name if name in own else repr(default) for name, default in OF_CLASSES.items()),
+        "own": ", ".join(
+            name if name in own or name in spec.operands else repr(default) for name, default in spec.given.items()
+        ),
         "store": "\n        ".join(
             f'keep(self, "{name}", {name})' if annotation.startswith("Tensor") else f"self.{name} = {name}"
             for name, annotation in kept

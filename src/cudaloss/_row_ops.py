@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _dispatch, _private, reference
+from . import _dispatch, _private, _vector_ops, reference
 from ._build import DEVICES
 from ._dispatch import PLAIN_TENSORS
 from ._modes import BELOW_AUTOGRAD, DTYPES, INDICES, LOSS
 from ._ops import _AUTOCAST_WAYS, _WAYS, Kernel, _is_autocast, _is_usual, _none, _usual
 from ._options import Options
 from ._row_checks import check
-from ._row_faces import OPTIONS
-from ._specs import OF_CLASSES, OF_ROWS, RowSpec
+from ._row_faces import options_of
+from ._specs import OF_ROWS, RowSpec
 
 
 def _thorough(spec: RowSpec) -> Callable[..., Tensor]:
@@ -120,22 +120,30 @@ def _are_usual(input: Tensor, target: Tensor, own: tuple[Any, ...], batch_dims: 
     )
 
 
+def _kernel_of(spec: RowSpec) -> Kernel:
+    if spec.of_vectors:
+        return _vector_ops.kernel_of(spec)
+    return Kernel(_fused(spec) if DEVICES else _none, _thorough(spec))
+
+
 def _define(spec: RowSpec) -> Kernel:
     """Defines the public op of `spec`."""
+    rows = options_of(spec)
     own = {row.name: f"{row.schema} {row.name}={row.default}" for row in spec.arguments}
     own["reduction"] = f'str reduction="{spec.reduction}"'
-    names = [name for name in spec.signature.split() if name in own]
-    keywords = [*(own[row.name] for row in spec.arguments if row.only_keyword), *(row.of_op for row in OPTIONS)]
-    named = ", ".join(own[name] for name in names)
-    schema = f"{spec.name}(Tensor input, Tensor target, {named}, *, {', '.join(keywords)}) -> Tensor"
+    given_names = [name for name in spec.signature.split() if name in own]
+    names = [*spec.operands[2:], *given_names]
+    keywords = [*(own[row.name] for row in spec.arguments if row.only_keyword), *(row.of_op for row in rows)]
+    named = ", ".join([*(f"Tensor {name}" for name in spec.operands), *(own[name] for name in given_names)])
+    schema = f"{spec.name}({named}, *, {', '.join(keywords)}) -> Tensor"
     _private.LIBRARY.define(schema, tags=_private.TAGS)
-    kernel = Kernel(_fused(spec) if DEVICES else _none, _thorough(spec))
-    of_options: dict[str, Any] = {row.name: row.default for row in OPTIONS}
+    kernel, defaults = _kernel_of(spec), spec.given
+    of_options: dict[str, Any] = {row.name: row.default for row in rows}
 
     # The dispatcher passes on only what differs from its default.
     def op(input, target, *given, **named):
         given = {**dict(zip(names, given, strict=False)), **named}
-        own = tuple(given.get(name, default) for name, default in OF_CLASSES.items())
+        own = tuple(given.get(name, default) for name, default in defaults.items())
         options = {name: given.get(name, default) for name, default in of_options.items()}
         dtype = options.pop("dtype")
         call = input, target, given.get("reduction", spec.reduction), own, dtype, *options.values()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ._checks import class_dim
 from ._options import Options
-from ._specs import LossSpec, RowNumbers
+from ._specs import LossSpec, RowNumbers, VectorNumbers
 
 
 class RowOperands(NamedTuple):
@@ -45,9 +45,11 @@ class RowOperands(NamedTuple):
         return x.unsqueeze(self.class_dim)
 
 
-def left_out(shape: torch.Size, target: Tensor, options: Options, rows: RowNumbers) -> Tensor | None:
+def left_out(
+    shape: torch.Size, target: Tensor, options: Options, rows: RowNumbers | VectorNumbers
+) -> Tensor | None:
     """Where rows, of this shape, do not count; None: nowhere."""
-    ignored = None if target.is_floating_point() else target == rows.ignore_index
+    ignored = None if isinstance(rows, VectorNumbers) or target.is_floating_point() else target == rows.ignore_index
     if options.mask is None:
         return ignored
     return (~options.mask if ignored is None else ~options.mask | ignored).expand(shape)

@@ -97,6 +97,26 @@ class RowNumbers(NamedTuple):
     softcap: float = 0.0  # 0: there is none
 
 
+class VectorNumbers(NamedTuple):
+    """The numbers of a loss of vectors."""
+
+    margin: float = 0.0
+    eps: float = 0.0
+    p: float = 2.0
+
+    @classmethod
+    def of_call(cls, spec: LossSpec, parameter: float, second: float) -> VectorNumbers:
+        """Of the private ops' parameter and second number."""
+        return cls(parameter, second) if spec.has_margin else cls(eps=parameter)
+
+    def in_call(self, spec: LossSpec) -> tuple[float, float]:
+        return (self.margin, self.eps) if spec.has_margin else (self.eps, 0.0)
+
+
+# What private code passes of a loss of vectors, beside its first two operands, and what it is where a loss lacks it.
+OF_VECTORS: dict[str, object] = {"third": None, "margin": 0.0, "p": 2.0, "eps": 0.0, "swap": False, "dim": None}
+
+
 @dataclass(frozen=True)
 class Flag:
     """A loss's own bool."""
@@ -149,7 +169,9 @@ class LossSpec:
     inputs: str = "real"  # or one of bench/domains.py: what tests and benchmarks draw
     targets: str = "real"
     same_shape: bool = False  # the namesake refuses operands that would have to broadcast
-    reads: str = "element"  # of rows: all "classes", or the one of its "index"; names the engines' headers
+    reads: str = "element"  # of rows: all "classes", the one of its "index", or "vectors"; names the engines' headers
+    operands: tuple[str, ...] = ("input", "target")  # their names; of vectors a third one may follow
+    differentiable_third: bool = False  # of a loss of vectors: the third operand is a vector too, not a label
     mean_over_count: bool = False  # the namesake's mean divides by the number of elements, whatever their weights
 
     def __post_init__(self) -> None:
@@ -169,6 +191,14 @@ class LossSpec:
     @property
     def of_rows(self) -> bool:
         return self.reads != "element"
+
+    @property
+    def of_vectors(self) -> bool:
+        return self.reads == "vectors"
+
+    @property
+    def has_margin(self) -> bool:
+        return "margin" in self.signature.split()
 
     @property
     def takes_indices_alone(self) -> bool:
@@ -201,7 +231,7 @@ class LossSpec:
     @property
     def has_third_gradient(self) -> bool:
         """Whether the kernels make the gradients of a third operand that is a tensor, as each call has one."""
-        return self.parameter is not None and self.parameter.of_call
+        return self.differentiable_third or (self.parameter is not None and self.parameter.of_call)
 
     @property
     def reductions(self) -> tuple[str, ...]:
@@ -245,10 +275,25 @@ class LossSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RowSpec(LossSpec):
-    """A loss of rows: one number for all classes of a row. Its formulas are in ``_rows_by_torch``."""
+    """A loss of rows: one number for all classes of a row, or for a vector of each operand. Its formulas are in
+    ``_rows_by_torch`` and ``_vectors_by_torch``."""
 
-    arguments: tuple[Argument, ...] = ()  # in the order of OF_CLASSES; `signature` has the users'
+    arguments: tuple[Argument, ...] = ()  # in the order of OF_CLASSES or OF_VECTORS; `signature` has the users'
     input_is: str = "logits"
     about: str = ""  # of the documentation: what the formula means
     example: str = ""
     reads: str = "classes"
+
+    @property
+    def given(self) -> dict[str, object]:
+        """What private code passes of the loss, by the names that a call may give, and the defaults."""
+        if not self.of_vectors:
+            return OF_CLASSES
+        third = self.operands[2] if len(self.operands) > 2 else "third"
+        own = {row.name: row.default for row in self.arguments}
+        return {third if name == "third" else name: own.get(name, value) for name, value in OF_VECTORS.items()}
+
+    def named(self, own: tuple[Any, ...]) -> dict[str, Any]:
+        """Of what :attr:`given` has, the arguments of a call."""
+        names = {*self.operands, *(row.name for row in self.arguments)}
+        return {name: value for name, value in zip(self.given, own, strict=True) if name in names}

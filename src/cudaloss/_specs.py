@@ -1,12 +1,11 @@
 """One row a loss, of which everything that is the same for all losses is made: ops, functions, modules, documentation,
 tests, benchmarks. A new pointwise loss is a row in ``_rows`` and a functor in ``csrc/losses/<name>.h``; a loss of rows
-has its functor in ``csrc/losses/rows/<name>.h`` and its formulas in ``_rows_by_torch``."""
+has its functor in ``csrc/losses/rows/<name>.h`` and its formulas in ``_rows_by_torch`` or ``_vectors_by_torch``."""
 
 from __future__ import annotations
 
-from ._rows import of_classes, of_difference, of_likelihoods, of_operands
+from ._rows import of_classes, of_difference, of_likelihoods, of_operands, of_vectors
 from ._spec import (
-    OF_CLASSES,
     Argument,
     Flag,
     LossSpec,
@@ -17,11 +16,11 @@ from ._spec import (
     RowNumbers,
     RowSpec,
     Third,
+    VectorNumbers,
 )
 
 __all__ = [
     "BY_MODE",
-    "OF_CLASSES",
     "OF_ROWS",
     "PUBLIC",
     "SPECS",
@@ -35,6 +34,7 @@ __all__ = [
     "RowNumbers",
     "RowSpec",
     "Third",
+    "VectorNumbers",
 ]
 
 # Pointwise losses: of one element at a time.
@@ -42,8 +42,8 @@ SPECS: tuple[LossSpec, ...] = tuple(
     sorted((*of_difference.ROWS, *of_operands.ROWS, *of_likelihoods.ROWS), key=lambda spec: spec.id)
 )
 
-# Losses of rows: one number for all classes of a row.
-OF_ROWS: tuple[RowSpec, ...] = of_classes.ROWS
+# Losses of rows: one number for all classes of a row, or for a vector of each operand.
+OF_ROWS: tuple[RowSpec, ...] = (*of_classes.ROWS, *of_vectors.ROWS)
 
 # Every loss.
 PUBLIC: tuple[LossSpec, ...] = (*SPECS, *OF_ROWS)

@@ -17,8 +17,9 @@ from ._dispatch import is_captured
 from ._faces import define_function
 from ._ops import KERNELS
 from ._options import Options
+from ._row_faces import options_of
 from ._row_ops import KERNELS as ROW_KERNELS
-from ._specs import OF_CLASSES, OF_ROWS, PUBLIC, SPECS, LossSpec, RowSpec
+from ._specs import OF_ROWS, PUBLIC, SPECS, LossSpec, RowSpec
 from .reference import widest
 
 __all__ = [spec.function for spec in PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -87,23 +88,22 @@ for _spec in SPECS:
 
 def _unusual_of_rows(spec: RowSpec, thorough: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The same of a loss of rows."""
-    op, names = getattr(torch.ops.cudaloss, spec.name), {row.name for row in spec.arguments}
+    op, beside = getattr(torch.ops.cudaloss, spec.name), [row.name for row in options_of(spec)][:-1]
 
     def call(input: Any, target: Any, reduction: Any, own: Any, dtype: Any, *options: Any) -> Any:
-        of_loss = {name: value for name, value in zip(OF_CLASSES, own, strict=True) if name in names}
-        given = {**of_loss, "dtype": dtype, **dict(zip(_BESIDE, options, strict=True))}
-        tensors = input, target, *own[:1], *options[:3]
+        given = {**spec.named(own), "dtype": dtype, **dict(zip(beside, options, strict=True))}
+        operands = input, target, *(given.pop(name) for name in spec.operands[2:])
+        tensors = *operands, *own[:1], *options[:3]
         if has_torch_function(tensors):
-            return handle_torch_function(globals()[spec.function], tensors, input, target, reduction=reduction, **given)
+            return handle_torch_function(globals()[spec.function], tensors, *operands, reduction=reduction, **given)
         if torch.compiler.is_compiling() or is_captured():
             given["normalizer"] = _as_tensor(given["normalizer"], input, reduction)
-            return op(input, target, reduction=reduction, **given)
+            return op(*operands, reduction=reduction, **given)
         return thorough(input, target, reduction, own, dtype, *options)
 
     return call
 
 
-_BESIDE = ("sample_weight", "mask", "normalizer", "scale", "batch_dims")
 for _spec in OF_ROWS:
     globals()[f"_fused_{_spec.name}"] = ROW_KERNELS[_spec.name].fused
     globals()[f"_unusual_{_spec.name}"] = _unusual_of_rows(_spec, ROW_KERNELS[_spec.name].thorough)

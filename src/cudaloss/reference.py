@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import _formulas, _rows_by_torch
+from . import _formulas, _rows_by_torch, _vectors_by_torch
 from ._checks import joint_shape, rows_shape
 from ._formulas import Operands
 from ._options import NONE, Options
-from ._specs import LossSpec, OfDifference, RowNumbers, Third
+from ._specs import LossSpec, OfDifference, RowNumbers, Third, VectorNumbers
 
 __all__ = ["denominators", "gradients", "loss", "result_dtype"]
 
@@ -92,7 +92,7 @@ def _over_rest(reduce: Callable[..., Tensor], terms: Tensor, batch_dims: int) ->
 class _OfRows(NamedTuple):
     """What a loss of rows is computed from, as :class:`_Terms` for a pointwise one; weights are the rows'."""
 
-    operands: _rows_by_torch.RowOperands
+    operands: _rows_by_torch.RowOperands | _vectors_by_torch.VectorOperands
     weight: Tensor | None
     left_out: Tensor | None
 
@@ -110,14 +110,19 @@ def _of_rows(
     dtype: torch.dtype,
     options: Options,
     smoothing: float,
-    rows: RowNumbers,
+    rows: RowNumbers | VectorNumbers,
 ) -> _OfRows:
+    third = parameter if isinstance(parameter, Tensor) else None
     compute = _compute_dtype_of(input, target, dtype, options.weight)
+    if spec.differentiable_third and third is not None:
+        compute = _compute_dtype([compute, third.dtype])
     left_out = _rows_by_torch.left_out(rows_shape(input), target, options, rows)
     weight = None if options.weight is None else options.weight.to(compute)
     weight = weight if weight is None or left_out is None else torch.where(left_out, 0, weight)
-    class_weight = _class_weight(parameter)
-    operands = _rows_by_torch.operands(spec, input, target, class_weight, left_out, smoothing, rows, compute)
+    if isinstance(rows, VectorNumbers):
+        operands = _vectors_by_torch.operands(spec, input, target, third, left_out, rows, compute)
+    else:
+        operands = _rows_by_torch.operands(spec, input, target, third, left_out, smoothing, rows, compute)
     return _OfRows(operands, weight, left_out)
 
 
@@ -127,7 +132,7 @@ def _counted(
     target: Tensor,
     options: Options,
     parameter: Third | None = None,
-    rows: RowNumbers | None = None,
+    rows: RowNumbers | VectorNumbers | None = None,
 ) -> Tensor | None:
     """What a mean divides by where it is neither a normalizer nor the number of all elements."""
     if options.normalizer is not None:
@@ -164,6 +169,12 @@ def _normalized(x: Tensor, normalizer: Tensor | float) -> Tensor:
     return (x.to(widest(x.device)) / normalizer).to(x.dtype)
 
 
+def _values_of_rows(operands: _rows_by_torch.RowOperands | _vectors_by_torch.VectorOperands) -> Tensor:
+    if isinstance(operands, _vectors_by_torch.VectorOperands):
+        return _vectors_by_torch.values(operands)
+    return _rows_by_torch.values(operands)
+
+
 def loss(
     spec: LossSpec,
     input: Tensor,
@@ -173,18 +184,18 @@ def loss(
     dtype: torch.dtype,
     options: Options = NONE,
     second: float = 0.0,
-    rows: RowNumbers | None = None,
+    rows: RowNumbers | VectorNumbers | None = None,
 ) -> Tensor:
     """The loss of `spec` in float32 arithmetic (float64 where a dtype is), rounded to `dtype` at the end.
 
     `parameter` is the third operand, a number or a tensor, and `second` the loss's second number; of a loss of `rows`
-    they are the class weights, or None, and label_smoothing."""
+    they are the class weights, or None, and label_smoothing; of vectors their third operand, or None, and nothing."""
     if rows is None:
         operands, third, weight, left_out = _terms(spec, input, target, parameter, dtype, options)
         value = _formulas.value(spec, operands, third, second)
     else:
         of_rows, weight, left_out = _of_rows(spec, input, target, parameter, dtype, options, second, rows)
-        value = _rows_by_torch.values(of_rows)
+        value = _values_of_rows(of_rows)
     value = value if weight is None else value * weight
     value = value if left_out is None else torch.where(left_out, 0, value)
     batch_dims, scale = options.batch_dims, options.scale
@@ -260,7 +271,7 @@ def gradients(
     needed: tuple[bool, ...],
     options: Options = NONE,
     second: float = 0.0,
-    rows: RowNumbers | None = None,
+    rows: RowNumbers | VectorNumbers | None = None,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of :func:`loss` for input, target and a third operand, where `needed`; differentiable where grad
     mode is on. Of a loss of `rows` there is none for the class weights."""
@@ -287,19 +298,23 @@ def _gradients_of_rows(
     needed: tuple[bool, ...],
     options: Options,
     smoothing: float,
-    rows: RowNumbers,
+    rows: RowNumbers | VectorNumbers,
 ) -> tuple[Tensor | None, ...]:
     operands, weight, left_out = _of_rows(spec, input, target, parameter, dtype, options, smoothing, rows)
     shape = rows_shape(input)
     counted = _counted(spec, shape, target, options, parameter, rows) if reduction == "mean" else None
-    factor = _incoming(grad_output.to(operands.logits.dtype), shape, reduction, counted, options)
+    of_vectors = isinstance(operands, _vectors_by_torch.VectorOperands)
+    compute = (operands.vectors[0] if of_vectors else operands.logits).dtype
+    factor = _incoming(grad_output.to(compute), shape, reduction, counted, options)
     factor = operands.over_classes(factor.expand(shape))
     weight = None if weight is None else operands.over_classes(weight.expand(shape))
     left_out = None if left_out is None else operands.over_classes(left_out.expand(shape))
-    slopes = _rows_by_torch.slopes(operands, smoothing, _class_weight(parameter))
-    pairs = zip(slopes, (input, target), needed, strict=False)
-    found = (_gradient(slope if wanted else None, x, factor, weight, left_out) for slope, x, wanted in pairs)
-    return *found, None
+    if of_vectors:
+        slopes = _vectors_by_torch.slopes(operands)
+    else:
+        slopes = _rows_by_torch.slopes(operands, smoothing, _class_weight(parameter))
+    pairs = zip((*slopes, None)[:3], (input, target, parameter), needed, strict=False)
+    return tuple(_gradient(slope if wanted else None, x, factor, weight, left_out) for slope, x, wanted in pairs)
 
 
 def denominators(
@@ -308,7 +323,7 @@ def denominators(
     target: Tensor,
     options: Options,
     parameter: Third | None = None,
-    rows: RowNumbers | None = None,
+    rows: RowNumbers | VectorNumbers | None = None,
 ) -> Tensor | None:
     """What the ops count for a mean: in float64, with the reciprocals; None where there is nothing to count."""
     shape = joint_shape(input, target) if rows is None else rows_shape(input)

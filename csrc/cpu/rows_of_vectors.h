@@ -1,0 +1,149 @@
+// The CPU engine for losses of rows of vectors. Included by the source of each such loss, which setup.py writes.
+#pragma once
+
+#include <stdexcept>
+
+#include "core/vectors.h"
+#include "cpu/row_run.h"
+
+namespace cudaloss::cpu {
+
+// A row of a loss of differences becomes u in the place of x, v in that of z; of_w: w in that of t, which is read last.
+template <class F>
+CUDALOSS_MULTIVERSION void make_differences(const F* x, const F* t, const F* z, F eps, int64_t count, F* u, F* v,
+                                            F* w) {
+  for (int64_t j = 0; j < count; ++j) {
+    const F own = x[j], near = t[j], far = z[j];
+    u[j] = own - near + eps;
+    v[j] = own - far + eps;
+    if (w) w[j] = near - far + eps;
+  }
+}
+
+// The sum of a b, lane by lane: in one order at every level of vectors.
+template <class F>
+CUDALOSS_MULTIVERSION double product_sum(const F* a, const F* b, int64_t count) {
+  LaneSums sums = {};
+  const int64_t whole = count / kLanes * kLanes;
+  for (int64_t j = 0; j < whole; j += kLanes) {
+    double terms[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      terms[lane] = static_cast<double>(a[j + lane]) * static_cast<double>(b[j + lane]);
+    }
+    sums.add<kIsCompensated<F>>(terms);
+  }
+  if (whole < count) {
+    double terms[kLanes] = {};
+    for (int64_t j = whole; j < count; ++j) terms[j - whole] = static_cast<double>(a[j]) * static_cast<double>(b[j]);
+    sums.add<kIsCompensated<F>>(terms);
+  }
+  const Sum total = sums.total();
+  return rounded(WithRest<double>{total.value, total.rest});
+}
+
+// out = by_u u + by_v v
+template <class F>
+CUDALOSS_MULTIVERSION void combine(const F* u, const F* v, Constant<F> by_u, Constant<F> by_v, int64_t count, F* out) {
+  for (int64_t j = 0; j < count; ++j) {
+    out[j] = fused(by_u.hi, u[j], fused(by_v.hi, v[j], fused(by_u.lo, u[j], by_v.lo * v[j])));
+  }
+}
+
+template <class F, class Loss>
+class VectorGroups {
+ public:
+  explicit VectorGroups(const Pass& pass) : pass_(pass), loss_(pass.numbers), shape_{false, pass.rows.classes} {}
+
+  int64_t batch() const { return kBlock; }
+
+  void run(int64_t first, int64_t rows, RowScratch<F>& scratch) const {
+    if (scratch.tiles.empty()) scratch.tiles.resize(kBuffers * shape_.size());
+    for (int64_t row = first; row < first + rows; ++row) {
+      scratch.terms[row] = 0.0;
+      VectorRow found = {};
+      Vectors vectors = {};
+      if (scratch.keep[row]) {
+        vectors = vectors_of(row, scratch);
+        found = loss_.finish(sums_of(vectors), label_of(row, scratch));
+        scratch.terms[row] = found.loss;
+      }
+      const WithRest<double> factor = {scratch.factors[row], scratch.rests[row]};
+      if (found.uses_w) vectors.v = vectors.w;
+      const auto write = [&](const Result& gradient, const Multiples& by, int64_t offset, Place place) {
+        if (gradient.data)
+          write_gradient(gradient, by, vectors, factor, offset, pass_.rows.class_stride[place], scratch);
+      };
+      write(pass_.grad_input, pass_.of_third ? found.third : found.input, scratch.of_first[row], kFirst);
+      write(pass_.grad_target, found.target, scratch.of_second[row], kSecond);
+    }
+  }
+
+ private:
+  static constexpr bool kOfDifferences = Loss::kVectors == VectorsOf::Differences;
+  static constexpr int kBuffers = 4;  // of input, target and third, and of a gradient
+
+  struct Vectors {
+    const F *u, *v, *w;
+  };
+
+  F* buffer(int which, RowScratch<F>& scratch) const { return scratch.tiles.data() + which * shape_.size(); }
+
+  // A row as F: where it lies if it can be read there.
+  const F* read(const Operand& operand, int64_t offset, Place place, F* buffer) const {
+    const int64_t stride = pass_.rows.class_stride[place], keep = -1;
+    if (holds<F>(operand.dtype) && stride == 1) return static_cast<const F*>(operand.data) + offset;
+    read_rows(operand, &offset, stride, shape_, 1, &keep, buffer);
+    return buffer;
+  }
+
+  Vectors vectors_of(int64_t row, RowScratch<F>& scratch) const {
+    F *own = buffer(0, scratch), *other = buffer(1, scratch), *third = buffer(2, scratch);
+    const F* x = read(pass_.input, scratch.of_input[row], kInput, own);
+    const F* t = read(pass_.target, scratch.of_target[row], kTarget, other);
+    if constexpr (!kOfDifferences) return {x, t, nullptr};
+    const F* z = read(pass_.third, scratch.of_third[row], kThird, third);
+    F* const w = loss_.needs_w() ? other : nullptr;
+    make_differences(x, t, z, static_cast<F>(pass_.numbers.second), shape_.classes, own, third, w);
+    return {own, third, w};
+  }
+
+  VectorSums sums_of(const Vectors& vectors) const {
+    const int64_t count = shape_.classes;
+    VectorSums sums = {product_sum(vectors.u, vectors.u, count), product_sum(vectors.v, vectors.v, count), 0.0};
+    if constexpr (!kOfDifferences) sums.third = product_sum(vectors.u, vectors.v, count);
+    if (vectors.w) sums.third = product_sum(vectors.w, vectors.w, count);
+    return sums;
+  }
+
+  double label_of(int64_t row, const RowScratch<F>& scratch) const {
+    return !kOfDifferences && Loss::kHasThird ? number_at<double>(pass_.third, scratch.of_third[row]) : 0.0;
+  }
+
+  void write_gradient(const Result& gradient, const Multiples& by, const Vectors& vectors, WithRest<double> factor,
+                      int64_t offset, int64_t stride, RowScratch<F>& scratch) const {
+    const bool in_place = holds<F>(gradient.dtype) && stride == 1;
+    F* const out = in_place ? static_cast<F*>(gradient.data) + offset : buffer(3, scratch);
+    const auto times_factor = [&](double x) { return constant_of(fused(x, factor.value, x * factor.rest), F()); };
+    if (by.of_u == 0.0 && by.of_v == 0.0) {
+      std::fill(out, out + shape_.classes, F(0));
+    } else {
+      combine(vectors.u, vectors.v, times_factor(by.of_u), times_factor(by.of_v), shape_.classes, out);
+    }
+    if (!in_place) write_rows(gradient, &offset, stride, shape_, 1, out);
+  }
+
+  const Pass& pass_;
+  const Loss loss_;
+  const TileShape shape_;
+};
+
+template <class Loss>
+void vectors_pass(const Pass& r, ParallelFor parallel_for) {
+  if (Loss::kHasThird != (r.third.data != nullptr)) throw std::logic_error(kOtherThird);
+  if (wants_float64_rows(r)) {
+    return run_rows<double>(r, VectorGroups<double, Loss>(r), r.rows.classes, parallel_for);
+  }
+  run_rows<float>(r, VectorGroups<float, Loss>(r), r.rows.classes, parallel_for);
+}
+
+}  // namespace cudaloss::cpu

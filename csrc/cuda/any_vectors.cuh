@@ -1,0 +1,94 @@
+// A loss of vectors known at run time only: it is asked once a row, so one set of kernels serves all.
+#pragma once
+
+#include "core/vectors.h"
+#include "cuda/row_parameters.cuh"
+#include "row_losses.h"
+
+namespace cudaloss::cuda {
+
+template <class Loss, class = void>
+constexpr bool kIsOfVectors = false;
+template <class Loss>
+constexpr bool kIsOfVectors<Loss, std::void_t<decltype(Loss::kVectors)>> = true;
+
+struct AnyVectors {
+  int loss;
+  Numbers numbers;
+
+  __device__ __forceinline__ VectorRow finish(const VectorSums& sums, double label) const {
+    VectorRow row = {};
+    switch (loss) {
+#define CUDALOSS_ROW_LOSS(name, id, reads)      \
+  case id:                                      \
+    row = finish_as<losses::name>(sums, label); \
+    break;
+#include "row_losses.inc"
+#undef CUDALOSS_ROW_LOSS
+    }
+    return row;
+  }
+
+ private:
+  template <class Loss>
+  __device__ __forceinline__ VectorRow finish_as(const VectorSums& sums, double label) const {
+    if constexpr (kIsOfVectors<Loss>) {
+      return Loss(numbers).finish(sums, label);
+    } else {
+      return {};
+    }
+  }
+};
+
+template <class P>
+struct VectorParameters {
+  RowParameters<P> rows;
+  AnyVectors loss;
+  double eps;  // of differences
+  bool differences, needs_w;
+  bool of_third;    // the third operand's gradient is wanted, in the place of the input's
+  int lanes_shift;  // of a row's threads, in vectors_in_general
+};
+
+// A row's gradients: multiples of u and v. nothing: they are 0, whatever u and v are.
+template <class F>
+struct VectorGains {
+  Constant<F> input_u, input_v, target_u, target_v;
+  bool nothing, uses_w;
+
+  __device__ __forceinline__ F input(F u, F v) const { return sum(input_u, u, input_v, v); }
+  __device__ __forceinline__ F target(F u, F v) const { return sum(target_u, u, target_v, v); }
+
+ private:
+  __device__ __forceinline__ F sum(const Constant<F>& by_u, F u, const Constant<F>& by_v, F v) const {
+    const F found = fused(by_u.hi, u, fused(by_v.hi, v, fused(by_u.lo, u, by_v.lo * v)));
+    return nothing ? F(0) : found;
+  }
+};
+
+// What becomes of a row's sums: its loss, and its gradients times `factor`.
+template <class F, class P>
+__device__ __forceinline__ VectorGains<F> finished(const VectorParameters<P>& g, const Task<F>& task,
+                                                   const VectorSums& sums, double& loss) {
+  const RowParameters<P>& p = g.rows;
+  VectorGains<F> gains = {};
+  gains.nothing = true;
+  loss = 0.0;
+  if (task.held || !task.counts) return gains;
+  const bool has_label = !g.differences && p.third.data;
+  const double label = has_label ? number_at<double>(p.third, offset(p, task.at, kThird)) : 0.0;
+  const VectorRow row = g.loss.finish(sums, label);
+  const double hi = static_cast<double>(task.factor.hi), lo = static_cast<double>(task.factor.lo);
+  const auto times_factor = [&](double x) { return constant_of(fused(x, hi, x * lo), F()); };
+  const Multiples& input = g.of_third ? row.third : row.input;
+  loss = row.loss;
+  gains.uses_w = row.uses_w;
+  gains.nothing = input.of_u == 0.0 && input.of_v == 0.0 && row.target.of_u == 0.0 && row.target.of_v == 0.0;
+  gains.input_u = times_factor(input.of_u);
+  gains.input_v = times_factor(input.of_v);
+  gains.target_u = times_factor(row.target.of_u);
+  gains.target_v = times_factor(row.target.of_v);
+  return gains;
+}
+
+}  // namespace cudaloss::cuda

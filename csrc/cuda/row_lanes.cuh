@@ -1,0 +1,54 @@
+// The threads of a row in kernels that take rows of any strides: one thread, a warp or a block.
+#pragma once
+
+#include "cuda/row_parameters.cuh"
+
+namespace cudaloss::cuda {
+
+constexpr int kGeneralThreads = 512;
+
+// Shuffles of a number of any words.
+template <class V>
+__device__ __forceinline__ V neighbour(const V& x, int distance) {
+  V out;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(V) / 4); ++i) {
+    reinterpret_cast<int*>(&out)[i] = __shfl_xor_sync(~0u, reinterpret_cast<const int*>(&x)[i], distance);
+  }
+  return out;
+}
+
+// What the row's threads have together, in all of them. `lanes` is the same for all.
+template <class V, class Join>
+__device__ __forceinline__ V together(V x, int lanes, const Join& join) {
+  if (lanes == 1) return x;
+  for (int distance = 16; distance > 0; distance /= 2) x = join(x, neighbour(x, distance));
+  if (lanes == 32) return x;
+  constexpr int kWarps = kGeneralThreads / 32;
+  __shared__ alignas(V) char shared[kWarps * sizeof(V)];
+  V* const of_warp = reinterpret_cast<V*>(shared);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = of_warp[0];
+  for (int warp = 1; warp < kWarps; ++warp) x = join(x, of_warp[warp]);
+  return x;
+}
+
+__device__ __forceinline__ double value_in(double x) { return x; }
+__device__ __forceinline__ double value_in(const Sum& x) { return x.value + x.rest; }
+__device__ __forceinline__ WithRest<double> parts_of(double x) { return {x, 0.0}; }
+__device__ __forceinline__ WithRest<double> parts_of(const Sum& x) { return {x.value, x.rest}; }
+
+// ---- host code ---------------------------------------------------------------------------------------------
+
+// A row's threads. Where the next row is nearer than the next class, neighbours read side by side if each has a row.
+inline int general_lanes_shift(const Pass& r) {
+  const bool is_across =
+      r.inner.rank > 0 && std::abs(r.inner.stride[0][kInput]) < std::abs(r.rows.class_stride[kInput]);
+  const int64_t rows = r.inner.count() * r.segments.count();
+  if (r.rows.classes <= 8 || (is_across && rows * 64 >= r.rows.classes && rows >= 4096)) return 0;
+  return r.rows.classes <= 1024 ? 5 : 9;
+}
+
+}  // namespace cudaloss::cuda

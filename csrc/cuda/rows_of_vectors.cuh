@@ -1,0 +1,17 @@
+// The CUDA engine for losses of rows of vectors: one set of kernels, in vectors.cu, serves all. Included by the source
+// of each such loss, which setup.py writes.
+#pragma once
+
+#include <stdexcept>
+
+#include "cuda/vectors.h"
+
+namespace cudaloss::cuda {
+
+template <class Loss>
+void vectors_pass(const Pass& r, const Memory& memory, Stream stream) {
+  if (Loss::kHasThird != (r.third.data != nullptr)) throw std::logic_error(kOtherThird);
+  any_vectors_pass(r, Loss::kVectors, Loss(r.numbers).needs_w(), memory, stream);
+}
+
+}  // namespace cudaloss::cuda

@@ -1,0 +1,11 @@
+// A pass over rows of vectors, of any loss that reads such.
+#pragma once
+
+#include "core/vectors.h"
+#include "cuda/engine.h"
+
+namespace cudaloss::cuda {
+
+void any_vectors_pass(const Pass& request, VectorsOf vectors, bool needs_w, const Memory& memory, Stream stream);
+
+}  // namespace cudaloss::cuda

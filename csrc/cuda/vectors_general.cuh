@@ -1,0 +1,98 @@
+// Rows of vectors of any strides and dtypes, fp64 among them: a thread, a warp or a block has a row, and reads it
+// twice.
+#pragma once
+
+#include "cuda/any_vectors.cuh"
+#include "cuda/row_lanes.cuh"
+
+namespace cudaloss::cuda {
+
+template <class F>
+struct GeneralVectors {
+  const VectorParameters<Partial<F>>& g;
+  int64_t begin[3];  // offsets of input, target, third
+
+  __device__ __forceinline__ F at(const Operand& operand, Place place, int64_t begin, int32_t j) const {
+    return floating_at<F>(operand, begin + j * g.rows.class_stride[place]);
+  }
+  __device__ __forceinline__ F input(int32_t j) const { return at(g.rows.input, kInput, begin[0], j); }
+  __device__ __forceinline__ F target(int32_t j) const { return at(g.rows.target, kTarget, begin[1], j); }
+  __device__ __forceinline__ F third(int32_t j) const { return at(g.rows.third, kThird, begin[2], j); }
+
+  // u and v, and w where it is asked for.
+  __device__ __forceinline__ void load(int32_t j, bool needs_w, F& u, F& v, F& w) const {
+    const F x = input(j), t = target(j), eps = static_cast<F>(g.eps);
+    u = x, v = t;
+    if (!g.differences) return;
+    const F z = third(j);
+    u = x - t + eps;
+    v = x - z + eps;
+    if (needs_w) w = t - z + eps;
+  }
+};
+
+template <class P>
+struct GeneralSums {
+  P uu, vv, third;
+};
+
+template <class F>
+__device__ __forceinline__ void general_vectors(const VectorParameters<Partial<F>>& g, const Task<F>& task, int lane,
+                                                int lanes, Partial<F>& sum) {
+  using P = Partial<F>;
+  const RowParameters<P>& p = g.rows;
+  const GeneralVectors<F> row = {
+      g, {offset(p, task.at, kInput), offset(p, task.at, kTarget), g.differences ? offset(p, task.at, kThird) : 0}};
+  GeneralSums<P> part = {};
+  const int32_t end = task.counts ? p.classes : 0;
+#pragma unroll 4
+  for (int32_t j = lane; j < end; j += lanes) {
+    F u, v, w = F(0);
+    row.load(j, g.needs_w, u, v, w);
+    const double of_u = static_cast<double>(u), of_v = static_cast<double>(v), of_w = static_cast<double>(w);
+    part.uu = part.uu + P{of_u * of_u};
+    part.vv = part.vv + P{of_v * of_v};
+    part.third = part.third + P{g.needs_w ? of_w * of_w : of_u * of_v};
+  }
+  part = together(part, lanes, [](const GeneralSums<P>& a, const GeneralSums<P>& b) {
+    return GeneralSums<P>{a.uu + b.uu, a.vv + b.vv, a.third + b.third};
+  });
+  double loss;
+  const VectorGains<F> gains = finished(g, task, {value_in(part.uu), value_in(part.vv), value_in(part.third)}, loss);
+  if (lane == 0) hand_in(p, task.at, P{loss * static_cast<double>(task.weight)}, sum);
+  if (!p.grad_input.data && !p.grad_target.data) return;
+  const int64_t first = offset(p, task.at, kFirst), second = offset(p, task.at, kSecond);
+#pragma unroll 2
+  for (int32_t j = lane; j < p.classes; j += lanes) {
+    F u = F(0), v = F(0), w = F(0);
+    if (!gains.nothing) row.load(j, gains.uses_w, u, v, w);
+    const F other = gains.uses_w ? w : v;
+    if (p.grad_input.data) {
+      store_scalar(p.grad_input, first + j * p.class_stride[kFirst], static_cast<double>(gains.input(u, other)));
+    }
+    if (p.grad_target.data) {
+      store_scalar(p.grad_target, second + j * p.class_stride[kSecond], static_cast<double>(gains.target(u, other)));
+    }
+  }
+}
+
+template <class F>
+__global__ void __launch_bounds__(kGeneralThreads)
+    vectors_in_general(const __grid_constant__ VectorParameters<Partial<F>> g) {
+  const RowParameters<Partial<F>>& p = g.rows;
+  release_next();
+  wait_for_prior();
+  if (all_held<F>(p)) return;
+  const int lanes = 1 << g.lanes_shift, lane = static_cast<int>(threadIdx.x) & (lanes - 1);
+  const uint32_t rows = kGeneralThreads >> g.lanes_shift;
+  Partial<F> sum = {};
+  RowFactor<F> factor;
+#pragma unroll 1
+  for (uint32_t first = blockIdx.x * rows; first < p.rows; first += gridDim.x * rows) {
+    const Task<F> task = task_of<F, false>(p, factor, first + (threadIdx.x >> g.lanes_shift));
+    if (!task.held) general_vectors<F>(g, task, lane, lanes, sum);  // all of a row's threads, which are whole warps
+  }
+  hand_in_sum<kGeneralThreads, true>(p, sum);
+}
+
+}  // namespace cudaloss::cuda

@@ -1,0 +1,119 @@
+"""Bad arguments of a loss of vectors, said clearly before any kernel runs; its operands as the kernels take them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._checks import _is_number, as_float, check_dense, check_dtype, check_floating, check_reduction
+from ._options import Options
+from ._row_checks import check_row_options
+from ._specs import RowSpec, VectorNumbers
+
+
+class VectorCall(NamedTuple):
+    """A call whose operands have one shape, of at least one dimension, with the vectors along the second of several."""
+
+    input: Tensor
+    target: Tensor
+    third: Tensor | None
+    swap: bool
+    numbers: VectorNumbers
+    options: Options
+
+
+def _check_operand(name: str, value: Any, of_vectors: bool, first: Tensor | None) -> None:
+    check_dense(name, value)
+    if value.is_nested:
+        raise RuntimeError(f"{name} must be a dense tensor, got a nested one; call {name}.to_padded_tensor(0)")
+    if of_vectors:
+        check_floating(name, value)
+    elif value.dtype.is_complex:
+        raise RuntimeError(f"{name} must be a real tensor, got {value.dtype}")
+    if first is not None and value.device != first.device:
+        raise RuntimeError(f"all operands must be on one device, got {first.device} and {name} on {value.device}")
+
+
+def _joint(names: tuple[str, ...], shapes: list[tuple[int, ...]], what: str) -> torch.Size:
+    try:
+        return torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        said = ", ".join(f"{name} {tuple(shape)}" for name, shape in zip(names, shapes, strict=True))
+        raise RuntimeError(f"{what} must have shapes that broadcast together, got {said}") from None
+
+
+def _check_embedding(vectors: list[Tensor], label: Tensor) -> None:
+    """In PyTorch's words."""
+    first, second = (tuple(x.shape) for x in vectors)
+    if label.dim() > 1:
+        raise RuntimeError(f"0D or 1D target tensor expected, multi-target not supported: target has {label.dim()}D")
+    if (len(first), len(second)) != (label.dim() + 1,) * 2:
+        raise RuntimeError(
+            f"{label.dim()}D target tensor expects {label.dim() + 1}D input tensors, but found inputs with sizes {first} "
+            f"and {second}: input1 and input2 must be of shape (N, D) beside a target of (N,), or (D,) beside one of ()"
+        )
+
+
+def _vector_dim(spec: RowSpec, vectors: list[Tensor], dim: Any) -> int:
+    """Along which dimension of the joint shape the vectors lie."""
+    rank = max(x.dim() for x in vectors)
+    if spec.given["dim"] is None:
+        if spec.differentiable_third and len({x.dim() for x in vectors}) > 1:
+            said = ", ".join(f"{name} {x.dim()}D" for name, x in zip(spec.operands, vectors, strict=True))
+            raise RuntimeError(
+                f"The {', '.join(spec.operands)} tensors are expected to have the same number of dimensions, got {said}"
+            )
+        dim = -1
+    elif not _is_number(dim, int):
+        raise TypeError(f"dim must be an int, got {type(dim).__name__}")
+    if not -rank <= dim < rank:
+        raise IndexError(f"dim must be a dimension of the operands, in [{-rank}, {rank - 1}], got {dim}")
+    return int(dim) % rank
+
+
+def _numbers(spec: RowSpec, own: dict[str, Any]) -> VectorNumbers:
+    found = {}
+    for row in spec.arguments:
+        if row.annotation != "float":
+            continue
+        if not _is_number(own[row.name]):
+            raise TypeError(f"{row.name} must be a number, got {type(own[row.name]).__name__}")
+        found[row.name] = as_float(row.name, own[row.name])
+    if spec.differentiable_third and not found["margin"] > 0:
+        raise ValueError(f"margin must be greater than 0, got {found['margin']}")
+    if not spec.has_margin and not found["eps"] > 0:
+        raise RuntimeError(f"eps must be a number > 0, got {found['eps']}")
+    return VectorNumbers(**found)
+
+
+def check(
+    spec: RowSpec, input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, options: Options
+) -> VectorCall:
+    """Raises what is wrong with a call, if anything. `own` is what ``spec.given`` names."""
+    named = dict(zip(spec.given, own, strict=True))
+    given = [input, target, *own[: len(spec.operands) - 2]]
+    count = 3 if spec.differentiable_third else 2
+    for place, (name, value) in enumerate(zip(spec.operands, given, strict=True)):
+        _check_operand(name, value, place < count, given[0] if place else None)
+    check_reduction(reduction)
+    check_dtype(dtype)
+    numbers = _numbers(spec, named)
+    if "swap" in spec.signature.split() and not isinstance(named["swap"], bool):
+        raise TypeError(f"swap must be a bool, got {type(named['swap']).__name__}")
+    vectors, labels = given[:count], given[count:]
+    if labels:
+        _check_embedding(vectors, labels[0])
+    dim = _vector_dim(spec, vectors, named["dim"])
+    shape = _joint(spec.operands[:count], [x.shape for x in vectors], ", ".join(spec.operands[:count]))
+    rows = torch.Size((*shape[:dim], *shape[dim + 1 :]))
+    if labels:
+        rows = _joint(("the rows", *spec.operands[2:]), [rows, labels[0].shape], "target and the rows of the inputs")
+        shape = torch.Size((*rows, shape[-1]))
+    vectors = [x if x.shape == shape else x.expand(shape) for x in vectors]
+    if shape and dim != min(1, len(shape) - 1):
+        vectors = [x.movedim(dim, 1) for x in vectors]
+    third = labels[0].detach() if labels else vectors[2] if count == 3 else None
+    options = check_row_options(options, vectors[0], reduction, "weight")
+    return VectorCall(vectors[0], vectors[1], third, named["swap"], numbers, options)

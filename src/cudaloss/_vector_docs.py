@@ -1,0 +1,64 @@
+"""The templates of the documentation of losses of vectors, which :mod:`._row_docs` fills."""
+
+from __future__ import annotations
+
+FUNCTION_DOC = """``{formula}`` of each row, fused.
+
+{replaces}Source of the formula: {source}.
+
+{about}
+
+Args:
+{operands}
+{options}
+
+Returns:
+    Tensor: in the unit of the formula. For ``"mean"`` and ``"sum"`` it has the shape of the first ``batch_dims``
+    dimensions of the rows (0-d for 0); for ``"none"`` it has one loss a row, 0 where a row is masked out. A mean of
+    nothing is NaN, a sum of nothing 0, the gradients of both 0. Differentiable in {vectors}, weight and normalizer, any
+    number of times.
+
+Raises:
+    TypeError: an argument has the wrong type, a list for a tensor, say.
+    ValueError: ``reduction`` is unknown; ``normalizer`` is the number 0, or comes with another reduction than
+        ``"mean"``; ``batch_dims`` is negative or beyond the rank of the rows{of_margin}.
+    RuntimeError: the shapes do not fit; the devices differ; a tensor has a dtype that is not taken, or is sparse,
+        quantized or nested; ``dtype`` is not a floating one.
+    IndexError: the operands have no dimension of vectors.
+
+Example:
+{example}
+"""
+
+MODULE_DOC = """``{formula}`` of each row: the module of :func:`cudaloss.{function}`.
+
+{replaces}Source of the formula: {source}.
+
+Args:
+{options}
+
+Keywords of a call:
+{of_call}
+
+Shape:
+    The rows have the operands' shape without the dimension of the vectors. The result has the shape of the first
+    ``batch_dims`` dimensions of the rows, 0-d for 0; for ``reduction="none"`` that of the rows.
+
+Raises:
+    TypeError: when the module is called, as the function does.
+    ValueError: likewise.
+    RuntimeError: likewise.
+    IndexError: likewise.
+
+Example:
+    >>> import torch, cudaloss
+    >>> criterion = cudaloss.{module}(reduction="none")
+    >>> criterion({called}).shape
+    torch.Size([2])
+"""
+
+FIRST_OPERAND = """(Tensor): vectors, of any shape and strides; float32, float64, float16 or bfloat16 for the fused kernels
+    (other floating dtypes, devices other than CPU and CUDA, and DTensors are served by plain PyTorch)."""
+OTHER_OPERAND = """(Tensor): vectors, of a floating dtype and a shape that broadcasts with the first operand's."""
+LABEL = """(Tensor): 1 or -1 for each row, of any real dtype; of shape ``(N,)`` beside vectors of ``(N, D)``, or ``()``
+    beside ones of ``(D,)``."""

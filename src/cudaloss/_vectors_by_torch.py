@@ -1,0 +1,120 @@
+"""Losses of rows of vectors in plain PyTorch: what each row is, and its derivatives in closed form.
+
+The vectors lie along the second dimension (of one vector along its only one). Of rows that are left out they are ones.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._checks import class_dim
+from ._specs import LossSpec, VectorNumbers
+
+_LEAST = 1e-12  # what cosine_embedding adds to a square, as PyTorch's does
+
+
+class VectorOperands(NamedTuple):
+    """What all rows are computed from, in the dtype of the arithmetic."""
+
+    spec: LossSpec
+    vectors: tuple[Tensor, ...]
+    label: Tensor | None
+    numbers: VectorNumbers
+    dim: int
+
+    def over_classes(self, x: Tensor) -> Tensor:
+        """One number a row, of the rows' shape, as it broadcasts to input."""
+        return x.unsqueeze(self.dim)
+
+    def dot(self, a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).sum(self.dim, keepdim=True)
+
+
+def operands(
+    spec: LossSpec,
+    input: Tensor,
+    target: Tensor,
+    third: Tensor | None,
+    out: Tensor | None,
+    numbers: VectorNumbers,
+    compute: torch.dtype,
+) -> VectorOperands:
+    """What :func:`values` and :func:`slopes` take; `out` is where rows are left out."""
+    dim = class_dim(input)
+    given = (input, target, third) if spec.differentiable_third and third is not None else (input, target)
+    vectors = tuple(x.to(compute) for x in given)
+    if out is not None:
+        vectors = tuple(torch.where(out.unsqueeze(dim), 1, x) for x in vectors)
+    label = None if spec.differentiable_third else third
+    return VectorOperands(spec, vectors, label, numbers, dim)
+
+
+def _inverse_norms(row: VectorOperands) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Of both vectors: what a product is multiplied by for their cosine, and that where it varies with the vector, else
+    0."""
+    found = []
+    for x in row.vectors:
+        if row.label is not None:
+            inverse = torch.rsqrt(row.dot(x, x) + _LEAST)
+            found.append((inverse, inverse))
+            continue
+        norm, eps = torch.linalg.vector_norm(x, dim=row.dim, keepdim=True), row.numbers.eps
+        own = torch.where(norm < eps, 0, 1 / torch.where(norm < eps, 1, norm))
+        found.append((torch.where(norm < eps, 1 / eps, own), own))
+    return found[0], found[1]
+
+
+def _differences(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor]:
+    """anchor - positive, anchor - negative and positive - negative, each with eps."""
+    (a, p, n), eps = row.vectors, row.numbers.eps
+    return a - p + eps, a - n + eps, p - n + eps
+
+
+def values(row: VectorOperands) -> Tensor:
+    """The losses, of the rows' shape."""
+    margin, (x, t, *_) = row.numbers.margin, row.vectors
+    if not row.spec.differentiable_third:
+        (of_x, _), (of_t, _) = _inverse_norms(row)
+        cosine = (row.dot(x * of_x, t * of_t)).squeeze(row.dim)
+        if row.label is None:
+            return 1 - cosine
+        repelled = torch.where(row.label == -1, (cosine - margin).clamp_min(0), 0)
+        return torch.where(row.label == 1, 1 - cosine, repelled)
+    near, far, other = (torch.linalg.vector_norm(d, row.numbers.p, dim=row.dim) for d in _differences(row))
+    far = torch.minimum(far, other) if row.spec.flag_values["swap"] else far
+    return (near - far + margin).clamp_min(0)
+
+
+def slopes(row: VectorOperands) -> tuple[Tensor, ...]:
+    """The derivatives of each row's loss for the vectors, of their shape; of distances in the norm of p = 2."""
+    return _triplet_slopes(row) if row.spec.differentiable_third else _cosine_slopes(row)
+
+
+def _cosine_slopes(row: VectorOperands) -> tuple[Tensor, ...]:
+    (of_x, own_x), (of_t, own_t) = _inverse_norms(row)
+    x, t = row.vectors
+    both = of_x * of_t
+    cosine = row.dot(x, t) * both
+    for_input = both * t - cosine * own_x * own_x * x
+    for_target = both * x - cosine * own_t * own_t * t
+    if row.label is None:
+        return -for_input, -for_target
+    label = row.over_classes(row.label.expand(x.shape[: row.dim] + x.shape[row.dim + 1 :]))
+    repels = (label == -1) & (cosine >= row.numbers.margin)
+    sign = torch.where(label == 1, -1.0, torch.where(repels, 1.0, 0.0)).to(x.dtype)
+    return sign * for_input, sign * for_target
+
+
+def _triplet_slopes(row: VectorOperands) -> tuple[Tensor, ...]:
+    differences = _differences(row)
+    norms = [torch.linalg.vector_norm(d, dim=row.dim, keepdim=True) for d in differences]
+    # Of a distance of 0 the gradient is 0.
+    units = [torch.where(n == 0, 0, d / torch.where(n == 0, 1, n)) for d, n in zip(differences, norms, strict=True)]
+    is_other = norms[2] < norms[1] if row.spec.flag_values["swap"] else torch.zeros_like(norms[1], dtype=torch.bool)
+    active = norms[0] - torch.where(is_other, norms[2], norms[1]) + row.numbers.margin >= 0
+    near, far, other = (torch.where(active, unit, 0) for unit in units)
+    far, other = torch.where(is_other, 0, far), torch.where(is_other, other, 0)
+    return near - far, -near - other, far + other

@@ -1,0 +1,213 @@
+"""The truth of losses of vectors, in NumPy's long double, and what they are called with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from exact_rows import error
+from torch import Tensor
+
+import cudaloss
+
+LONG = np.longdouble
+# Of a single rounding, of a few, and of a half's one.
+ULPS = {torch.float32: 2.0, torch.float64: 4.0, torch.float16: 1.0, torch.bfloat16: 1.0}
+
+
+class Truth(NamedTuple):
+    """Of each row its loss, and its gradients for an incoming one of 1, of the joint shape of all operands and with the
+    vectors last; each beside the size of the largest term that it is a sum of."""
+
+    losses: np.ndarray
+    sizes: np.ndarray
+    gradients: tuple[np.ndarray, ...]
+    gradient_sizes: tuple[np.ndarray, ...]
+
+
+def long(x: Tensor) -> np.ndarray:
+    return x.detach().cpu().double().numpy().astype(LONG)
+
+
+def arithmetic(*vectors: Tensor) -> torch.dtype:
+    return torch.float64 if any(x.dtype == torch.float64 for x in vectors) else torch.float32
+
+
+def norm(x: np.ndarray) -> np.ndarray:
+    return np.sqrt((x * x).sum(-1))
+
+
+def larger(*terms: np.ndarray) -> np.ndarray:
+    return np.maximum.reduce(np.broadcast_arrays(*map(np.abs, terms)))
+
+
+class Cosine(NamedTuple):
+    """a b / (|a| |b|) of each row, and its gradients, with the sizes of their terms."""
+
+    value: np.ndarray
+    gradients: tuple[np.ndarray, np.ndarray]
+    sizes: tuple[np.ndarray, np.ndarray]
+
+
+def cosine(vectors: tuple[Tensor, Tensor], norms: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]) -> Cosine:
+    """`norms` has the norm of each vector, and the share of it that is the vector's own. In float64 the sum of a b is
+    itself one of terms that are larger; that of fewer digits is of float64."""
+    a, b = map(long, torch.broadcast_tensors(*vectors))
+    (of_a, own_a), (of_b, own_b) = ([x[..., None] for x in norms(y)] for y in (a, b))
+    c = (a * b).sum(-1, keepdims=True) / (of_a * of_b)
+    wide = arithmetic(*vectors) == torch.float64
+    size = np.abs(a * b).sum(-1, keepdims=True) / (of_a * of_b) if wide else c
+    gradients = b / (of_a * of_b) - own_a * c * a / of_a**2, a / (of_a * of_b) - own_b * c * b / of_b**2
+    sizes = (
+        larger(b / (of_a * of_b), own_a * size * a / of_a**2),
+        larger(a / (of_a * of_b), own_b * size * b / of_b**2),
+    )
+    return Cosine(c[..., 0], gradients, sizes)
+
+
+def of_cosine(losses: np.ndarray, sign: np.ndarray, found: Cosine, *vectors: Tensor) -> Truth:
+    """Of a loss that is a number and a cosine with this sign. Its sums are of float64, so that less than one of its
+    digits is lost where the loss has fewer: 2 units in the last place of 2^-27 are 2e-15."""
+    size = LONG(1) if arithmetic(*vectors) == torch.float64 else LONG(2) ** -27
+    return Truth(
+        losses,
+        np.abs(sign) * size,
+        tuple(sign[..., None] * x for x in found.gradients),
+        tuple(np.abs(sign)[..., None] * x for x in found.sizes),
+    )
+
+
+def cosine_similarity(input: Tensor, target: Tensor, dim: int = 1, eps: float = 1e-8) -> Truth:
+    vectors = tuple(x.movedim(dim, -1) for x in torch.broadcast_tensors(input, target))
+    found = cosine(vectors, lambda x: (np.maximum(norm(x), LONG(eps)), norm(x) >= LONG(eps)))
+    return of_cosine(1 - found.value, np.full_like(found.value, -1), found, *vectors)
+
+
+def cosine_embedding(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0) -> Truth:
+    vectors = input1, input2
+    found = cosine(vectors, lambda x: (np.sqrt((x * x).sum(-1) + LONG(1e-12)), np.ones(x.shape[:-1])))
+    attracts, repels = ((target == x).cpu().numpy() for x in (1, -1))
+    above = found.value - LONG(margin)
+    losses = np.where(attracts, 1 - found.value, np.where(repels, np.maximum(above, 0), 0))
+    sign = np.where(attracts, LONG(-1), np.where(repels & (above >= 0), LONG(1), LONG(0)))
+    return of_cosine(losses, sign, found, *vectors)
+
+
+def triplet_margin(
+    anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, eps: float = 1e-6, swap: bool = False
+) -> Truth:
+    """Differences are rounded in the operands' arithmetic, as PyTorch's."""
+    compute = arithmetic(anchor, positive, negative)
+    a, p, n = (x.detach().cpu().to(compute) for x in torch.broadcast_tensors(anchor, positive, negative))
+    u, v, w = long(a - p + eps), long(a - n + eps), long(p - n + eps)
+    of_u, of_v, of_w = norm(u), norm(v), norm(w)
+    swapped = swap & (of_w < of_v)
+    far = np.where(swapped, of_w, of_v)
+    raw = of_u - far + LONG(margin)
+
+    def unit(x, length):
+        return np.where((raw >= 0) & (length != 0), 1 / np.where(length == 0, 1, length), 0)[..., None] * x
+
+    near, v, w = unit(u, of_u), unit(v, np.where(swapped, 0, of_v)), unit(w, np.where(swapped, of_w, 0))
+    return Truth(
+        np.maximum(raw, 0),
+        np.where(raw < 0, 0, larger(of_u, far, LONG(margin))),
+        (near - v, -near - w, v + w),
+        (larger(near, v), larger(near, w), larger(v, w)),
+    )
+
+
+def cosine_similarity_of_torch(input, target, reduction="mean", dim=1, eps=1e-8):
+    losses = 1 - F.cosine_similarity(input, target, dim, eps)
+    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+
+
+class Loss(NamedTuple):
+    ours: Callable[..., Tensor]
+    theirs: Callable[..., Tensor]
+    truth: Callable[..., Truth]
+    vectors: int  # the first so many operands
+    names: tuple[str, ...]
+
+
+LOSSES = {
+    "cosine_similarity": Loss(
+        cudaloss.cosine_similarity_loss, cosine_similarity_of_torch, cosine_similarity, 2, ("input", "target")
+    ),
+    "cosine_embedding": Loss(
+        cudaloss.cosine_embedding_loss, F.cosine_embedding_loss, cosine_embedding, 2, ("input1", "input2", "target")
+    ),
+    "triplet_margin": Loss(
+        cudaloss.triplet_margin_loss, F.triplet_margin_loss, triplet_margin, 3, ("anchor", "positive", "negative")
+    ),
+}
+
+# Each loss, and each of its branches.
+CASES = {
+    "similarity": ("cosine_similarity", {}),
+    "embedding": ("cosine_embedding", {"margin": 0.3}),
+    "triplet": ("triplet_margin", {}),
+    "triplet with swap": ("triplet_margin", {"margin": 0.7, "swap": True}),
+}
+
+
+def drawn(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu") -> list[Tensor]:
+    """A call's operands, with vectors along the last dimension: of rows from alike to contrary, or from triplets that
+    are told apart to those that are not; and labels of both kinds."""
+    first = torch.randn(shape, dtype=torch.float64)
+    count = first[..., 0].numel()
+    along = torch.linspace(-1, 1, count, dtype=torch.float64).view(*shape[:-1], 1)
+    if LOSSES[name].vectors == 2:
+        second = along * first + 0.7 * torch.randn_like(first)
+        found = [first.to(dtype), second.to(dtype)]
+        labels = torch.where(torch.arange(count) % 3 == 1, 1, -1).view(shape[:-1])
+        found += [labels] if name == "cosine_embedding" else []
+    else:
+        others = [first + size * torch.randn_like(first) for size in (1 + along / 2, 1)]
+        found = [x.to(dtype) for x in (first, *others)]
+    return [x.to(device) for x in found]
+
+
+def of_operand(x, operand, dim):
+    """What is of all operands' joint shape, with the vectors last, summed for one of them."""
+    x = np.moveaxis(x, -1, dim)
+    added = x.ndim - operand.dim()
+    x = x.sum(tuple(range(added)))
+    return x.sum(tuple(i for i, n in enumerate(operand.shape) if n == 1), keepdims=True)
+
+
+def errors(function, name, operands, incoming, **own):
+    """Of the single losses, of their mean, and of all gradients of both."""
+    loss, dim = LOSSES[name], own.get("dim", 1) if name == "cosine_similarity" else -1
+    truth, of_each = loss.truth(*operands, **own), long(incoming)
+    leaves = [x.detach().requires_grad_() for x in operands[: loss.vectors]]
+    rest = operands[loss.vectors :]
+    single = function(*leaves, *rest, reduction="none", **own)
+    mean = function(*leaves, *rest, **own)
+    assert single.shape == incoming.shape and single.dtype == mean.dtype == incoming.dtype
+    count = LONG(truth.losses.size)
+    found = [error(single, truth.losses, truth.sizes)]
+    found.append(error(mean, truth.losses.sum() / count, np.maximum(truth.losses, truth.sizes).sum() / count))
+    for value, factor in ((single, of_each[..., None]), (mean, 1 / count)):
+        gradients = torch.autograd.grad(value, leaves, incoming if value is single else None)
+        for x, leaf, *exact in zip(gradients, leaves, truth.gradients, truth.gradient_sizes, strict=True):
+            assert x.dtype == leaf.dtype and x.shape == leaf.shape
+            found.append(error(x, *(of_operand(y * factor, leaf, dim) for y in exact)))
+    return found
+
+
+def assert_right(name, operands, incoming=None, **own):
+    """Of fp64 a bound is what PyTorch misses, where that is more."""
+    loss = LOSSES[name]
+    vectors = operands[: loss.vectors]
+    with torch.no_grad():
+        shaped = loss.ours(*operands, reduction="none", **own)
+    incoming = (torch.rand(shaped.shape) + 0.5).to(shaped) if incoming is None else incoming
+    found = errors(loss.ours, name, operands, incoming, **own)
+    bounds = [ULPS[x.dtype] for x in (shaped, shaped, *vectors, *vectors)]
+    if not all(x <= y for x, y in zip(found, bounds, strict=True)) and torch.float64 in (x.dtype for x in vectors):
+        bounds = [max(x, y) for x, y in zip(bounds, errors(loss.theirs, name, operands, incoming, **own), strict=True)]
+    assert [x <= y for x, y in zip(found, bounds, strict=True)] == [True] * len(bounds), (found, bounds)
