@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,17 +24,18 @@ Loss = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """Logits whose second dimension has the classes."""
+    """Logits whose second dimension has the classes; or vectors, whose first one's gradient is wanted, or all."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     forward_alone: bool = False
     loss: str = "cross_entropy"
+    all_gradients: bool = False
 
     @property
     def name(self) -> str:
         loss = "" if self.loss == "cross_entropy" else f"{self.loss} "
-        what = " forward" if self.forward_alone else ""
+        what = " forward" if self.forward_alone else " all gradients" if self.all_gradients else ""
         return f"{loss}{self.shape} {str(self.dtype).removeprefix('torch.')}{what}"
 
     @property
@@ -42,16 +43,43 @@ class Case:
         return math.prod(self.shape) // self.shape[1]
 
     def moved(self) -> int:
-        """The bytes that a call must move: the input, its gradient, the targets; of nll_loss's input 32 bytes a row."""
+        """The bytes that a call must move: the input, its gradient, the targets; of nll_loss's input 32 bytes a row; of
+        vectors all of them, and the gradients."""
+        if self.loss in VECTORS:
+            count = VECTORS[self.loss].vectors
+            written = 0 if self.forward_alone else count if self.all_gradients else 1
+            return math.prod(self.shape) * self.dtype.itemsize * (count + written)
         if self.loss == "nll_loss":
             return (0 if self.forward_alone else math.prod(self.shape) * self.dtype.itemsize) + (8 + 32) * self.rows
         return math.prod(self.shape) * self.dtype.itemsize * (1 if self.forward_alone else 2) + 8 * self.rows
 
-    def operands(self, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def operands(self, device: str) -> tuple[torch.Tensor, ...]:
+        if self.loss in VECTORS:
+            return VECTORS[self.loss].operands(self, device)
         input = torch.randn(self.shape, device=device, dtype=self.dtype).requires_grad_(not self.forward_alone)
         return input, torch.randint(self.shape[1], (self.shape[0], *self.shape[2:]), device=device)
 
 
+class Vectors(NamedTuple):
+    """A loss of rows of vectors, what users write for it, and whether it has labels."""
+
+    eager: Loss
+    vectors: int
+    has_labels: bool = False
+
+    def operands(self, case: Case, device: str) -> tuple[torch.Tensor, ...]:
+        wanted = 0 if case.forward_alone else self.vectors if case.all_gradients else 1
+        made = (torch.randn(case.shape, device=device, dtype=case.dtype) for _ in range(self.vectors))
+        found = [x.requires_grad_(place < wanted) for place, x in enumerate(made)]
+        labels = [torch.randint(2, case.shape[:1], device=device) * 2 - 1] if self.has_labels else []
+        return *found, *labels
+
+
+VECTORS = {
+    "cosine_similarity_loss": Vectors(lambda a, b: (1 - F.cosine_similarity(a, b)).mean(), 2),
+    "cosine_embedding_loss": Vectors(F.cosine_embedding_loss, 2, True),
+    "triplet_margin_loss": Vectors(F.triplet_margin_loss, 3),
+}
 BF16 = torch.bfloat16
 CASES = {
     "cuda": (
@@ -67,27 +95,50 @@ CASES = {
         Case((2048, 262144), BF16),
         Case((32768, 4096), loss="nll_loss"),
         Case((16, 19, 1024, 1024), loss="nll_loss"),
+        Case((32768, 8192), loss="triplet_margin_loss"),
+        Case((32768, 8192), loss="triplet_margin_loss", forward_alone=True),
+        Case((32768, 8192), loss="triplet_margin_loss", all_gradients=True),
+        Case((32768, 8192), loss="cosine_similarity_loss"),
+        Case((32768, 8192), loss="cosine_similarity_loss", all_gradients=True),
+        Case((65536, 4096), BF16, loss="cosine_similarity_loss"),
+        Case((1 << 20, 128), loss="triplet_margin_loss"),
+        Case((1 << 18, 512), loss="cosine_embedding_loss"),
+        Case((1 << 18, 301), loss="cosine_similarity_loss"),
+        Case((16, 64, 256, 256), loss="cosine_similarity_loss"),
     ),
-    "cpu": (Case((4096, 1000)), Case((16, 19, 256, 256)), Case((16, 19, 256, 256), loss="nll_loss")),
+    "cpu": (
+        Case((4096, 1000)),
+        Case((16, 19, 256, 256)),
+        Case((16, 19, 256, 256), loss="nll_loss"),
+        Case((4096, 1024), loss="cosine_similarity_loss"),
+        Case((4096, 1024), loss="cosine_embedding_loss"),
+        Case((4096, 1024), loss="triplet_margin_loss"),
+    ),
 }
-SMALL = (Case((8, 10)), Case((64, 1000)), Case((1024, 1000)), Case((64, 1000), loss="nll_loss"))
+SMALL = (
+    Case((8, 10)),
+    Case((64, 1000)),
+    Case((1024, 1000)),
+    *(Case((64, 1000), loss=loss) for loss in ("nll_loss", *VECTORS)),
+)
 OWN = {"label_smoothing": {"label_smoothing": 0.1}, "weight": {"weight": True}, "z_loss": {"z_loss": 1e-4}}
 
 
-def work_of(loss: Loss, case: Case, input: torch.Tensor, target: torch.Tensor, **own: Any) -> measure.Work:
+def work_of(loss: Loss, case: Case, operands: tuple[torch.Tensor, ...], **own: Any) -> measure.Work:
+    wanted = [x for x in operands if x.requires_grad]
     if case.forward_alone:
-        return lambda: loss(input, target, **own)
-    return lambda: torch.autograd.grad(loss(input, target, **own), input)
+        return lambda: loss(*operands, **own)
+    return lambda: torch.autograd.grad(loss(*operands, **own), wanted)
 
 
 def rivals(case: Case, device: str, compiles: bool) -> dict[str, measure.Work]:
     operands = case.operands(device)
-    theirs = getattr(F, case.loss)
+    theirs = VECTORS[case.loss].eager if case.loss in VECTORS else getattr(F, case.loss)
     losses: dict[str, Loss] = {"cudaloss": getattr(cudaloss, case.loss), "eager": theirs}
     if compiles:
         torch.compiler.reset()  # else the next shape is compiled for all, which is slower
-        losses["compile"] = torch.compile(lambda input, target: theirs(input, target), dynamic=False)
-    works = {name: work_of(loss, case, *operands) for name, loss in losses.items()}
+        losses["compile"] = torch.compile(lambda *operands: theirs(*operands), dynamic=False)
+    works = {name: work_of(loss, case, operands) for name, loss in losses.items()}
     for work in works.values():
         work()
     return works
@@ -102,20 +153,21 @@ def measured(case: Case, device: str, rounds: int, compiles: bool) -> dict[str, 
     row["ratio"] = {name: round(t.median / found["cudaloss"].median, 2) for name, t in found.items()}
     if device == "cuda":
         before = torch.cuda.memory_allocated()
-        gradient = 0 if case.forward_alone else math.prod(case.shape) * case.dtype.itemsize
-        row["bytes_beyond"] = measure.peak_bytes(works["cudaloss"]) - before - gradient
+        gradients = 0 if case.forward_alone else VECTORS[case.loss].vectors if case.all_gradients else 1
+        gradient = math.prod(case.shape) * case.dtype.itemsize
+        row["bytes_beyond"] = measure.peak_bytes(works["cudaloss"]) - before - gradients * gradient
     return row
 
 
 def own_arguments(case: Case, device: str, rounds: int) -> dict[str, float]:
     """What the loss's own arguments cost, as times of the plain call."""
-    input, target = case.operands(device)
+    operands = case.operands(device)
     weight = torch.rand(case.shape[1], device=device)
     given = {
         "plain": {},
         **{name: {k: weight if v is True else v for k, v in own.items()} for name, own in OWN.items()},
     }
-    works = {name: work_of(cudaloss.cross_entropy, case, input, target, **own) for name, own in given.items()}
+    works = {name: work_of(cudaloss.cross_entropy, case, operands, **own) for name, own in given.items()}
     for work in works.values():
         work()
     found = measure.throughput(works, device, rounds, before=measure.before_call(device, case.moved())[0])
@@ -135,13 +187,15 @@ def small(case: Case, device: str) -> dict[str, Any]:
     return row
 
 
-def report(device: str, rounds: int, compiles: bool) -> dict[str, Any]:
+def report(device: str, rounds: int, compiles: bool, chosen: str) -> dict[str, Any]:
     found: dict[str, Any] = {"device": device, "cases": []}
     for case in CASES[device]:
+        if chosen not in case.name:
+            continue
         found["cases"].append(measured(case, device, rounds, compiles))
         print(json.dumps(found["cases"][-1]), flush=True)
     found["times_of_plain"] = own_arguments(CASES[device][0], device, rounds)
-    found["small_times_of_eager"] = [small(case, device) for case in SMALL]
+    found["small_times_of_eager"] = [small(case, device) for case in SMALL if chosen in case.name]
     return found
 
 
@@ -149,10 +203,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--cases", default="", help="of these losses, or shapes, alone: part of a case's name")
     parser.add_argument("--no-compile", action="store_true", help="eager alone")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    found = report(arguments.device, arguments.rounds, not arguments.no_compile)
+    found = report(arguments.device, arguments.rounds, not arguments.no_compile, arguments.cases)
     print("own arguments, times of the plain call:", found["times_of_plain"])
     for row in found["small_times_of_eager"]:
         print("our time over eager's:", row)

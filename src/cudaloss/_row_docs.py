@@ -99,11 +99,11 @@ def _lines(spec: RowSpec, rows: Iterable[Row]) -> str:
 
 def _of_vectors(spec: RowSpec) -> dict[str, str]:
     """What a loss of vectors says besides."""
-    first, *others = spec.operands
-    meanings = [FIRST_OPERAND] + [OTHER_OPERAND] * len(others)
+    others = len(spec.operands) - 1
+    meanings = [FIRST_OPERAND] + [OTHER_OPERAND] * others
     vectors = spec.operands
     if not spec.differentiable_third:
-        vectors, meanings[2:] = spec.operands[:2], [LABEL] * (len(others) - 1)
+        vectors, meanings[2:] = spec.operands[:2], [LABEL] * (others - 1)
     shapes = ["torch.ones(2, 4)"] * len(vectors) + ["torch.ones(2)"] * (len(spec.operands) - len(vectors))
     lines = (f"{name} {meaning}" for name, meaning in zip(spec.operands, meanings, strict=True))
     return {

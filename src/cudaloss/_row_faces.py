@@ -47,20 +47,20 @@ _OF_VECTORS: tuple[Row, ...] = (
     replace(
         _WEIGHT,
         name="weight",
-        meaning="""(Tensor, optional): multiplies each row's loss; of a floating dtype and a shape that broadcasts to the
-    rows', which is the operands' without the vectors' dimension. ``"mean"`` divides by the sum of the weights in play.
-    Differentiable.""",
+        meaning="""(Tensor, optional): multiplies each row's loss; of a floating dtype and a shape that broadcasts to
+    the rows', which is the operands' without the vectors' dimension. ``"mean"`` divides by the sum of the weights in
+    play. Differentiable.""",
     ),
     replace(
         _MASK,
-        meaning="""(Tensor, optional): bool, of a shape that broadcasts to the rows'. ``False`` selects a row out: it adds
-    nothing to the loss, to a gradient or to the count, even where its vectors have NaN or Inf.""",
+        meaning="""(Tensor, optional): bool, of a shape that broadcasts to the rows'. ``False`` selects a row out: it
+    adds nothing to the loss, to a gradient or to the count, even where its vectors have NaN or Inf.""",
     ),
     *_OF_CLASSES[2:-1],
     replace(
         _DTYPE,
-        meaning="""(torch.dtype, optional): of the result. Default: the one that the vectors' promote to; under autocast at
-    least float32.""",
+        meaning="""(torch.dtype, optional): of the result. Default: the one that the vectors' promote to; under autocast
+    at least float32.""",
     ),
 )
 

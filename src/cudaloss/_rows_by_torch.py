@@ -45,9 +45,7 @@ class RowOperands(NamedTuple):
         return x.unsqueeze(self.class_dim)
 
 
-def left_out(
-    shape: torch.Size, target: Tensor, options: Options, rows: RowNumbers | VectorNumbers
-) -> Tensor | None:
+def left_out(shape: torch.Size, target: Tensor, options: Options, rows: RowNumbers | VectorNumbers) -> Tensor | None:
     """Where rows, of this shape, do not count; None: nowhere."""
     ignored = None if isinstance(rows, VectorNumbers) or target.is_floating_point() else target == rows.ignore_index
     if options.mask is None:

@@ -51,8 +51,8 @@ def _check_embedding(vectors: list[Tensor], label: Tensor) -> None:
         raise RuntimeError(f"0D or 1D target tensor expected, multi-target not supported: target has {label.dim()}D")
     if (len(first), len(second)) != (label.dim() + 1,) * 2:
         raise RuntimeError(
-            f"{label.dim()}D target tensor expects {label.dim() + 1}D input tensors, but found inputs with sizes {first} "
-            f"and {second}: input1 and input2 must be of shape (N, D) beside a target of (N,), or (D,) beside one of ()"
+            f"{label.dim()}D target tensor expects {label.dim() + 1}D input tensors, but found inputs with sizes "
+            f"{first} and {second}: input1 and input2 must be of shape (N, D) beside a target of (N,), or (D,) beside one of ()"
         )
 
 

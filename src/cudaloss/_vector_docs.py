@@ -57,8 +57,8 @@ Example:
     torch.Size([2])
 """
 
-FIRST_OPERAND = """(Tensor): vectors, of any shape and strides; float32, float64, float16 or bfloat16 for the fused kernels
-    (other floating dtypes, devices other than CPU and CUDA, and DTensors are served by plain PyTorch)."""
+FIRST_OPERAND = """(Tensor): vectors, of any shape and strides; float32, float64, float16 or bfloat16 for the fused
+    kernels (other floating dtypes, devices other than CPU and CUDA, and DTensors are served by plain PyTorch)."""
 OTHER_OPERAND = """(Tensor): vectors, of a floating dtype and a shape that broadcasts with the first operand's."""
 LABEL = """(Tensor): 1 or -1 for each row, of any real dtype; of shape ``(N,)`` beside vectors of ``(N, D)``, or ``()``
     beside ones of ``(D,)``."""

@@ -32,6 +32,9 @@ def test_ids_are_for_ever():
     assert {spec.name: spec.id for spec in OF_ROWS} == {
         "cross_entropy": 64,
         "nll": 65,
+        "cosine_similarity": 66,
+        "cosine_embedding": 67,
+        "triplet_margin": 68,
     }
     assert [spec.id for spec in OF_ROWS] == list(range(FIRST_OF_ROWS, FIRST_OF_ROWS + len(OF_ROWS)))
     assert len(SPECS) <= FIRST_OF_ROWS
@@ -85,7 +88,14 @@ def drawn(spec, shape, dtype, device="cpu"):
     input, target = operands(shape, (dtype,) * 2, device)
     if spec.takes_indices_alone:
         target = torch.randint(shape[1], shape[:1], device=device)
-    return input, target
+    third = ()
+    if len(spec.operands) > 2:
+        third = (
+            torch.randn(shape, device=device).to(dtype)
+            if spec.differentiable_third
+            else torch.ones(shape[0]).to(input),
+        )
+    return input, target, *third
 
 
 @pytest.mark.rows_too
@@ -95,11 +105,14 @@ def test_function_and_module_are_pytorchs(spec, device, options):
         pytest.skip("PyTorch has no such loss")
     if spec.parameter:
         options = {**options, spec.parameter.name: 0.4}
-    input, target = drawn(spec, (5, 9), torch.float32, device)
-    expected = torch_op(spec)(input, target, options.get("reduction", "mean"), 0.4)
-    torch.testing.assert_close(getattr(cudaloss, spec.function)(input, target, **options), expected)
+    given = drawn(spec, (5, 9), torch.float32, device)
+    if spec.of_rows:
+        expected = getattr(F, spec.function)(*given, **options)
+    else:
+        expected = torch_op(spec)(*given, options.get("reduction", "mean"), 0.4)
+    torch.testing.assert_close(getattr(cudaloss, spec.function)(*given, **options), expected)
     module = getattr(cudaloss, spec.module)(**options)
-    torch.testing.assert_close(module(input, target), expected)
+    torch.testing.assert_close(module(*given), expected)
     for name, value in options.items():
         assert getattr(module, name) == value
         assert f"{name}={value!r}" in repr(module)
@@ -113,18 +126,18 @@ def test_function_and_module_are_pytorchs(spec, device, options):
 def test_legacy_arguments(spec, size_average, reduce, reduction):
     if not spec.legacy_arguments:
         pytest.skip("PyTorch's takes none either")
-    input, target = drawn(spec, (2, 6), torch.float32)
+    operands = drawn(spec, (2, 6), torch.float32)
     function = getattr(cudaloss, spec.function)
     given = {"size_average": size_average, "reduce": reduce}
-    assert torch.equal(function(input, target, **given), function(input, target, reduction=reduction))
+    assert torch.equal(function(*operands, **given), function(*operands, reduction=reduction))
     assert getattr(cudaloss, spec.module)(**given).reduction == reduction
 
 
 @pytest.mark.rows_too
 def test_dtype_option(spec):
-    input, target = drawn(spec, (2, 6), torch.bfloat16)
-    assert getattr(cudaloss, spec.function)(input, target, dtype=torch.float32).dtype == torch.float32
-    assert getattr(cudaloss, spec.module)(dtype=torch.float32)(input, target).dtype == torch.float32
+    given = drawn(spec, (2, 6), torch.bfloat16)
+    assert getattr(cudaloss, spec.function)(*given, dtype=torch.float32).dtype == torch.float32
+    assert getattr(cudaloss, spec.module)(dtype=torch.float32)(*given).dtype == torch.float32
 
 
 @pytest.mark.rows_too

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import functional, reference
 from .._options import NONE, Options
-from .._specs import LossSpec, RowNumbers, RowSpec
+from .._specs import LossSpec, RowNumbers, RowSpec, VectorNumbers
 from ..bench.domains import suited
 
 TOLERANCE = 1e-6  # of the largest element of the exact result: 8 units in the last place of float32
@@ -28,7 +28,38 @@ class Call(NamedTuple):
 
 
 def _calls(spec: LossSpec) -> list[Call]:
-    return _calls_of_rows(spec) if isinstance(spec, RowSpec) else _pointwise_calls(spec)
+    if not isinstance(spec, RowSpec):
+        return _pointwise_calls(spec)
+    return _calls_of_vectors(spec) if spec.of_vectors else _calls_of_rows(spec)
+
+
+def _calls_of_vectors(spec: RowSpec) -> list[Call]:
+    """A plain call, and one with a weight and a mask for each row, of vectors whose elements lie apart where there are
+    two operands."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = VectorNumbers(**{row.name: row.default for row in spec.arguments if row.annotation == "float"})  # pyright: ignore[reportArgumentType]
+
+    def call(shape: tuple[int, ...], options: Options) -> Call:
+        input, target, third = (torch.randn(shape, generator=generator) for _ in range(3))
+        rows = (shape[0], *shape[2:])
+        if not spec.differentiable_third:
+            third = torch.randint(2, rows, generator=generator) * 2 - 1 if len(spec.operands) > 2 else None
+
+        def exact(x: Tensor, t: Tensor) -> Tensor:
+            return reference.loss(spec, x, t, "mean", third, torch.float64, options, rows=numbers)
+
+        own = {} if third is None else {spec.operands[2]: third}
+        beside = {"weight": options.weight, "mask": options.mask, "batch_dims": options.batch_dims}
+        return Call(input, target, {**own, **beside}, exact)
+
+    apart = IMAGE if len(spec.operands) == 2 else (SHAPE[0], SHAPE[1] + 1)  # which whole vectors divide
+    rows = (apart[0], *apart[2:])
+    options = Options(
+        weight=torch.rand(rows, generator=generator) + 0.5,
+        mask=torch.rand(rows, generator=generator) < 0.75,
+        batch_dims=len(rows) - 1,
+    )
+    return [call(SHAPE, Options()), call(apart, options)]
 
 
 def _pointwise_calls(spec: LossSpec) -> list[Call]:
@@ -94,7 +125,7 @@ def _calls_of_rows(spec: RowSpec) -> list[Call]:
     ]
 
 
-def _with_gradients(function: Callable[..., Tensor], input: Tensor, target: Tensor, **given: Any) -> list[Tensor]:
+def _with_gradients(function: Callable[..., Tensor], input: Tensor, target: Tensor, /, **given: Any) -> list[Tensor]:
     """The value and the gradients of what is floating."""
     leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in (input, target)]
     value = function(*leaves, **given)
