@@ -52,7 +52,7 @@ def _check_embedding(vectors: list[Tensor], label: Tensor) -> None:
     if (len(first), len(second)) != (label.dim() + 1,) * 2:
         raise RuntimeError(
             f"{label.dim()}D target tensor expects {label.dim() + 1}D input tensors, but found inputs with sizes "
-            f"{first} and {second}: input1 and input2 must be of shape (N, D) beside a target of (N,), or (D,) beside one of ()"
+            f"{first} and {second}: beside a target of (N,) both must be of shape (N, D), beside one of () of (D,)"
         )
 
 
