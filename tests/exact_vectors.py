@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -70,8 +71,10 @@ def cosine(vectors: tuple[Tensor, Tensor], norms: Callable[[np.ndarray], tuple[n
 
 def of_cosine(losses: np.ndarray, sign: np.ndarray, found: Cosine, *vectors: Tensor) -> Truth:
     """Of a loss that is a number and a cosine with this sign. Its sums are of float64, so that less than one of its
-    digits is lost where the loss has fewer: 2 units in the last place of 2^-27 are 2e-15."""
-    size = LONG(1) if arithmetic(*vectors) == torch.float64 else LONG(2) ** -27
+    digits is lost where the loss has fewer: 2 units in the last place of 2^-27 are 2e-15. Of numbers that are all alike
+    the roundings are too, and add up with their count."""
+    count = max(8, vectors[0].shape[-1] // 32)
+    size = LONG(1) if arithmetic(*vectors) == torch.float64 else count * LONG(2) ** -30
     return Truth(
         losses,
         np.abs(sign) * size,
@@ -89,7 +92,7 @@ def cosine_similarity(input: Tensor, target: Tensor, dim: int = 1, eps: float = 
 def cosine_embedding(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0) -> Truth:
     vectors = input1, input2
     found = cosine(vectors, lambda x: (np.sqrt((x * x).sum(-1) + LONG(1e-12)), np.ones(x.shape[:-1])))
-    attracts, repels = ((target == x).cpu().numpy() for x in (1, -1))
+    attracts, repels = (long(target) == x for x in (1, -1))  # by value: to PyTorch uint8's 255 is -1 too
     above = found.value - LONG(margin)
     losses = np.where(attracts, 1 - found.value, np.where(repels, np.maximum(above, 0), 0))
     sign = np.where(attracts, LONG(-1), np.where(repels & (above >= 0), LONG(1), LONG(0)))
@@ -158,7 +161,7 @@ def drawn(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32,
     """A call's operands, with vectors along the last dimension: of rows from alike to contrary, or from triplets that
     are told apart to those that are not; and labels of both kinds."""
     first = torch.randn(shape, dtype=torch.float64)
-    count = first[..., 0].numel()
+    count = math.prod(shape[:-1])
     along = torch.linspace(-1, 1, count, dtype=torch.float64).view(*shape[:-1], 1)
     if LOSSES[name].vectors == 2:
         second = along * first + 0.7 * torch.randn_like(first)
@@ -207,7 +210,10 @@ def assert_right(name, operands, incoming=None, **own):
         shaped = loss.ours(*operands, reduction="none", **own)
     incoming = (torch.rand(shaped.shape) + 0.5).to(shaped) if incoming is None else incoming
     found = errors(loss.ours, name, operands, incoming, **own)
-    bounds = [ULPS[x.dtype] for x in (shaped, shaped, *vectors, *vectors)]
+    joint = torch.broadcast_shapes(*(x.shape for x in vectors))
+    # The gradients of an operand that is broadcast are added up after their rounding; float64's are of more factors.
+    of_gradients = [ULPS[x.dtype] * (2 if x.shape != joint or x.dtype == torch.float64 else 1) for x in vectors]
+    bounds = [ULPS[shaped.dtype]] * 2 + of_gradients * 2
     if not all(x <= y for x, y in zip(found, bounds, strict=True)) and torch.float64 in (x.dtype for x in vectors):
         bounds = [max(x, y) for x, y in zip(bounds, errors(loss.theirs, name, operands, incoming, **own), strict=True)]
     assert [x <= y for x, y in zip(found, bounds, strict=True)] == [True] * len(bounds), (found, bounds)

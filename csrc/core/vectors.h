@@ -21,12 +21,29 @@ struct Multiples {
   double of_u, of_v;
 };
 
-// A row's loss, and its gradients for an incoming one of 1. uses_w: w stands in the place of v.
+// Where w stands in the gradients: nowhere; in the place of v; or, where |v| and |w| are one and each has half of the
+// gradient, in that of v for the target, and in that of u for the third operand.
+enum class UsesW { No, Yes, Half };
+
+// A row's loss, and its gradients for an incoming one of 1.
 struct VectorRow {
   double loss;
   Multiples input, target, third;
-  bool uses_w;
+  UsesW uses_w;
 };
+
+// The power of two that brings a norm near 1, of its square: products of u with 1 / (|u| |v|) then stay in the range of
+// float; and its inverse.
+struct NormPower {
+  double power, back;
+};
+CUDALOSS_INLINE NormPower norm_power(double square) {
+  constexpr uint64_t kBias = 1023, kMost = 120;
+  const uint64_t exponent = bit_cast<uint64_t>(square) >> 52 & 0x7ff;  // of 0, Inf and NaN the limits
+  const uint64_t half = (exponent + kBias) / 2, least = kBias - kMost, most = kBias + kMost;
+  const uint64_t taken = half < least ? least : half > most ? most : half;
+  return {bit_cast<double>((2 * kBias - taken) << 52), bit_cast<double>(taken << 52)};
+}
 
 CUDALOSS_INLINE double inverse_norm(double square) {
 #if defined(__CUDA_ARCH__)
@@ -41,16 +58,24 @@ CUDALOSS_INLINE double norm_of(double square, double inverse) {
   return select(square <= DBL_MAX, square * inverse, square);
 }
 
-// u v / (|u| |v|), and its gradient in u, of the inverses of both norms. Where a norm is not u's own but a least one,
-// `own_u` is 0, likewise `own_v`.
+// u v / (|u| |v|), and its gradients, of the inverses of both norms, and of the squares of both as far as these vary
+// with the vectors, else 0.
 struct Cosine {
   double value;
   Multiples input, target;
 };
-CUDALOSS_INLINE Cosine cosine_of(const VectorSums& sums, double inverse_u, double inverse_v, double own_u,
-                                 double own_v) {
-  const double both = inverse_u * inverse_v, value = sums.third * both;
-  return {value, {-value * own_u * own_u, both}, {both, -value * own_v * own_v}};
+CUDALOSS_INLINE Cosine cosine_of(double product, double inverse_u, double inverse_v, double square_u, double square_v) {
+  const double both = inverse_u * inverse_v, value = product * both;
+  return {value, {-value * square_u, both}, {both, -value * square_v}};
+}
+
+// What it is to lose sign times a cosine.
+CUDALOSS_INLINE VectorRow row_of(double loss, double sign, const Cosine& cosine) {
+  return {loss,
+          {sign * cosine.input.of_u, sign * cosine.input.of_v},
+          {sign * cosine.target.of_u, sign * cosine.target.of_v},
+          {},
+          UsesW::No};
 }
 
 }  // namespace cudaloss

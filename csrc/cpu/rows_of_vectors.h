@@ -41,11 +41,20 @@ CUDALOSS_MULTIVERSION double product_sum(const F* a, const F* b, int64_t count) 
   return rounded(WithRest<double>{total.value, total.rest});
 }
 
-// out = by_u u + by_v v
+// A vector times a power of two, and what that is multiplied by.
 template <class F>
-CUDALOSS_MULTIVERSION void combine(const F* u, const F* v, Constant<F> by_u, Constant<F> by_v, int64_t count, F* out) {
+struct Multiple {
+  const F* vector;
+  F power;
+  Constant<F> by;
+};
+
+// out = a sum of multiples
+template <class F>
+CUDALOSS_MULTIVERSION void combine(Multiple<F> a, Multiple<F> b, int64_t count, F* out) {
   for (int64_t j = 0; j < count; ++j) {
-    out[j] = fused(by_u.hi, u[j], fused(by_v.hi, v[j], fused(by_u.lo, u[j], by_v.lo * v[j])));
+    const F u = a.vector[j] * a.power, v = b.vector[j] * b.power;
+    out[j] = fused(a.by.hi, u, fused(b.by.hi, v, fused(a.by.lo, u, b.by.lo * v)));
   }
 }
 
@@ -59,22 +68,29 @@ class VectorGroups {
   void run(int64_t first, int64_t rows, RowScratch<F>& scratch) const {
     if (scratch.tiles.empty()) scratch.tiles.resize(kBuffers * shape_.size());
     for (int64_t row = first; row < first + rows; ++row) {
-      scratch.terms[row] = 0.0;
+      VectorSums sums = {};
       VectorRow found = {};
       Vectors vectors = {};
       if (scratch.keep[row]) {
         vectors = vectors_of(row, scratch);
-        found = loss_.finish(sums_of(vectors), label_of(row, scratch));
-        scratch.terms[row] = found.loss;
+        sums = sums_of(vectors);
+        found = loss_.finish(sums, label_of(row, scratch));
       }
+      scratch.terms[row] = found.loss;
+      const bool is_half = found.uses_w == UsesW::Half, all_w = found.uses_w == UsesW::Yes;
+      const Part u = {vectors.u, sums.uu}, w = {vectors.w, sums.third}, v = all_w ? w : Part{vectors.v, sums.vv};
       const WithRest<double> factor = {scratch.factors[row], scratch.rests[row]};
-      if (found.uses_w) vectors.v = vectors.w;
-      const auto write = [&](const Result& gradient, const Multiples& by, int64_t offset, Place place) {
-        if (gradient.data)
-          write_gradient(gradient, by, vectors, factor, offset, pass_.rows.class_stride[place], scratch);
+      const auto write = [&](const Result& gradient, const Multiples& by, Part a, Part b, int64_t offset, Place place) {
+        if (!gradient.data) return;
+        write_gradient(gradient, {multiple(a, by.of_u, factor), multiple(b, by.of_v, factor)}, offset,
+                       pass_.rows.class_stride[place], scratch);
       };
-      write(pass_.grad_input, pass_.of_third ? found.third : found.input, scratch.of_first[row], kFirst);
-      write(pass_.grad_target, found.target, scratch.of_second[row], kSecond);
+      if (pass_.of_third) {
+        write(pass_.grad_input, found.third, is_half ? w : u, v, scratch.of_first[row], kFirst);
+      } else {
+        write(pass_.grad_input, found.input, u, v, scratch.of_first[row], kFirst);
+      }
+      write(pass_.grad_target, found.target, u, is_half ? w : v, scratch.of_second[row], kSecond);
     }
   }
 
@@ -119,15 +135,25 @@ class VectorGroups {
     return !kOfDifferences && Loss::kHasThird ? number_at<double>(pass_.third, scratch.of_third[row]) : 0.0;
   }
 
-  void write_gradient(const Result& gradient, const Multiples& by, const Vectors& vectors, WithRest<double> factor,
-                      int64_t offset, int64_t stride, RowScratch<F>& scratch) const {
+  // u, v or w, with the sum of its squares.
+  struct Part {
+    const F* vector;
+    double square;
+  };
+  Multiple<F> multiple(const Part& part, double by, WithRest<double> factor) const {
+    const NormPower of = norm_power(part.square);
+    const double product = fused(by, factor.value, by * factor.rest);
+    return {part.vector, static_cast<F>(of.power), constant_of(product * of.back, F())};
+  }
+
+  void write_gradient(const Result& gradient, const Multiple<F> (&sum)[2], int64_t offset, int64_t stride,
+                      RowScratch<F>& scratch) const {
     const bool in_place = holds<F>(gradient.dtype) && stride == 1;
     F* const out = in_place ? static_cast<F*>(gradient.data) + offset : buffer(3, scratch);
-    const auto times_factor = [&](double x) { return constant_of(fused(x, factor.value, x * factor.rest), F()); };
-    if (by.of_u == 0.0 && by.of_v == 0.0) {
+    if (sum[0].by.hi == F(0) && sum[1].by.hi == F(0)) {
       std::fill(out, out + shape_.classes, F(0));
     } else {
-      combine(vectors.u, vectors.v, times_factor(by.of_u), times_factor(by.of_v), shape_.classes, out);
+      combine(sum[0], sum[1], shape_.classes, out);
     }
     if (!in_place) write_rows(gradient, &offset, stride, shape_, 1, out);
   }
@@ -139,7 +165,8 @@ class VectorGroups {
 
 template <class Loss>
 void vectors_pass(const Pass& r, ParallelFor parallel_for) {
-  if (Loss::kHasThird != (r.third.data != nullptr)) throw std::logic_error(kOtherThird);
+  if (r.segments.count() * r.inner.count() > 0 && Loss::kHasThird != (r.third.data != nullptr))
+    throw std::logic_error(kOtherThird);
   if (wants_float64_rows(r)) {
     return run_rows<double>(r, VectorGroups<double, Loss>(r), r.rows.classes, parallel_for);
   }

@@ -50,17 +50,21 @@ struct VectorParameters {
   int lanes_shift;  // of a row's threads, in vectors_in_general
 };
 
-// A row's gradients: multiples of u and v. nothing: they are 0, whatever u and v are.
+// A row's gradients: multiples of u and v times powers of two. nothing: they are 0, whatever u and v are.
 template <class F>
 struct VectorGains {
   Constant<F> input_u, input_v, target_u, target_v;
-  bool nothing, uses_w;
+  F power_u, power_v;
+  bool nothing;
+  UsesW uses_w;
 
   __device__ __forceinline__ F input(F u, F v) const { return sum(input_u, u, input_v, v); }
   __device__ __forceinline__ F target(F u, F v) const { return sum(target_u, u, target_v, v); }
 
  private:
   __device__ __forceinline__ F sum(const Constant<F>& by_u, F u, const Constant<F>& by_v, F v) const {
+    u *= power_u;
+    v *= power_v;
     const F found = fused(by_u.hi, u, fused(by_v.hi, v, fused(by_u.lo, u, by_v.lo * v)));
     return nothing ? F(0) : found;
   }
@@ -78,16 +82,20 @@ __device__ __forceinline__ VectorGains<F> finished(const VectorParameters<P>& g,
   const bool has_label = !g.differences && p.third.data;
   const double label = has_label ? number_at<double>(p.third, offset(p, task.at, kThird)) : 0.0;
   const VectorRow row = g.loss.finish(sums, label);
-  const double hi = static_cast<double>(task.factor.hi), lo = static_cast<double>(task.factor.lo);
-  const auto times_factor = [&](double x) { return constant_of(fused(x, hi, x * lo), F()); };
-  const Multiples& input = g.of_third ? row.third : row.input;
   loss = row.loss;
+  if (!p.grad_input.data && !p.grad_target.data) return gains;
+  const double hi = static_cast<double>(task.factor.hi), lo = static_cast<double>(task.factor.lo);
+  const NormPower u = norm_power(sums.uu), v = norm_power(row.uses_w == UsesW::Yes ? sums.third : sums.vv);
+  const auto by = [&](double x, double back) { return constant_of(fused(x, hi, x * lo) * back, F()); };
+  const Multiples& input = g.of_third ? row.third : row.input;
   gains.uses_w = row.uses_w;
   gains.nothing = input.of_u == 0.0 && input.of_v == 0.0 && row.target.of_u == 0.0 && row.target.of_v == 0.0;
-  gains.input_u = times_factor(input.of_u);
-  gains.input_v = times_factor(input.of_v);
-  gains.target_u = times_factor(row.target.of_u);
-  gains.target_v = times_factor(row.target.of_v);
+  gains.power_u = static_cast<F>(u.power);
+  gains.power_v = static_cast<F>(v.power);
+  gains.input_u = by(input.of_u, u.back);
+  gains.input_v = by(input.of_v, v.back);
+  gains.target_u = by(row.target.of_u, u.back);
+  gains.target_v = by(row.target.of_v, v.back);
   return gains;
 }
 

@@ -25,28 +25,36 @@ struct VectorTile {
   static constexpr int n = kVectorBytes / sizeof(E), kStep = kLanes * n, kSize = kVectors * kStep;
   float u[kVectors][n], v[kVectors][n];
 
-  // Beyond the row they are 0.
+  // Beyond the row they are 0. Without a guard the loads of all vectors are begun before one is looked at.
   __device__ __forceinline__ void load(const VectorParameters<double>& g, const Accessor<E> (&of)[3],
                                        const int64_t (&begin)[3], int32_t from) {
+    if (from + (kVectors - 1) * kStep < g.rows.classes) {
+      g.differences ? take<true, true>(g, of, begin, from) : take<true, false>(g, of, begin, from);
+    } else {
+      g.differences ? take<false, true>(g, of, begin, from) : take<false, false>(g, of, begin, from);
+    }
+  }
+  template <bool kWhole, bool kDifferences>
+  __device__ __forceinline__ void take(const VectorParameters<double>& g, const Accessor<E> (&of)[3],
+                                       const int64_t (&begin)[3], int32_t from) {
     const float eps = static_cast<float>(g.eps);
-    const int32_t classes = g.rows.classes;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t j = from + i * kStep;
 #pragma unroll
       for (int k = 0; k < n; ++k) u[i][k] = v[i][k] = 0.0f;
-      if (j >= classes) continue;
+      if (!kWhole && j >= g.rows.classes) continue;
       const auto x = of[0].template load_vector<n>(begin[0] + j), t = of[1].template load_vector<n>(begin[1] + j);
-      if (!g.differences) {
+      if constexpr (kDifferences) {
+        const auto z = of[2].template load_vector<n>(begin[2] + j);
+#pragma unroll
+        for (int k = 0; k < n; ++k) {
+          u[i][k] = widen<float>(x.element[k]) - widen<float>(t.element[k]) + eps;
+          v[i][k] = widen<float>(x.element[k]) - widen<float>(z.element[k]) + eps;
+        }
+      } else {
 #pragma unroll
         for (int k = 0; k < n; ++k) u[i][k] = widen<float>(x.element[k]), v[i][k] = widen<float>(t.element[k]);
-        continue;
-      }
-      const auto z = of[2].template load_vector<n>(begin[2] + j);
-#pragma unroll
-      for (int k = 0; k < n; ++k) {
-        u[i][k] = widen<float>(x.element[k]) - widen<float>(t.element[k]) + eps;
-        v[i][k] = widen<float>(x.element[k]) - widen<float>(z.element[k]) + eps;
       }
     }
   }

@@ -7,17 +7,31 @@
 
 namespace cudaloss::cuda {
 
-template <class F>
+// An element type that is known; or Any<F>: looked up at each element.
+template <class F, class E>
 struct GeneralVectors {
   const VectorParameters<Partial<F>>& g;
   int64_t begin[3];  // offsets of input, target, third
 
   __device__ __forceinline__ F at(const Operand& operand, Place place, int64_t begin, int32_t j) const {
-    return floating_at<F>(operand, begin + j * g.rows.class_stride[place]);
+    const int64_t i = begin + j * g.rows.class_stride[place];
+    if constexpr (std::is_same_v<E, Any<F>>) {
+      return floating_at<F>(operand, i);
+    } else {
+      return widen<F>(static_cast<const E*>(operand.data)[i]);
+    }
   }
   __device__ __forceinline__ F input(int32_t j) const { return at(g.rows.input, kInput, begin[0], j); }
   __device__ __forceinline__ F target(int32_t j) const { return at(g.rows.target, kTarget, begin[1], j); }
   __device__ __forceinline__ F third(int32_t j) const { return at(g.rows.third, kThird, begin[2], j); }
+
+  __device__ __forceinline__ void store(const Result& gradient, int64_t i, F value) const {
+    if constexpr (std::is_same_v<E, Any<F>>) {
+      store_scalar(gradient, i, static_cast<double>(value));
+    } else {
+      static_cast<E*>(gradient.data)[i] = narrow<E>(value);
+    }
+  }
 
   // u and v, and w where it is asked for.
   __device__ __forceinline__ void load(int32_t j, bool needs_w, F& u, F& v, F& w) const {
@@ -36,12 +50,12 @@ struct GeneralSums {
   P uu, vv, third;
 };
 
-template <class F>
+template <class F, class E>
 __device__ __forceinline__ void general_vectors(const VectorParameters<Partial<F>>& g, const Task<F>& task, int lane,
                                                 int lanes, Partial<F>& sum) {
   using P = Partial<F>;
   const RowParameters<P>& p = g.rows;
-  const GeneralVectors<F> row = {
+  const GeneralVectors<F, E> row = {
       g, {offset(p, task.at, kInput), offset(p, task.at, kTarget), g.differences ? offset(p, task.at, kThird) : 0}};
   GeneralSums<P> part = {};
   const int32_t end = task.counts ? p.classes : 0;
@@ -62,21 +76,24 @@ __device__ __forceinline__ void general_vectors(const VectorParameters<Partial<F
   if (lane == 0) hand_in(p, task.at, P{loss * static_cast<double>(task.weight)}, sum);
   if (!p.grad_input.data && !p.grad_target.data) return;
   const int64_t first = offset(p, task.at, kFirst), second = offset(p, task.at, kSecond);
-#pragma unroll 2
+  const bool needs_w = gains.uses_w != UsesW::No;
+#pragma unroll 4
   for (int32_t j = lane; j < p.classes; j += lanes) {
     F u = F(0), v = F(0), w = F(0);
-    if (!gains.nothing) row.load(j, gains.uses_w, u, v, w);
-    const F other = gains.uses_w ? w : v;
+    if (!gains.nothing) row.load(j, needs_w, u, v, w);
+    if (gains.uses_w == UsesW::Yes) v = w;
     if (p.grad_input.data) {
-      store_scalar(p.grad_input, first + j * p.class_stride[kFirst], static_cast<double>(gains.input(u, other)));
+      const bool is_half = gains.uses_w == UsesW::Half && g.of_third;
+      row.store(p.grad_input, first + j * p.class_stride[kFirst], gains.input(is_half ? w : u, v));
     }
     if (p.grad_target.data) {
-      store_scalar(p.grad_target, second + j * p.class_stride[kSecond], static_cast<double>(gains.target(u, other)));
+      const F other = gains.uses_w == UsesW::Half ? w : v;
+      row.store(p.grad_target, second + j * p.class_stride[kSecond], gains.target(u, other));
     }
   }
 }
 
-template <class F>
+template <class F, class E>
 __global__ void __launch_bounds__(kGeneralThreads)
     vectors_in_general(const __grid_constant__ VectorParameters<Partial<F>> g) {
   const RowParameters<Partial<F>>& p = g.rows;
@@ -90,7 +107,7 @@ __global__ void __launch_bounds__(kGeneralThreads)
 #pragma unroll 1
   for (uint32_t first = blockIdx.x * rows; first < p.rows; first += gridDim.x * rows) {
     const Task<F> task = task_of<F, false>(p, factor, first + (threadIdx.x >> g.lanes_shift));
-    if (!task.held) general_vectors<F>(g, task, lane, lanes, sum);  // all of a row's threads, which are whole warps
+    if (!task.held) general_vectors<F, E>(g, task, lane, lanes, sum);  // all of a row's threads, which are whole warps
   }
   hand_in_sum<kGeneralThreads, true>(p, sum);
 }

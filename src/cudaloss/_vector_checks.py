@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any, NamedTuple
 
 import torch
@@ -66,7 +67,7 @@ def _vector_dim(spec: RowSpec, vectors: list[Tensor], dim: Any) -> int:
                 f"The {', '.join(spec.operands)} tensors are expected to have the same number of dimensions, got {said}"
             )
         dim = -1
-    elif not _is_number(dim, int):
+    elif not _is_number(dim, numbers.Integral):
         raise TypeError(f"dim must be an int, got {type(dim).__name__}")
     if not -rank <= dim < rank:
         raise IndexError(f"dim must be a dimension of the operands, in [{-rank}, {rank - 1}], got {dim}")
@@ -99,7 +100,7 @@ def check(
         _check_operand(name, value, place < count, given[0] if place else None)
     check_reduction(reduction)
     check_dtype(dtype)
-    numbers = _numbers(spec, named)
+    own_numbers = _numbers(spec, named)
     if "swap" in spec.signature.split() and not isinstance(named["swap"], bool):
         raise TypeError(f"swap must be a bool, got {type(named['swap']).__name__}")
     vectors, labels = given[:count], given[count:]
@@ -116,4 +117,4 @@ def check(
         vectors = [x.movedim(dim, 1) for x in vectors]
     third = labels[0].detach() if labels else vectors[2] if count == 3 else None
     options = check_row_options(options, vectors[0], reduction, "weight")
-    return VectorCall(vectors[0], vectors[1], third, named["swap"], numbers, options)
+    return VectorCall(vectors[0], vectors[1], third, named["swap"], own_numbers, options)

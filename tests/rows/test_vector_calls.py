@@ -123,7 +123,7 @@ BAD = {
         "target, scalar": (ROWS[0], RuntimeError, "0D target tensor expects 1D input tensors"),
         "target, 2-d": (X, RuntimeError, "0D or 1D target tensor expected, multi-target not supported"),
         "target, rows": (torch.ones(3), RuntimeError, "target"),
-        "input1, 1-d": (X[0], RuntimeError, "1D target tensor expects 2D input tensors.*input1"),
+        "input1, 1-d": (X[0], RuntimeError, "1D target tensor expects 2D input tensors"),
         "margin": (X[0, 0], TypeError, "margin must be a number"),
     },
     "triplet_margin": {
@@ -142,7 +142,7 @@ BAD = {
 EACH = [(name, what) for name in BAD for what in (*BAD[name], *OF_ALL)]
 
 
-@pytest.mark.parametrize(("name", "what"), EACH, ids=" ".join)
+@pytest.mark.parametrize(("name", "what"), EACH, ids=[f"{name}, {what}" for name, what in EACH])
 @pytest.mark.parametrize("wants", [False, True], ids=["forward", "training"])
 def test_bad_arguments(name, what, wants):
     value, kind, message = {**OF_ALL, **BAD[name]}[what]
@@ -241,17 +241,20 @@ def test_memory(name, shape, option):
 @of_losses
 @pytest.mark.parametrize("shape", [((1 << 20) + 3, 2050), (5, (1 << 29) - 3)])
 def test_more_than_2_to_the_31_elements(name, shape):
-    rows, length = shape
-    vectors = LOSSES[name].vectors
-    operands = [torch.empty(shape, device="cuda", dtype=torch.bfloat16).normal_() for _ in range(vectors)]
-    rest = [torch.ones(rows, device="cuda")] if name == "cosine_embedding" else []
-    ends = (slice(None, 2), slice(-2, None))
+    loss = LOSSES[name]
+    operands = [torch.empty(shape, device="cuda", dtype=torch.bfloat16).normal_() for _ in range(loss.vectors)]
+    labels = [torch.ones(shape[0], device="cuda")] if name == "cosine_embedding" else []
+    given = {"reduction": "none", "dtype": torch.float32} | ({"margin": 1e6} if name == "triplet_margin" else {})
     leaves = [x.requires_grad_() for x in operands]
-    single = LOSSES[name].ours(*leaves, *rest, reduction="none", dtype=torch.float32)
+    single = loss.ours(*leaves, *labels, **given)
     gradients = torch.autograd.grad(single.sum(), leaves)
-    for end in ends:
+    for end in (slice(None, 2), slice(-2, None)):
         parts = [x.detach()[end].clone().requires_grad_() for x in operands]
-        found = LOSSES[name].ours(*parts, *(x[end] for x in rest), reduction="none", dtype=torch.float32)
+        found = loss.ours(*parts, *(x[end] for x in labels), **given)
         torch.testing.assert_close(single[end], found, rtol=1e-6, atol=1e-6)
         for ours, part in zip(gradients, torch.autograd.grad(found.sum(), parts), strict=True):
-            torch.testing.assert_close(ours[end], part, rtol=2**-7, atol=0)
+            # Other rows begin at a multiple of 16 bytes, so that sums are in another order: a half's last place, and
+            # float32's of terms that cancel.
+            largest = part.abs().max().item()
+            assert largest > 0
+            torch.testing.assert_close(ours[end], part, rtol=2**-7, atol=2**-20 * largest)

@@ -35,7 +35,7 @@ def test_around_splits(device, name, own, length):
 
 
 @of_losses
-@pytest.mark.parametrize("rows", [1, 2, 31, 33, 257, 4097])
+@pytest.mark.parametrize("rows", [1, 2, 31, 33, 257, 1025])
 @pytest.mark.parametrize("length", [3, 32, 130])
 def test_numbers_of_rows(device, name, rows, length):
     assert_right(name, drawn(name, (rows, length), torch.float32, device))
@@ -202,6 +202,16 @@ def test_nothing_selected(device, name):
     assert single.shape == (0,)
     single.sum().backward()
     assert empty[0].grad.shape == (0, 9)
+
+
+@of_losses
+def test_vectors_of_no_numbers(device, name):
+    leaves = [x.requires_grad_(x.is_floating_point()) for x in drawn(name, (6, 0), torch.float32, device)]
+    for reduction in ("mean", "sum", "none"):
+        value = LOSSES[name].ours(*leaves, reduction=reduction)
+        torch.testing.assert_close(value, LOSSES[name].theirs(*leaves, reduction=reduction))
+        value.sum().backward()
+        assert all(x.grad.shape == (6, 0) for x in leaves[: LOSSES[name].vectors])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

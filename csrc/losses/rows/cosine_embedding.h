@@ -17,17 +17,12 @@ struct cosine_embedding {
 
   CUDALOSS_INLINE VectorRow finish(const VectorSums& sums, double label) const {
     constexpr double kLeast = 1e-12;
-    const double inverse_u = inverse_norm(sums.uu + kLeast), inverse_v = inverse_norm(sums.vv + kLeast);
-    const Cosine cosine = cosine_of(sums, inverse_u, inverse_v, inverse_u, inverse_v);
+    const double uu = sums.uu + kLeast, vv = sums.vv + kLeast;
+    const Cosine cosine = cosine_of(sums.third, inverse_norm(uu), inverse_norm(vv), 1.0 / uu, 1.0 / vv);
     const double above = cosine.value - margin;
-    const bool repels = label == -1.0 && !(above < 0.0);  // NaN is handed on; 0 as PyTorch's clamp
-    const double sign = select(label == 1.0, -1.0, select(repels, 1.0, 0.0));
-    if (sign == 0.0) return {0.0, {}, {}, {}, false};
-    return {select(repels, above, 1.0 - cosine.value),
-            {sign * cosine.input.of_u, sign * cosine.input.of_v},
-            {sign * cosine.target.of_u, sign * cosine.target.of_v},
-            {},
-            false};
+    if (label == 1.0) return row_of(1.0 - cosine.value, -1.0, cosine);
+    if (label == -1.0 && !(above < 0.0)) return row_of(above, 1.0, cosine);  // at 0 as PyTorch's clamp
+    return {};
   }
 };
 

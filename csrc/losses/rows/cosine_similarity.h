@@ -17,15 +17,10 @@ struct cosine_similarity {
   CUDALOSS_INLINE VectorRow finish(const VectorSums& sums, double) const {
     const double least = eps * eps, most = 1.0 / eps;
     const bool short_u = sums.uu < least, short_v = sums.vv < least;
-    const double inverse_u = select(short_u, most, inverse_norm(sums.uu));
-    const double inverse_v = select(short_v, most, inverse_norm(sums.vv));
-    const Cosine cosine =
-        cosine_of(sums, inverse_u, inverse_v, select(short_u, 0.0, inverse_u), select(short_v, 0.0, inverse_v));
-    return {1.0 - cosine.value,
-            {-cosine.input.of_u, -cosine.input.of_v},
-            {-cosine.target.of_u, -cosine.target.of_v},
-            {},
-            false};
+    const Cosine cosine = cosine_of(sums.third, select(short_u, most, inverse_norm(sums.uu)),
+                                    select(short_v, most, inverse_norm(sums.vv)), select(short_u, 0.0, 1.0 / sums.uu),
+                                    select(short_v, 0.0, 1.0 / sums.vv));
+    return row_of(1.0 - cosine.value, -1.0, cosine);
   }
 };
 

@@ -23,9 +23,13 @@ struct triplet_margin {
     // A distance of 0 has a gradient of 0.
     const double u = select(near == 0.0, 0.0, inverse_norm(near)), v = select(far == 0.0, 0.0, inverse_norm(far));
     const double loss = norm_of(near, u) - norm_of(far, v) + margin;
-    if (loss < 0.0) return {0.0, {}, {}, {}, false};  // at 0 it has a gradient, as PyTorch's clamp
-    if (uses_w) return {loss, {u, 0.0}, {-u, -v}, {0.0, v}, true};
-    return {loss, {u, -v}, {-u, 0.0}, {0.0, v}, false};
+    if (loss < 0.0) return {};  // at 0 it has a gradient, as PyTorch's clamp
+    if (loss != loss) return {loss, {loss, loss}, {loss, loss}, {loss, loss}, UsesW::No};
+    if (uses_w) return {loss, {u, 0.0}, {-u, -v}, {0.0, v}, UsesW::Yes};
+    if (swap && sums.third == sums.vv) {
+      return {loss, {u, -0.5 * v}, {-u, -0.5 * v}, {0.5 * v, 0.5 * v}, UsesW::Half};
+    }
+    return {loss, {u, -v}, {-u, 0.0}, {0.0, v}, UsesW::No};
   }
 };
 
