@@ -1,6 +1,7 @@
-// Rows of vectors that lie side by side, in whole vectors of 16 bytes, of one dtype. A row has some lanes of a warp, a
-// warp or a block, whose threads keep u and v in registers from the sums to the gradients. Of a row beyond a block's
-// registers the last tile stays there, and the others are read again, backwards, as they are still in the L2 then.
+// Rows of vectors whose elements lie side by side, of one dtype, in whole words of 16 bytes. A row has some lanes of a
+// warp, a warp or a block, whose threads keep u and v in registers from the sums to the gradients. Of a row beyond a
+// block's registers the last tile stays there, and the others are read again, backwards, as they are still in the L2
+// then.
 #pragma once
 
 #include "cuda/accessor.cuh"
@@ -94,14 +95,15 @@ struct ContiguousVectors {
   Accessor<E> operands[3], first, second;  // without data: not wanted
 };
 
-template <class E, int kLanes, int kVectors, int kThreads, int kBlocks>
+// kGradients: they are wanted, so that u and v stay.
+template <class E, int kLanes, int kVectors, int kThreads, int kBlocks, bool kGradients>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     vectors_in_registers(const __grid_constant__ ContiguousVectors<E> of) {
   using Tile = VectorTile<E, kLanes, kVectors>;
   constexpr int kRows = kThreads / kLanes, kWarps = kLanes > 32 ? kLanes / 32 : 1;
   const VectorParameters<double>& g = of.g;
   const RowParameters<double>& p = g.rows;
-  __shared__ VectorSums warps[kWarps];
+  __shared__ VectorSums warps[2][kWarps];  // of two rows in turn: a warp may be ahead
   __shared__ VectorGains<float> of_block;
   release_next();
   wait_for_prior();
@@ -109,6 +111,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int32_t from = static_cast<int32_t>(threadIdx.x % kLanes) * Tile::n;
   const int32_t tiles = kWarps > 1 ? (p.classes + Tile::kSize - 1) / Tile::kSize : 1;
   double sum = 0.0;
+  int turn = 0;
   RowFactor<float> factor;
 #pragma unroll 1
   for (uint32_t row = blockIdx.x * kRows; row < p.rows; row += gridDim.x * kRows) {
@@ -130,22 +133,23 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     sums = joined_sums<(kWarps > 1 ? 32 : kLanes)>(sums);
     VectorGains<float> gains;
     if constexpr (kWarps > 1) {
-      if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sums;
+      if (threadIdx.x % 32 == 0) warps[turn][threadIdx.x / 32] = sums;
       __syncthreads();
     }
     if (kWarps == 1 || threadIdx.x < 32) {  // fp64 is slow on many GPUs: one warp does it
-      if constexpr (kWarps > 1) sums = joined_sums<kWarps>(warps[threadIdx.x % kWarps]);
+      if constexpr (kWarps > 1) sums = joined_sums<kWarps>(warps[turn][threadIdx.x % kWarps]);
       read_factors(p, factor, task);
       double loss;
       gains = finished(g, task, sums, loss);
       if (threadIdx.x % kLanes == 0 && !task.held) hand_in(p, task.at, weighted(p, task, loss), sum);
       if (kWarps > 1 && threadIdx.x == 0) of_block = gains;
     }
-    if constexpr (kWarps > 1) {
+    if constexpr (kWarps > 1 && kGradients) {
       __syncthreads();
       gains = of_block;
     }
-    if (task.held) continue;
+    turn ^= 1;
+    if (!kGradients || task.held) continue;
     for (int32_t t = tiles - 1; t >= 0; --t) {
       if (t != tiles - 1) tile.load(g, of.operands, begin, from + t * Tile::kSize);
       if (of.first.data) {
@@ -156,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         tile.store(of.second, offset(p, task.at, kSecond), from + t * Tile::kSize, p.classes,
                    [&](float u, float v) { return gains.target(u, v); });
       }
-      if (kWarps == 1 || !(of.first.data || of.second.data)) break;
+      if (kWarps == 1) break;
     }
   }
   hand_in_sum<kThreads, (kRows > 1)>(p, sum);

@@ -64,9 +64,10 @@ __device__ __forceinline__ void general_vectors(const VectorParameters<Partial<F
     F u, v, w = F(0);
     row.load(j, g.needs_w, u, v, w);
     const double of_u = static_cast<double>(u), of_v = static_cast<double>(v), of_w = static_cast<double>(w);
-    part.uu = part.uu + P{of_u * of_u};
-    part.vv = part.vv + P{of_v * of_v};
-    part.third = part.third + P{g.needs_w ? of_w * of_w : of_u * of_v};
+    // Spelled as fused: |v| and |w| of one vector are then the same, whatever a compiler contracts.
+    part.uu = part.uu + P{fused(of_u, of_u, 0.0)};
+    part.vv = part.vv + P{fused(of_v, of_v, 0.0)};
+    part.third = part.third + P{g.needs_w ? fused(of_w, of_w, 0.0) : fused(of_u, of_v, 0.0)};
   }
   part = together(part, lanes, [](const GeneralSums<P>& a, const GeneralSums<P>& b) {
     return GeneralSums<P>{a.uu + b.uu, a.vv + b.vv, a.third + b.third};

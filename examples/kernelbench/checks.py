@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from problems import Loss, Problem
@@ -39,23 +39,23 @@ class Finding:
 Check = Callable[[Problem, Sequence[str], torch.device], Finding]
 
 
-class Results(NamedTuple):
-    """A loss and its gradients, or the errors of these."""
+Results = tuple[Any, ...]  # a loss and its gradients, or the errors of these
 
-    value: Any
-    grad_predictions: Any
-    grad_targets: Any
+
+def differentiable(inputs: Sequence[Tensor]) -> list[Tensor]:
+    return [x for x in inputs if x.is_floating_point()]
 
 
 def evaluate(loss: Loss, inputs: Sequence[Tensor], grad_output: Tensor) -> Results:
-    operands = [x.detach().requires_grad_() for x in inputs]
+    operands = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
     value = loss(*operands)
-    return Results(value.detach(), *torch.autograd.grad(value, operands, grad_output))
+    return value.detach(), *torch.autograd.grad(value, differentiable(operands), grad_output)
 
 
-def draw_grad_output(reduction: str, like: Tensor) -> Tensor:
+def draw_grad_output(problem: Problem, reduction: str, inputs: Sequence[Tensor]) -> Tensor:
     """In 0.5..1.5, since a backward that leaves it out would pass with ones."""
-    return 0.5 + (torch.rand_like(like) if reduction == "none" else torch.rand((), device=like.device))
+    shape = problem.shape_of_terms(inputs) if reduction == "none" else ()
+    return 0.5 + torch.rand(shape, device=inputs[0].device)
 
 
 def ulps(found: Tensor, exact: Tensor, size: Tensor | None = None) -> float:
@@ -63,7 +63,7 @@ def ulps(found: Tensor, exact: Tensor, size: Tensor | None = None) -> float:
 
 
 def worst(first: Results, second: Results) -> Results:
-    return Results(*(max(pair, key=lambda x: (math.isnan(x), x)) for pair in zip(first, second, strict=True)))
+    return tuple(max(pair, key=lambda x: (math.isnan(x), x)) for pair in zip(first, second, strict=True))
 
 
 def chunks(*tensors: Tensor) -> zip[tuple[Tensor, ...]]:
@@ -73,41 +73,47 @@ def chunks(*tensors: Tensor) -> zip[tuple[Tensor, ...]]:
     return zip(*(torch.atleast_1d(tensor).split(rows) for tensor in tensors), strict=True)
 
 
-def divisor_of(reduction: str, like: Tensor) -> int:
-    return {"mean": like.numel(), "batchmean": len(torch.atleast_1d(like))}.get(reduction, 1)
+def divisor_of(reduction: str, terms: torch.Size) -> int:
+    return {"mean": terms.numel(), "batchmean": terms[0] if terms else 1}.get(reduction, 1)
 
 
 def errors(
     problem: Problem, results: Results, inputs: Sequence[Tensor], reduction: str, grad_output: Tensor
 ) -> Results:
     """The errors of `results`, in ulps, against float64 in chunks."""
-    found = Results(0.0, 0.0, 0.0)
-    total, size, for_targets = (
-        torch.zeros(shape, dtype=torch.float64, device=grad_output.device) for shape in ((), (), inputs[1].shape)
-    )
-    shared = inputs[1].shape != inputs[0].shape  # by rows: the targets' gradient is a sum over them
-    divisor = divisor_of(reduction, inputs[0])
-    of_one_shape = [x.expand_as(inputs[0]) for x in (*inputs, grad_output, *results)]
-    for predictions, targets, weight, value, to_predictions, to_targets in chunks(*of_one_shape):
-        operands = [x.double().requires_grad_() for x in (predictions, targets)]
+    shape = problem.shape_of_terms(inputs)
+    divisor = divisor_of(reduction, shape)
+    value, *gradients = results
+    whole = [x if problem.of_rows else x.expand_as(inputs[0]) for x in inputs]
+    wanted = differentiable(whole)
+    sums = [  # of the gradients of what all rows share: they are sums over the rows
+        torch.zeros_like(x, dtype=torch.float64) if x.shape != operand.shape else None
+        for x, operand in zip(gradients, wanted, strict=True)
+    ]
+    total, size = torch.zeros(2, dtype=torch.float64, device=value.device)
+    found: Results = (0.0,) * len(results)
+    gradients_of_whole = [x.expand_as(operand) for x, operand in zip(gradients, wanted, strict=True)]
+    for pieces in chunks(*whole, grad_output.expand(shape), value.expand(shape), *gradients_of_whole):
+        operands = [x.double().requires_grad_() if x.is_floating_point() else x for x in pieces[: len(inputs)]]
+        weight, value_piece, *gradient_pieces = pieces[len(inputs) :]
         terms, scale = problem.terms(*operands), weight.double() / divisor
-        exact = torch.autograd.grad(terms, operands, scale)
+        exact = torch.autograd.grad(terms, differentiable(operands), scale)
         terms = terms.detach()
         total += terms.sum()
         size += terms.abs().sum()
-        value_error = ulps(value, terms) if reduction == "none" else 0.0
-        if shared:
-            for_targets += exact[1].sum_to_size(for_targets.shape)
-            targets_error = 0.0
-        else:
-            made_of = problem.size_for_targets(*operands).detach() * scale if problem.size_for_targets else None
-            targets_error = ulps(to_targets, exact[1], made_of)
-        found = worst(found, Results(value_error, ulps(to_predictions, exact[0]), targets_error))
-    if shared:
-        found = found._replace(grad_targets=ulps(results.grad_targets, for_targets))
-    if reduction != "none":
-        found = found._replace(value=ulps(results.value, total / divisor, size / divisor))
-    return found
+        made_of = problem.sizes(*operands) if problem.sizes else [None] * len(exact)
+        scale = scale.unsqueeze(-1) if problem.of_rows else scale
+        piece_errors = [ulps(value_piece, terms) if reduction == "none" else 0.0]
+        for piece, right, magnitudes, of_shared in zip(gradient_pieces, exact, made_of, sums, strict=True):
+            if of_shared is None:
+                piece_errors.append(ulps(piece, right, None if magnitudes is None else magnitudes.detach() * scale))
+            else:
+                of_shared += right.sum_to_size(of_shared.shape)
+                piece_errors.append(0.0)
+        found = worst(found, tuple(piece_errors))
+    of_whole = [ulps(value, total / divisor, size / divisor) if reduction != "none" else 0.0]
+    of_whole += [0.0 if right is None else ulps(x, right) for x, right in zip(gradients, sums, strict=True)]
+    return worst(found, tuple(of_whole))
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ class Comparison:
 
 
 def compare(problem: Problem, inputs: Sequence[Tensor], reduction: str) -> Comparison:
-    grad_output = draw_grad_output(reduction, inputs[0])
+    grad_output = draw_grad_output(problem, reduction, inputs)
 
     def errors_of(loss: Loss) -> Results:  # one result at a time in memory
         return errors(problem, evaluate(loss, inputs, grad_output), inputs, reduction, grad_output)
@@ -149,12 +155,10 @@ def summarise(check: str, comparisons: dict[str, Comparison]) -> Finding:
     return Finding(check, not failed, "; ".join([detail, *failed[:NAMED], *more]))
 
 
-def draw_of_shape(problem: Problem, shape: tuple[int, ...], device: torch.device, aligned: bool = True) -> list[Tensor]:
-    """Normal numbers wide enough for both branches of smooth L1, or what suits the problem made of them; a slice from
-    element 1 on if not `aligned`."""
+def draw_of_shape(shape: tuple[int, ...], device: torch.device, aligned: bool) -> list[Tensor]:
+    """Normal numbers wide enough for both branches of smooth L1; a slice from element 1 on if not `aligned`."""
     count, skipped = math.prod(shape), 0 if aligned else 1
-    drawn = (problem.suited(2 * torch.randn(count + skipped, device=device)) for _ in range(2))
-    return [numbers[skipped:].reshape(shape) for numbers in drawn]
+    return [2 * torch.randn(count + skipped, device=device)[skipped:].reshape(shape) for _ in range(2)]
 
 
 def any_size(problem: Problem, reductions: Sequence[str], device: torch.device) -> Finding:
@@ -163,7 +167,7 @@ def any_size(problem: Problem, reductions: Sequence[str], device: torch.device) 
         for aligned in (True, False):
             name = f"{shape}{'' if aligned else ' misaligned'}"
             for reduction in reductions:
-                inputs = draw_of_shape(problem, shape, device, aligned)
+                inputs = draw_of_shape(shape, device, aligned)
                 comparisons[f"{name}, {reduction}"] = compare(problem, inputs, reduction)
     return summarise(f"{len(SHAPES)} odd shapes, aligned and not", comparisons)
 
@@ -188,33 +192,36 @@ class OpNames(TorchDispatchMode):
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.name())
+        if func.name() != "aten::promote_types":  # of dtypes alone
+            self.names.append(func.name())
         return func(*args, **(kwargs or {}))
 
 
 def one_op_each_way(problem: Problem, reductions: Sequence[str], device: torch.device) -> Finding:
-    """Forward and backward are one compiled op each, with no op before or after, ``.item()`` included."""
-    operands = [x.requires_grad_() for x in draw_of_shape(problem, (1023,), device)]
+    """Forward and backward are one compiled op each, with no op before or after, ``.item()`` included. The gradient of
+    a third operand is left out: it is a pass of its own."""
+    operands = problem.draw(device, 0, (33, 31))
+    wanted = [x.requires_grad_() for x in differentiable(operands[:2])]
     wrong = []
     for reduction in reductions:
         loss = problem.ours(reduction)
-        grad_output = draw_grad_output(reduction, operands[0].detach())
+        grad_output = draw_grad_output(problem, reduction, operands)
         with OpNames() as forward:
             value = loss(*operands)
         with OpNames() as backward:
-            torch.autograd.grad(value, operands, grad_output)
+            torch.autograd.grad(value, wanted, grad_output)
         seen = forward.names, backward.names
         if any(len(names) != 1 or not names[0].startswith("cudaloss::") for names in seen):
             wrong.append(f"{reduction}: forward {', '.join(seen[0])}; backward {', '.join(seen[1])}")
-    detail = "; ".join(wrong) or f"for {', '.join(reductions)}; gradients of both operands"
+    detail = "; ".join(wrong) or f"for {', '.join(reductions)}; gradients wanted: {len(wanted)}"
     return Finding("one op each way", not wrong, detail)
 
 
 def _captures(problem: Problem, reduction: str, device: torch.device) -> bool:
     """Whether forward and backward give the same bits from a CUDA graph, replayed on inputs it was not made with."""
-    loss, shape = problem.ours(reduction), (1_000_003,)
-    inputs = draw_of_shape(problem, shape, device)
-    grad_output = draw_grad_output(reduction, inputs[0])
+    loss, shape = problem.ours(reduction), (1009, 991)
+    inputs = problem.draw(device, 0, shape)
+    grad_output = draw_grad_output(problem, reduction, inputs)
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):  # capture wants one run beforehand
@@ -223,9 +230,9 @@ def _captures(problem: Problem, reduction: str, device: torch.device) -> bool:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = evaluate(loss, inputs, grad_output)
-    for held, fresh in zip(inputs, draw_of_shape(problem, shape, device), strict=True):
+    for held, fresh in zip(inputs, problem.draw(device, 1, shape), strict=True):
         held.copy_(fresh)
-    grad_output.copy_(draw_grad_output(reduction, inputs[0]))
+    grad_output.copy_(draw_grad_output(problem, reduction, inputs))
     graph.replay()
     expected = evaluate(loss, inputs, grad_output)
     return all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))

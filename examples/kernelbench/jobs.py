@@ -1,4 +1,5 @@
-"""The jobs of five ancestor kernels, each written once for problem 94 or 96 of KernelBench, and those of 100 and 98.
+"""The jobs of five ancestor kernels, each written once for problem 94 or 96 of KernelBench, and one for each of the
+others.
 
 There is one op and one ``ModelNew`` a problem (``solution_94.py`` and so on). What tells the jobs apart is what must be
 shown of it, which is the table here.
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from checks import Check, any_size, counts_each_once, never_waits, one_op_each_way
-from problems import HINGE, KL_DIV, MSE, SMOOTH_L1, Problem
+from problems import CROSS_ENTROPY, HINGE, KL_DIV, MSE, SMOOTH_L1, TRIPLET_MARGIN, Problem
 
 
 @dataclass(frozen=True)
@@ -67,5 +68,17 @@ JOBS = (
         "KL divergence of probabilities, their logarithm in the same pass",
         shows=(one_op_each_way, never_waits),
         reductions=("batchmean",),
+    ),
+    Job(
+        "h",
+        CROSS_ENTROPY,
+        "cross entropy of class indices, value and gradient from one reading of the logits",
+        shows=(one_op_each_way, never_waits),
+    ),
+    Job(
+        "i",
+        TRIPLET_MARGIN,
+        "triplet margin loss, two gradients in the forward's pass and the negative's in one of its own",
+        shows=(one_op_each_way, never_waits),
     ),
 )

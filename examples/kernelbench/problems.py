@@ -1,23 +1,28 @@
-"""The four KernelBench problems, each with its reference and its solution."""
+"""The six KernelBench problems, each with its reference and its solution."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import problem_94
+import problem_95
 import problem_96
 import problem_98
+import problem_99
 import problem_100
 import solution_94
+import solution_95
 import solution_96
 import solution_98
+import solution_99
 import solution_100
 import torch
 from torch import Tensor, nn
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -25,12 +30,12 @@ class Problem:
     name: str
     reference: Any  # a module: SHAPE, Model, get_inputs, get_init_inputs
     solution: Any  # a module: ModelNew
-    terms: Loss  # the loss of each element, in plain PyTorch
+    terms: Loss  # the loss of each element, or of each row, in plain PyTorch
     reduction: str = "mean"  # the benchmark's
     ulps: float = 1.0  # the tolerance
-    # What the targets' gradients are made of, where that cancels: the sum of the magnitudes.
-    size_for_targets: Loss | None = None
-    suited: Callable[[Tensor], Tensor] = lambda x: x  # makes operands of any numbers
+    # What each gradient is made of, where that cancels: the sum of the magnitudes. None where it is the gradient's own.
+    sizes: Callable[..., Sequence[Tensor | None]] | None = None
+    of_rows: bool = False  # whether a term is one of a row
 
     def ours(self, reduction: str = "") -> nn.Module:
         return self.solution.ModelNew(*self.reference.get_init_inputs(), reduction=reduction or self.reduction)
@@ -39,18 +44,36 @@ class Problem:
         """The reference; the benchmark has one reduction only, the others are of the same terms."""
         reductions: dict[str, Loss] = {
             self.reduction: self.reference.Model(*self.reference.get_init_inputs()),
-            "sum": lambda predictions, targets: self.terms(predictions, targets).sum(),
+            "sum": lambda *inputs: self.terms(*inputs).sum(),
             "none": self.terms,
         }
         return reductions[reduction or self.reduction]
 
-    def draw(self, device: torch.device, seed: int) -> list[Tensor]:
+    def shape_of_terms(self, inputs: Sequence[Tensor]) -> torch.Size:
+        return inputs[0].shape[:1] if self.of_rows else inputs[0].shape
+
+    def draw(self, device: torch.device, seed: int, shape: tuple[int, int] | None = None) -> list[Tensor]:
         torch.manual_seed(seed)
-        with device:  # the benchmark's get_inputs names none, and 4 GiB are slow to draw on a CPU
+        # The benchmark's get_inputs names no device, and 4 GiB are slow to draw on a CPU.
+        with device, patch.object(self.reference, "SHAPE", shape or self.reference.SHAPE):
             return self.reference.get_inputs()
 
 
+def magnitudes_of_triplets(anchor: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    near, far = ((anchor - other + 1e-6).abs() for other in (positive, negative))
+    near, far = (x / x.norm(dim=-1, keepdim=True) for x in (near, far))
+    return near + far, near, far
+
+
 MSE = Problem("94 MSE", problem_94, solution_94, lambda p, t: (p - t) ** 2)
+CROSS_ENTROPY = Problem(
+    "95 cross entropy",
+    problem_95,
+    solution_95,
+    lambda p, t: torch.nn.functional.cross_entropy(p, t, reduction="none"),
+    ulps=2.0,
+    of_rows=True,
+)
 SMOOTH_L1 = Problem(
     "96 smooth L1",
     problem_96,
@@ -64,8 +87,16 @@ KL_DIV = Problem(
     lambda p, t: torch.nn.functional.kl_div(p.log(), t, reduction="none"),
     reduction="batchmean",
     ulps=2.0,  # of losses with logarithms
-    size_for_targets=lambda p, t: t.log().abs() + 1 + p.log().abs(),
-    suited=torch.sigmoid,
+    sizes=lambda p, t: (None, t.log().abs() + 1 + p.log().abs()),
+)
+TRIPLET_MARGIN = Problem(
+    "99 triplet margin",
+    problem_99,
+    solution_99,
+    lambda a, p, n: torch.nn.functional.triplet_margin_loss(a, p, n, reduction="none"),
+    ulps=2.0,
+    sizes=magnitudes_of_triplets,
+    of_rows=True,
 )
 HINGE = Problem("100 hinge", problem_100, solution_100, lambda p, t: (1 - p * t).clamp(min=0))
-PROBLEMS = (MSE, SMOOTH_L1, KL_DIV, HINGE)
+PROBLEMS = (MSE, CROSS_ENTROPY, SMOOTH_L1, KL_DIV, TRIPLET_MARGIN, HINGE)

@@ -21,15 +21,14 @@ class Pass:
     wanted: tuple[int, ...]  # which operands get gradients
 
     def bytes(self, inputs: list[Tensor]) -> int:
-        """The least traffic: both operands read once, and the gradients written."""
+        """The least traffic: all operands read once, and the gradients written."""
         return sum(x.nbytes for x in (*inputs, *(inputs[i] for i in self.wanted)))
 
 
-PASSES = (
-    Pass("forward", ()),
-    Pass("forward + backward", (0,)),
-    Pass("forward + both gradients", (0, 1)),
-)
+def passes_over(inputs: list[Tensor]) -> list[Pass]:
+    floating = tuple(i for i, x in enumerate(inputs) if x.is_floating_point())
+    passes = [Pass("forward", ()), Pass("forward + backward", (0,))]
+    return [*passes, Pass("forward + all gradients", floating)] if len(floating) > 1 else passes
 
 
 class Timed(NamedTuple):
@@ -52,7 +51,7 @@ def time_losses(
     if with_compile:
         losses["torch.compile"] = torch.compile(problem.eager(), dynamic=False)
     timings = {}
-    for one in PASSES:
+    for one in passes_over(inputs):
         operands = [x.detach().requires_grad_(i in one.wanted) for i, x in enumerate(inputs)]
         wanted = [operands[i] for i in one.wanted]
         calls = {name: _call(loss, operands, wanted) for name, loss in losses.items()}

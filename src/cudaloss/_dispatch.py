@@ -66,10 +66,16 @@ def _is_readable(tensor: Tensor, device: torch.device) -> bool:
 
 
 def _is_served(
-    input: Tensor, target: Tensor, third: Tensor | None, dtype: torch.dtype, options: Options, rank: int
+    input: Tensor,
+    target: Tensor,
+    third: Tensor | None,
+    dtype: torch.dtype,
+    options: Options,
+    rank: int,
+    has_labels: bool = False,
 ) -> bool:
     """Whether the compiled kernels serve this call, the third operand's gradient apart; the reference serves all
-    others."""
+    others. A third operand that has labels may be of integers."""
     weight, mask = options.weight, options.mask
     normalizer = options.normalizer if isinstance(options.normalizer, Tensor) else None
     beside = [tensor for tensor in (weight, mask, normalizer, third) if tensor is not None]
@@ -77,7 +83,8 @@ def _is_served(
         input.dtype in DTYPES
         and (target.dtype in DTYPES or target.dtype in INTEGERS)
         and dtype in DTYPES
-        and all(tensor is None or tensor.dtype in DTYPES for tensor in (weight, third))
+        and (weight is None or weight.dtype in DTYPES)
+        and (third is None or third.dtype in DTYPES or (has_labels and third.dtype in INTEGERS))
         and (normalizer is None or normalizer.dtype in DTYPES or normalizer.dtype in INTEGERS)
         and all(_is_readable(tensor, input.device) for tensor in (input, target, *beside))
         and not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (weight, normalizer)))
@@ -163,7 +170,8 @@ def loss(
     # A compiler fuses PyTorch's own ops with what comes next, where that is of the data's size; ONNX knows no other.
     decomposes = not is_plain and ((reduction == "none" and is_compiled()) or _is_exporting_to_onnx())
     for_third = third is not None and third.requires_grad and torch.is_grad_enabled()
-    is_served = _is_served(input, target, third, dtype, options, rank)
+    has_labels = isinstance(rows, VectorNumbers) and not spec.differentiable_third
+    is_served = _is_served(input, target, third, dtype, options, rank, has_labels)
     if isinstance(rows, VectorNumbers) and (rows.p != 2 or input.shape[class_dim(input)] == 0):
         is_served = False
     if for_third and not (is_plain and type(third) in PLAIN_TENSORS and spec.has_third_gradient):

@@ -60,6 +60,8 @@ def _check_embedding(vectors: list[Tensor], label: Tensor) -> None:
 def _vector_dim(spec: RowSpec, vectors: list[Tensor], dim: Any) -> int:
     """Along which dimension of the joint shape the vectors lie."""
     rank = max(x.dim() for x in vectors)
+    if rank == 0:
+        raise IndexError(f"{spec.operands[0]} must have a dimension of vectors, got a 0-d tensor")
     if spec.given["dim"] is None:
         if spec.differentiable_third and len({x.dim() for x in vectors}) > 1:
             said = ", ".join(f"{name} {x.dim()}D" for name, x in zip(spec.operands, vectors, strict=True))

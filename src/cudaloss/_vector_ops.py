@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from . import _dispatch, _private, reference
 from ._build import DEVICES
 from ._dispatch import PLAIN_TENSORS
-from ._modes import BELOW_AUTOGRAD, DTYPES, INDICES, LOSS
+from ._modes import BELOW_AUTOGRAD, DTYPES, INTEGERS, LOSS
 from ._ops import _AUTOCAST_WAYS, _WAYS, Kernel, _is_autocast, _none, _usual
 from ._options import Options
 from ._specs import RowSpec
@@ -52,7 +52,7 @@ def _lie_as_the_kernels_take(spec: RowSpec) -> Callable[..., bool]:
             of_one = type(third) in PLAIN_TENSORS and third.shape == shape and third.dtype == input.dtype
             return of_one and target.dtype == input.dtype and len(shape) <= 2
         if has_labels:
-            is_label = type(third) in PLAIN_TENSORS and (third.dtype in DTYPES or third.dtype in INDICES)
+            is_label = type(third) in PLAIN_TENSORS and (third.dtype in DTYPES or third.dtype in INTEGERS)
             return is_label and len(shape) <= 2 and third.shape == shape[:-1] and third.device == input.device
         return type(dim) is int and dim == 1 and len(shape) > 1
 

@@ -113,8 +113,12 @@ def _triplet_slopes(row: VectorOperands) -> tuple[Tensor, ...]:
     norms = [torch.linalg.vector_norm(d, dim=row.dim, keepdim=True) for d in differences]
     # Of a distance of 0 the gradient is 0.
     units = [torch.where(n == 0, 0, d / torch.where(n == 0, 1, n)) for d, n in zip(differences, norms, strict=True)]
-    is_other = norms[2] < norms[1] if row.spec.flag_values["swap"] else torch.zeros_like(norms[1], dtype=torch.bool)
-    active = norms[0] - torch.where(is_other, norms[2], norms[1]) + row.numbers.margin >= 0
+    of_far, of_other, least = 1.0, 0.0, norms[1]
+    if row.spec.flag_values["swap"]:  # of two that are one distance each has half of the gradient
+        least = torch.minimum(norms[1], norms[2])
+        of_other = ((norms[2] <= norms[1]).to(least.dtype) + (norms[2] < norms[1]).to(least.dtype)) / 2
+        of_far = 1 - of_other
+    active = norms[0] - least + row.numbers.margin >= 0
     near, far, other = (torch.where(active, unit, 0) for unit in units)
-    far, other = torch.where(is_other, 0, far), torch.where(is_other, other, 0)
+    far, other = far * of_far, other * of_other
     return near - far, -near - other, far + other

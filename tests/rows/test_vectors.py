@@ -41,12 +41,25 @@ def test_numbers_of_rows(device, name, rows, length):
     assert_right(name, drawn(name, (rows, length), torch.float32, device))
 
 
-@pytest.mark.parametrize("shape", [(9,), (1, 1), (2, 3, 40), (3, 5, 2, 3, 2), (2, 3, 2, 2, 2, 2, 2, 5)])
+@pytest.mark.parametrize("shape", [(9,), (1, 1), (2, 3, 40), (3, 5, 2, 3, 2), (2, 3, 2, 2, 2, 2, 5)])
 @of_dtypes
 def test_shapes(device, shape, dtype):
     for name, own in CASES.values():
         if name != "cosine_embedding" or len(shape) < 3:
             assert_right(name, drawn(name, shape, dtype, device), **({"dim": -1} if "similarity" in name else own))
+
+
+@pytest.mark.parametrize("name", ["cosine_similarity", "triplet_margin"])
+def test_more_dimensions_than_the_kernels_take(device, name):
+    """Plain PyTorch's, in float32."""
+    operands = drawn(name, (2, 3, 2, 2, 2, 2, 2, 5), torch.float32, device)
+    found = []
+    for function in (LOSSES[name].ours, LOSSES[name].theirs):
+        leaves = [x.clone().requires_grad_() for x in operands]
+        value = function(*leaves, **({"dim": -1} if "similarity" in name else {}))
+        found.append((value, *torch.autograd.grad(value, leaves)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, 3, -1, -2, -3, -4])
