@@ -50,7 +50,7 @@ gpu-check:
 	$(PYTHON) benchmarks/gpu_check.py $(ARGS)
 
 # The tables and pictures of README.md and docs/performance.md from a committed report:
-# make readme-figures REPORT=benchmarks/results/<report>.json [ROWS=<a report whose stage `rows` is newer>]
+# make readme-figures REPORT=benchmarks/results/<report>.json [ROWS="<reports whose stage `rows` is newer>"]
 readme-figures: $(VENV)/.built
 	$(BIN)/python benchmarks/plot.py $(REPORT) docs
 	$(BIN)/python benchmarks/readme.py $(REPORT) README.md docs/performance.md $(if $(ROWS),--rows $(ROWS))

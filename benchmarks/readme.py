@@ -185,13 +185,27 @@ def own_features_table(rows: list[Row]) -> str | None:
     return markdown(header, body)
 
 
-def rows_table(report: dict[str, Any]) -> str | None:
-    """Of benchmarks/rows.py, where a report has that; with a caption of its own where it is another report's."""
-    stage = report.get("rows", {})
-    found = stage.get("report")
-    if not found:
+def rows_tables(report: dict[str, Any]) -> str | None:
+    """Of benchmarks/rows.py, where a report has that, or several others do: of each what those before it lack."""
+    stages = report.get("rows", [])
+    made, seen = [], set()
+    for stage in stages if isinstance(stages, list) else [stages]:
+        made.append(rows_table(stage, seen))
+        seen |= {row["case"] for of in ("cases", "small_times_of_eager") for row in stage["report"][of]}
+    return "\n\n".join(table for table in made if table) or None
+
+
+def rows_table(stage: dict[str, Any], seen: set[str] = frozenset()) -> str | None:  # pyright: ignore[reportArgumentType]
+    """Of a stage's cases that have not been seen; with a caption of its own where it is another report's."""
+    found = {**stage.get("report", {})}
+    for of in ("cases", "small_times_of_eager"):
+        found[of] = [row for row in found.get(of, []) if row["case"] not in seen]
+    if not found["cases"]:
         return None
-    header = ["`cross_entropy`, forward + backward, unless said", "ms", "x eager", "x compile", "GB/s"]
+    what = (
+        "forward + backward, one gradient, unless said" if seen else "`cross_entropy`, forward + backward, unless said"
+    )
+    header = [what, "ms", "x eager", "x compile", "GB/s"]
     body = [
         [
             f"{row['case']}",
@@ -206,7 +220,8 @@ def rows_table(report: dict[str, Any]) -> str | None:
     small = found["small_times_of_eager"]
     ways = [way for way in small[0] if way != "case"]
     cells = [[row["case"], *(f"{row[way]:.2f}" for way in ways)] for row in small]
-    tables = [markdown(header, body), own, markdown(["our time over eager's", *ways], cells)]
+    of_plain = [] if seen else [own]
+    tables = [markdown(header, body), *of_plain, markdown(["our time over eager's", *ways], cells)]
     return "\n\n".join([caption(stage["environment"]), *tables] if "environment" in stage else tables)
 
 
@@ -231,7 +246,7 @@ def block(report: dict[str, Any], tables: tuple[Callable[[list[Row]], str | None
     rows = [row for row in report["bench"]["report"]["rows"] if "skipped" not in row]
     made = [table(rows) for table in tables]
     if tables is PERFORMANCE:
-        made.append(rows_table(report))
+        made.append(rows_tables(report))
     found = [table for table in made if table]
     if not found:
         raise ValueError("the report has no rows of the suites that are shown")
@@ -251,12 +266,12 @@ def main() -> int:
     parser.add_argument("report", type=Path)
     parser.add_argument("readme", type=Path)
     parser.add_argument("performance", type=Path, nargs="?", help="the page that has every table")
-    parser.add_argument("--rows", type=Path, help="another report, which has the stage `rows` of newer kernels")
+    parser.add_argument("--rows", type=Path, nargs="+", help="other reports, whose stage `rows` is newer")
     arguments = parser.parse_args()
     report = json.loads(arguments.report.read_text())
     if arguments.rows:
-        newer = json.loads(arguments.rows.read_text())
-        report["rows"] = {**newer["rows"], "environment": newer["environment"]}
+        newer = [json.loads(path.read_text()) for path in arguments.rows]
+        report["rows"] = [{**one["rows"], "environment": one["environment"]} for one in newer]
     for page, tables in ((arguments.readme, README), (arguments.performance, PERFORMANCE)):
         if page is None:
             continue

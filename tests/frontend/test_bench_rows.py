@@ -17,7 +17,7 @@ def test_a_report_and_its_table():
     assert all(times > 0 for times in own.values())
     small = rows["small"](rows["Case"]((2, 3)), "cpu")
     assert set(small) == {"case", "step host", "forward host"}
-    table = runpy.run_path(str(BENCHMARKS / "readme.py"))["rows_table"]
+    table = runpy.run_path(str(BENCHMARKS / "readme.py"))["rows_tables"]
     report = {"cases": [measured], "times_of_plain": own, "small_times_of_eager": [small]}
     made = table({"rows": {"report": report}})
     assert "| (6, 5, 2) float32 |" in made
