@@ -48,8 +48,7 @@ def _calls_of_vectors(spec: RowSpec) -> list[Call]:
         def exact(x: Tensor, t: Tensor) -> Tensor:
             return reference.loss(spec, x, t, "mean", third, torch.float64, options, rows=numbers)
 
-        *_, last = spec.operands
-        own = {} if third is None else {last: third}
+        own = dict(zip(spec.operands[2:], (third,), strict=False))
         beside = {"weight": options.weight, "mask": options.mask, "batch_dims": options.batch_dims}
         return Call(input, target, {**own, **beside}, exact)
 
