@@ -42,7 +42,7 @@ with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     import cudaloss
     from cudaloss import reference
-    from cudaloss._specs import PUBLIC, RowNumbers
+    from cudaloss._specs import PUBLIC, RowNumbers, VectorNumbers
 found["warnings"] = [(w.category.__name__, str(w.message), w.filename) for w in said]
 found["losses"] = []
 for spec in PUBLIC:
@@ -50,10 +50,14 @@ for spec in PUBLIC:
     if spec.takes_indices_alone:
         y = torch.arange(7)
     x.requires_grad_()
-    value = getattr(cudaloss, spec.function)(x, y, reduction="mean", **spec.needed)
+    third = [torch.rand(7, 30) if spec.differentiable_third else torch.ones(7)] * (len(spec.operands) - 2)
+    value = getattr(cudaloss, spec.function)(x, y, *third, reduction="mean", **spec.needed)
     value.backward()
-    numbers = {{"second": spec.second_default, "rows": RowNumbers() if spec.of_rows else None}}
-    expected = reference.loss(spec, x, y, "mean", spec.default, torch.float32, **numbers)
+    rows = RowNumbers() if spec.of_rows else None
+    if spec.reads == "vectors":
+        rows = VectorNumbers(**{{row.name: row.default for row in spec.arguments if row.annotation == "float"}})
+    numbers = {{"second": spec.second_default, "rows": rows}}
+    expected = reference.loss(spec, x, y, "mean", *third or [spec.default], torch.float32, **numbers)
     same = torch.equal(value, expected) and torch.equal(x.grad, torch.autograd.grad(expected, x)[0])
     found["losses"].append(same)
 from cudaloss.__main__ import main

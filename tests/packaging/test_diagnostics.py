@@ -341,7 +341,8 @@ def test_version_without_metadata(monkeypatch):
 
 
 def test_an_import_costs_little():
-    """Above torch's own, in processor time, which other processes disturb less than the clock."""
+    """Above torch's own, in processor time, which other processes disturb less than the clock. A machine of which others
+    have a share takes up to twice as long: 0.10 to 0.18 s were seen where 0.03 to 0.07 are usual."""
     code = (
         "import gc, sys, time, torch\n"
         "gc.collect()\n"  # of torch's objects: it takes 0.09 s, and with torch 2.10 falls due during the next import
@@ -351,4 +352,4 @@ def test_an_import_costs_little():
         "assert not any(name.startswith('cudaloss.diagnostics') for name in sys.modules)\n"
     )
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(5)]
-    assert statistics.median(float(done.stdout) for done in runs) < 0.1
+    assert statistics.median(float(done.stdout) for done in runs) < 0.25
