@@ -114,8 +114,8 @@ def _of_rows(
 ) -> _OfRows:
     third = parameter if isinstance(parameter, Tensor) else None
     compute = _compute_dtype_of(input, target, dtype, options.weight)
-    if spec.differentiable_third and third is not None:
-        compute = _compute_dtype([compute, third.dtype])
+    if isinstance(rows, VectorNumbers):  # float32's sums would lose what a cosine near 1 lacks of it
+        compute = widest(input.device)
     left_out = _rows_by_torch.left_out(rows_shape(input), target, options, rows)
     weight = None if options.weight is None else options.weight.to(compute)
     weight = weight if weight is None or left_out is None else torch.where(left_out, 0, weight)
