@@ -341,8 +341,8 @@ def test_version_without_metadata(monkeypatch):
 
 
 def test_an_import_costs_little():
-    """Above torch's own, in processor time, which other processes disturb less than the clock. A machine of which others
-    have a share takes up to twice as long: 0.10 to 0.18 s were seen where 0.03 to 0.07 are usual."""
+    """Above torch's own, in processor time, which other processes disturb less than the clock. A machine that others
+    share takes up to twice as long: 0.10 to 0.18 s were seen where 0.03 to 0.07 are usual."""
     code = (
         "import gc, sys, time, torch\n"
         "gc.collect()\n"  # of torch's objects: it takes 0.09 s, and with torch 2.10 falls due during the next import
