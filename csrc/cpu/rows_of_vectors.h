@@ -78,6 +78,9 @@ class VectorGroups {
       }
       scratch.terms[row] = found.loss;
       const bool is_half = found.uses_w == UsesW::Half, all_w = found.uses_w == UsesW::Yes;
+      // A row without a gradient has no vectors: 0 times a grad_output of NaN would read them.
+      const bool nothing = is_nothing(pass_.of_third ? found.third : found.input) && is_nothing(found.target);
+      if (nothing) vectors = {};
       const Part u = {vectors.u, sums.uu}, w = {vectors.w, sums.third}, v = all_w ? w : Part{vectors.v, sums.vv};
       const WithRest<double> factor = {scratch.factors[row], scratch.rests[row]};
       const auto write = [&](const Result& gradient, const Multiples& by, Part a, Part b, int64_t offset, Place place) {
@@ -135,6 +138,8 @@ class VectorGroups {
     return !kOfDifferences && Loss::kHasThird ? number_at<double>(pass_.third, scratch.of_third[row]) : 0.0;
   }
 
+  static bool is_nothing(const Multiples& by) { return by.of_u == 0.0 && by.of_v == 0.0; }
+
   // u, v or w, with the sum of its squares.
   struct Part {
     const F* vector;
@@ -150,7 +155,7 @@ class VectorGroups {
                       RowScratch<F>& scratch) const {
     const bool in_place = holds<F>(gradient.dtype) && stride == 1;
     F* const out = in_place ? static_cast<F*>(gradient.data) + offset : buffer(3, scratch);
-    if (sum[0].by.hi == F(0) && sum[1].by.hi == F(0)) {
+    if (!sum[0].vector || (sum[0].by.hi == F(0) && sum[1].by.hi == F(0))) {
       std::fill(out, out + shape_.classes, F(0));
     } else {
       combine(sum[0], sum[1], shape_.classes, out);
