@@ -193,3 +193,12 @@ def test_other_norms(device, dtype, p, swap):
     torch.testing.assert_close(value, expected.sum() / weight[mask].sum())
     value.backward()
     assert leaf.grad.isfinite().all() and not leaf.grad[3].any() and leaf.grad[-1].any()
+
+
+@of_losses
+def test_masked_rows_beside_an_incoming_nan(device, name):
+    operands = drawn(name, (4, 9), torch.float32, device)
+    leaf = operands[0].requires_grad_()
+    value = LOSSES[name].ours(*operands, mask=torch.arange(4, device=device) != 2)
+    (gradient,) = torch.autograd.grad(value * float("nan"), leaf)
+    assert gradient[[0, 1, 3]].isnan().any() and not gradient[2].any()
