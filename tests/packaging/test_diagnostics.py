@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -340,9 +341,9 @@ def test_version_without_metadata(monkeypatch):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_an_import_costs_little():
-    """Above torch's own, in processor time, which other processes disturb less than the clock. A machine that others
-    share takes up to twice as long: 0.10 to 0.18 s were seen where 0.03 to 0.07 are usual."""
+def test_an_import_costs_little(tmp_path):
+    """Above torch's own, in processor time, which other processes disturb less than the clock; from the second
+    run on, when Python has kept what it compiled, also where the environment tells it not to."""
     code = (
         "import gc, sys, time, torch\n"
         "gc.collect()\n"  # of torch's objects: it takes 0.09 s, and with torch 2.10 falls due during the next import
@@ -351,5 +352,12 @@ def test_an_import_costs_little():
         "print(time.process_time() - start)\n"
         "assert not any(name.startswith('cudaloss.diagnostics') for name in sys.modules)\n"
     )
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(5)]
-    assert statistics.median(float(done.stdout) for done in runs) < 0.25
+    environment = {name: x for name, x in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
+
+    def cost() -> float:
+        command = [sys.executable, "-c", code]
+        return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+
+    cost()
+    assert statistics.median(cost() for _ in range(5)) < 0.1
