@@ -61,7 +61,7 @@ class Case:
 
 
 class Vectors(NamedTuple):
-    """A loss of rows of vectors, what users write for it, and whether it has labels."""
+    """A loss of rows of vectors, or of two distributions; what users write for it, and whether it has labels."""
 
     eager: Loss
     vectors: int
@@ -79,17 +79,25 @@ VECTORS = {
     "cosine_similarity_loss": Vectors(lambda a, b: (1 - F.cosine_similarity(a, b)).mean(), 2),
     "cosine_embedding_loss": Vectors(F.cosine_embedding_loss, 2, True),
     "triplet_margin_loss": Vectors(F.triplet_margin_loss, 3),
+    "kl_div_with_logits": Vectors(
+        lambda x, t: F.kl_div(F.log_softmax(x, 1), F.log_softmax(t, 1), reduction="batchmean", log_target=True), 2
+    ),
 }
 BF16 = torch.bfloat16
 CASES = {
     "cuda": (
         Case((32768, 4096)),
         Case((32768, 4096), forward_alone=True),
+        Case((32768, 3072)),
+        Case((32768, 4099)),
+        Case((16384, 8192)),
+        Case((8192, 16384)),
         Case((65536, 1024)),
         Case((1 << 20, 128)),
         Case((1 << 24, 10)),
         Case((16, 19, 1024, 1024)),
         Case((16384, 8192), BF16),
+        Case((8192, 16384), BF16),
         Case((8192, 32768), BF16),
         Case((4096, 131072), BF16),
         Case((2048, 262144), BF16),
@@ -105,6 +113,14 @@ CASES = {
         Case((1 << 18, 512), loss="cosine_embedding_loss"),
         Case((1 << 18, 301), loss="cosine_similarity_loss"),
         Case((16, 64, 256, 256), loss="cosine_similarity_loss"),
+        Case((32768, 4096), loss="kl_div_with_logits"),
+        Case((32768, 4096), loss="kl_div_with_logits", forward_alone=True),
+        Case((32768, 4096), loss="kl_div_with_logits", all_gradients=True),
+        Case((65536, 1024), loss="kl_div_with_logits"),
+        Case((1 << 22, 10), loss="kl_div_with_logits"),
+        Case((16, 19, 512, 512), loss="kl_div_with_logits"),
+        Case((16384, 8192), BF16, loss="kl_div_with_logits"),
+        Case((2048, 128256), BF16, loss="kl_div_with_logits"),
     ),
     "cpu": (
         Case((4096, 1000)),
@@ -113,6 +129,8 @@ CASES = {
         Case((4096, 1024), loss="cosine_similarity_loss"),
         Case((4096, 1024), loss="cosine_embedding_loss"),
         Case((4096, 1024), loss="triplet_margin_loss"),
+        Case((4096, 1000), loss="kl_div_with_logits"),
+        Case((16, 19, 256, 256), loss="kl_div_with_logits"),
     ),
 }
 SMALL = (

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from exact_distributions import divergence, kl_div_of_torch
 from exact_rows import error
 from torch import Tensor
 
@@ -17,6 +18,8 @@ import cudaloss
 LONG = np.longdouble
 # Of a single rounding, of a few, and of a half's one.
 ULPS = {torch.float32: 2.0, torch.float64: 4.0, torch.float16: 1.0, torch.bfloat16: 1.0}
+# Of differences of logarithms: those that are a smaller share of these have fewer digits than the dtype.
+LOST = {torch.float32: 2.0**-23, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-11}
 
 
 class Truth(NamedTuple):
@@ -123,6 +126,29 @@ def triplet_margin(
     )
 
 
+def kl_div_with_logits(input: Tensor, target: Tensor, temperature: float = 1.0, dim: int = 1) -> Truth:
+    """float64 has no digits beside its own, so that its terms are log p and log q. In others' arithmetic these have
+    twice the dtype's, which their difference has fewer of; the loss goes with its square."""
+    vectors = torch.broadcast_tensors(input, target)
+    dim = 0 if vectors[0].dim() == 1 else dim
+    found, t = divergence(*(long(x.movedim(dim, -1)) for x in vectors), temperature), LONG(temperature)
+    with np.errstate(invalid="ignore"):
+        logs = [np.where(np.isfinite(x), np.abs(x), 0) for x in (found.log_p, found.log_q)]
+        log, both, kl = np.maximum(*logs), np.maximum(found.p, found.q), found.losses[..., None] / t
+        # The target's gradient is a difference of these.
+        terms = larger(np.where(found.p > 0, found.p * (found.log_p - found.log_q) * t, 0), found.p * kl)
+        sizes = found.for_input, terms
+    if arithmetic(*vectors) == torch.float64:
+        size, lost = found.p * log, (np.maximum(log, 1),) * 2
+    else:
+        size = both * (log * LONG(LOST[torch.promote_types(input.dtype, target.dtype)])) ** 2
+        lost = [2 * log * LONG(LOST[x.dtype]) for x in (input, target)]
+    # An exp below the normal numbers is 0.
+    least = LONG(np.finfo(np.float64).tiny) / np.finfo(np.float64).eps
+    sizes = tuple(larger(x, t * p * share, least) for x, p, share in zip(sizes, (both, found.p), lost, strict=True))
+    return Truth(found.losses, t * t * size.sum(-1), (found.for_input, found.for_target), sizes)
+
+
 def cosine_similarity_of_torch(input, target, reduction="mean", dim=1, eps=1e-8):
     losses = 1 - F.cosine_similarity(input, target, dim, eps)
     return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
@@ -146,7 +172,12 @@ LOSSES = {
     "triplet_margin": Loss(
         cudaloss.triplet_margin_loss, F.triplet_margin_loss, triplet_margin, 3, ("anchor", "positive", "negative")
     ),
+    "kl_div_with_logits": Loss(
+        cudaloss.kl_div_with_logits, kl_div_of_torch, kl_div_with_logits, 2, ("input", "target")
+    ),
 }
+# Whose vectors lie along a dimension that the call says: the second one, where it says none.
+OF_DIM = ("cosine_similarity", "kl_div_with_logits")
 
 # Each loss, and each of its branches.
 CASES = {
@@ -154,6 +185,7 @@ CASES = {
     "embedding": ("cosine_embedding", {"margin": 0.3}),
     "triplet": ("triplet_margin", {}),
     "triplet with swap": ("triplet_margin", {"margin": 0.7, "swap": True}),
+    "divergence": ("kl_div_with_logits", {"temperature": 1.7}),
 }
 
 
@@ -176,6 +208,7 @@ def drawn(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32,
 
 def of_operand(x, operand, dim):
     """What is of all operands' joint shape, with the vectors last, summed for one of them."""
+    dim = 0 if x.ndim == 1 else dim
     x = np.moveaxis(x, -1, dim)
     added = x.ndim - operand.dim()
     x = x.sum(tuple(range(added)))
@@ -184,7 +217,7 @@ def of_operand(x, operand, dim):
 
 def errors(function, name, operands, incoming, **own):
     """Of the single losses, of their mean, and of all gradients of both."""
-    loss, dim = LOSSES[name], own.get("dim", 1) if name == "cosine_similarity" else -1
+    loss, dim = LOSSES[name], own.get("dim", 1) if name in OF_DIM else -1
     truth, of_each = loss.truth(*operands, **own), long(incoming)
     leaves = [x.detach().requires_grad_() for x in operands[: loss.vectors]]
     rest = operands[loss.vectors :]

@@ -236,17 +236,27 @@ CUDALOSS_INLINE Lifted<F> power_of(WithRest<F> log, WithRest<F> gamma) {
   return power;
 }
 
-// exp(x) for results of 11 bits.
+// 2^x and exp(x) for results of 11 bits.
 template <bool kGradual = false>
-CUDALOSS_INLINE float fast_exp(float x) {
+CUDALOSS_INLINE float fast_exp2(float x) {
 #if defined(__CUDA_ARCH__)
   float e;
   if constexpr (kGradual) {
-    asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(x * 0x1.715476p+0f));
+    asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(x));
   } else {
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * 0x1.715476p+0f));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x));
   }
   return e;
+#else
+  const float log = x * ExpParts<float>::ln2;
+  const Lifted<float> e = exp_of(log, is_lifted(log));
+  return e.number.value * e.back;
+#endif
+}
+template <bool kGradual = false>
+CUDALOSS_INLINE float fast_exp(float x) {
+#if defined(__CUDA_ARCH__)
+  return fast_exp2<kGradual>(x * ExpParts<float>::log2_e);
 #else
   const Lifted<float> e = exp_of(x, is_lifted(x));
   return e.number.value * e.back;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/pass.h"
+#include "cpu/convert.h"
 #include "cpu/kernels.h"
 #include "cpu/walk.h"
 
@@ -22,6 +23,20 @@ struct TileShape {
     return across ? row / kLanes * size() + j * kLanes + row % kLanes : row * size() + j;
   }
 };
+
+// Up to so many classes, rows that each lie in one piece are turned, to be lanes: in registers where they are of the
+// loops' own type.
+constexpr int64_t kShortRow = 24, kShortOwnRow = 96;
+
+// Long rows of neighbours are tiles of their own; of all others, many are one.
+template <class F>
+TileShape shape_of(const Pass& pass) {
+  const Dims& rows = pass.inner.rank > 0 ? pass.inner : pass.segments;
+  const int64_t between = rows.rank > 0 ? rows.stride[0][kInput] : 0, step = pass.rows.class_stride[kInput];
+  const bool lies_across = between != 0 && between < step;
+  const int64_t is_short = holds<F>(pass.input.dtype) ? kShortOwnRow : kShortRow;
+  return {pass.rows.classes <= is_short || lies_across, pass.rows.classes};
+}
 
 // Where the rows that `walk` visits next begin.
 inline void find_offsets(const Walk& walk, const Position& at, Place place, int64_t count, int64_t* offsets) {

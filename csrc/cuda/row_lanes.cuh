@@ -1,11 +1,24 @@
 // The threads of a row in kernels that take rows of any strides: one thread, a warp or a block.
 #pragma once
 
+#include "cuda/accessor.cuh"
 #include "cuda/row_parameters.cuh"
 
 namespace cudaloss::cuda {
 
 constexpr int kGeneralThreads = 512;
+
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a != a ? a : b > a || b != b ? b : a;
+#endif
+}
+
+__device__ __forceinline__ double max_or_nan(double a, double b) { return a != a || a > b ? a : b; }
 
 // Shuffles of a number of any words.
 template <class V>
@@ -18,13 +31,12 @@ __device__ __forceinline__ V neighbour(const V& x, int distance) {
   return out;
 }
 
-// What the row's threads have together, in all of them. `lanes` is the same for all.
-template <class V, class Join>
+// What the row's threads have together, in all of them: some lanes of a warp, or all of kThreads.
+template <int kThreads = kGeneralThreads, class V, class Join>
 __device__ __forceinline__ V together(V x, int lanes, const Join& join) {
-  if (lanes == 1) return x;
-  for (int distance = 16; distance > 0; distance /= 2) x = join(x, neighbour(x, distance));
-  if (lanes == 32) return x;
-  constexpr int kWarps = kGeneralThreads / 32;
+  for (int distance = min(lanes, 32) / 2; distance > 0; distance /= 2) x = join(x, neighbour(x, distance));
+  if (lanes <= 32) return x;
+  constexpr int kWarps = kThreads / 32;
   __shared__ alignas(V) char shared[kWarps * sizeof(V)];
   V* const of_warp = reinterpret_cast<V*>(shared);
   __syncthreads();
@@ -49,6 +61,17 @@ inline int general_lanes_shift(const Pass& r) {
   const int64_t rows = r.inner.count() * r.segments.count();
   if (r.rows.classes <= 8 || (is_across && rows * 64 >= r.rows.classes && rows >= 4096)) return 0;
   return r.rows.classes <= 1024 ? 5 : 9;
+}
+
+// Whether n elements of a row, of which `data` is the first's, are an aligned vector of 16 bytes each.
+inline bool lies_in_vectors(const Pass& r, const void* data, Place place, int64_t n) {
+  if (r.rows.class_stride[place] != 1) return false;
+  for (const Dims* dims : {&r.inner, &r.segments}) {
+    for (int d = 0; d < dims->rank; ++d) {
+      if (dims->stride[d][place] % n != 0) return false;
+    }
+  }
+  return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
 }
 
 }  // namespace cudaloss::cuda

@@ -7,21 +7,12 @@
 
 #include "core/softmax.h"
 #include "cuda/accessor.cuh"
+#include "cuda/row_lanes.cuh"
 
 namespace cudaloss::cuda {
 
 // Beyond it floats are 1/8 apart: the shift is the maximum, beside which no difference that matters is rounded.
 constexpr float kUsualLogit = 0x1p20f;
-
-__device__ __forceinline__ float max_or_nan(float a, float b) {
-#if __CUDA_ARCH__ >= 800
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-#else
-  return a != a ? a : b > a || b != b ? b : a;
-#endif
-}
 
 struct Reference {
   float shift, power;

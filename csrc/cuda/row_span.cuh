@@ -31,6 +31,7 @@ struct RowSpan {
     return static_cast<uint32_t>(j) < static_cast<uint32_t>(classes);
   }
   __device__ __forceinline__ bool is_whole(int32_t j) const { return j >= 0 && j <= classes - kVector; }
+  __device__ __forceinline__ bool is_part(int32_t j) const { return !is_whole(j) && j > -kVector && j < classes; }
   // The vectors from class j on, `step` classes apart; -inf beyond the row. All loads are begun before one is looked
   // at.
   template <int kVectors>
@@ -49,7 +50,7 @@ struct RowSpan {
     if (!ragged) return;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      if (is_whole(j + i * step)) continue;
+      if (!is_part(j + i * step)) continue;
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
         if (has(j + i * step + k)) v[i].element[k] = input[j + i * step + k];
@@ -70,7 +71,7 @@ struct RowSpan {
   __device__ __forceinline__ void store(int32_t j, const V& v) const {
     if (is_whole(j)) {
       store_whole<kStreams>(j, v);
-    } else if (ragged) {
+    } else if (ragged && is_part(j)) {
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
         if (has(j + k)) gradient[j + k] = v.element[k];

@@ -29,16 +29,22 @@ struct RowTile {
   static constexpr bool kKeepsExp = sizeof(E) == sizeof(float);  // halves are brought to exp again, which is cheap
   using V = typename RowSpan<E>::V;
   V v[kVectors];
+  int32_t left;  // of the row's classes, from the tile's first one on
 
+  // Four vectors at a time, so that of a row that ends before the tile does the rest costs little.
   template <class Visit>
   __device__ __forceinline__ void each(const Visit& visit) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
+      if (kVectors > 8 && kLanes > 32 && i > 0 && i % 4 == 0 && i * kStep >= left) break;
 #pragma unroll
       for (int k = 0; k < n; ++k) visit(i * kStep + k, v[i].element[k]);
     }
   }
-  __device__ __forceinline__ void load(const RowSpan<E>& span, int32_t from) { span.load(from, kStep, v); }
+  __device__ __forceinline__ void load(const RowSpan<E>& span, int32_t from, int lane) {
+    left = span.classes - (from - lane * n);
+    span.load(from, kStep, v);
+  }
 
   // Adds the classes from `from` on to the sums, the one at `target` left out.
   __device__ __forceinline__ void take(bool is_first, PartSums<E>& part, Reference& own,
@@ -125,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int32_t from = lane * Tile::n - span.skew();
     const int32_t tiles = kTiled ? (p.classes + span.skew() + Tile::kSize - 1) / Tile::kSize : 1;
     Tile tile;
-    if (!task.held) tile.load(span, from);  // before it is known whether the row counts
+    if (!task.held) tile.load(span, from, lane);  // before it is known whether the row counts
     read_target(p, task);
     const bool reads = task.target >= 0;
     const float target = reads ? widen<float>(span.input[task.target]) : 0.0f;
@@ -137,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     if (reads) {
 #pragma unroll 1
       for (int32_t t = 0; t < tiles; ++t) {
-        if (t > 0) tile.load(span, from + t * Tile::kSize);
+        if (t > 0) tile.load(span, from + t * Tile::kSize, lane);
         if (t < kept) {
 #pragma unroll
           for (int i = 0; i < kVectors; ++i) stage[t][i][threadIdx.x] = tile.v[i];
@@ -166,6 +172,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     if (!span.gradient || task.held) continue;
     if (!reads) {
       Tile none;
+      none.left = Tile::kSize;
       none.each([&](int, E& x) { x = narrow<E>(nothing); });
       for (int32_t t = 0; t < tiles; ++t) none.template store<false>(span, from + t * Tile::kSize);
       continue;
@@ -182,8 +189,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) tile.v[i] = stage[t][i][threadIdx.x];
       } else {
-        tile.load(span, from + t * Tile::kSize);
+        tile.load(span, from + t * Tile::kSize, lane);
       }
+      tile.left = Tile::kSize;
       tile.template to_gradients<false>(gain, reference);
       tile.template store<true>(span, from + t * Tile::kSize);
     }

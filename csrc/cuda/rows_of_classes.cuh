@@ -122,6 +122,8 @@ struct ContiguousLauncher {
   bool ragged() const { return !layout.aligned || r.rows.classes % (kVectorBytes / sizeof(E)) != 0; }
 };
 
+constexpr int64_t kFewRows = 1024;
+
 template <class E, class Loss>
 bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
   const RowLayout layout = layout_of<E>(r);
@@ -132,21 +134,32 @@ bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
   }
   if (!layout.vectors) return false;
   const ContiguousLauncher<E, Loss> rows = {r, loss, layout, memory, stream};
-  // H200, ms of forward and backward. (2^20, 128) fp32: 0.339, of 8 lanes a row 0.372. (65536, 1024) fp32: 0.183, of a
-  // warp a row 0.186. (32768, 4096) fp32: 0.311, of 6 blocks a processor 0.317, of 8 0.329, of 256 threads 0.360.
   constexpr bool kHalf = sizeof(E) != sizeof(float);
   constexpr int kShort = kHalf ? 4 : 8;
+  // Few rows have a block each: a step of (64, 1000) fp32 takes 6.4 us so, of 16 lanes a row 9.0.
+  const bool are_few = r.inner.count() * r.segments.count() <= kFewRows && r.rows.classes > 128;
+  if (are_few && rows.template fits<128, kShort / 4, 128, 8>()) return true;
+  // H200, ms of forward and backward. (2^20, 128) fp32: 0.315, of 2 lanes a row 0.340. (65536, 1024) fp32: 0.154, of 8
+  // lanes a row 0.181.
   if (rows.template fits<4, kShort, 128, 6>() || rows.template fits<16, kShort, 128, 6>()) return true;
   if constexpr (kHalf) {
     if (rows.template fits<32, 8, 128, 6>() || rows.template fits<128, 8, 128, 8>()) return true;
-    // (4096, 131072): 0.666, of 512 threads 0.685; (8192, 32768): 0.308 of 512 threads, of 1,024 0.602.
+    // (8192, 16384): 0.146, in tiles of 512 threads 0.231.
+    if (rows.template fits<128, 16, 128, 4>()) return true;
+    // (4096, 131072): 0.570, of 512 threads 0.685; (8192, 32768): 0.270 of 512 threads, of 1,024 0.602.
     if (r.rows.classes > 65536) {
       rows.template in_tiles<8, 1024, 1>();
     } else {
       rows.template in_tiles<8, 512, 2>();
     }
-  } else if (!rows.template fits<16, 16, 128, 4>() && !rows.template fits<128, 8, 128, 7>()) {
-    rows.template in_tiles<8, 512, 1>();
+  } else {
+    // (32768, 3072): 0.232, of 128 threads a row 0.280. (32768, 4096): 0.290, of 64 threads a row 0.291 to 0.335, of 32
+    // 0.345. (32768, 4099): 0.472, of 16 vectors a thread 0.549. (16384, 8192) and (8192, 16384): 0.288 and 0.294, in
+    // tiles of 512 threads 0.679 and 0.402.
+    const bool fits = rows.template fits<16, 16, 128, 4>() || rows.template fits<64, 12, 64, 10>() ||
+                      rows.template fits<128, 8, 128, 7>() || rows.template fits<128, 12, 128, 5>() ||
+                      rows.template fits<128, 16, 128, 4>() || rows.template fits<256, 16, 256, 2>();
+    if (!fits) rows.template in_tiles<8, 512, 1>();
   }
   return true;
 }

@@ -47,14 +47,7 @@ bool are_contiguous(const Pass& r, bool has_third) {
   const int64_t n = kVectorBytes / size_of(r.input.dtype);
   if (r.rows.classes % n != 0) return false;
   return all_vectors(r, has_third, [&](const void* data, DType, Place place) {
-    if (!data) return true;
-    if (r.rows.class_stride[place] != 1) return false;
-    for (const Dims* dims : {&r.inner, &r.segments}) {
-      for (int d = 0; d < dims->rank; ++d) {
-        if (dims->stride[d][place] % n != 0) return false;
-      }
-    }
-    return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
+    return !data || lies_in_vectors(r, data, place, n);
   });
 }
 

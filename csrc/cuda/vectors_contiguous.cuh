@@ -149,18 +149,20 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       gains = of_block;
     }
     turn ^= 1;
-    if (!kGradients || task.held) continue;
-    for (int32_t t = tiles - 1; t >= 0; --t) {
-      if (t != tiles - 1) tile.load(g, of.operands, begin, from + t * Tile::kSize);
-      if (of.first.data) {
-        tile.store(of.first, offset(p, task.at, kFirst), from + t * Tile::kSize, p.classes,
-                   [&](float u, float v) { return gains.input(u, v); });
+    if constexpr (kGradients) {
+      if (task.held) continue;
+      for (int32_t t = tiles - 1; t >= 0; --t) {
+        if (t != tiles - 1) tile.load(g, of.operands, begin, from + t * Tile::kSize);
+        if (of.first.data) {
+          tile.store(of.first, offset(p, task.at, kFirst), from + t * Tile::kSize, p.classes,
+                     [&](float u, float v) { return gains.input(u, v); });
+        }
+        if (of.second.data) {
+          tile.store(of.second, offset(p, task.at, kSecond), from + t * Tile::kSize, p.classes,
+                     [&](float u, float v) { return gains.target(u, v); });
+        }
+        if (kWarps == 1) break;
       }
-      if (of.second.data) {
-        tile.store(of.second, offset(p, task.at, kSecond), from + t * Tile::kSize, p.classes,
-                   [&](float u, float v) { return gains.target(u, v); });
-      }
-      if (kWarps == 1) break;
     }
   }
   hand_in_sum<kThreads, (kRows > 1)>(p, sum);

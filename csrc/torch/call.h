@@ -24,7 +24,7 @@ struct Call {
   Reads reads = reads_of(mode.loss);
   bool of_rows = reads != Reads::Element;
 
-  bool of_vectors = reads == Reads::Vectors, of_classes = of_rows && !of_vectors;
+  bool of_vectors = reads == Reads::Vectors || reads == Reads::Distributions, of_classes = of_rows && !of_vectors;
 
   bool elementwise() const { return mode.reduction == Reduction::None; }
   // Of rows: a class for each of them, not probabilities.

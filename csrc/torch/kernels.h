@@ -21,8 +21,8 @@
 namespace cudaloss::tensors {
 
 // What a loss reads for one of its terms: an element of each operand, all classes of a row, its target's alone, or a
-// vector of each operand.
-enum class Reads { Element, Classes, Index, Vectors };
+// vector of each operand, as such or as a distribution's logits.
+enum class Reads { Element, Classes, Index, Vectors, Distributions };
 inline Reads reads_of(int64_t loss) {
   switch (loss) {
 #define CUDALOSS_ROW_LOSS(name, id, reads) \

@@ -105,11 +105,13 @@ def _of_vectors(spec: RowSpec) -> dict[str, str]:
     if not spec.differentiable_third:
         vectors, meanings[2:] = spec.operands[:2], [LABEL] * (others - 1)
     shapes = ["torch.ones(2, 4)"] * len(vectors) + ["torch.ones(2)"] * (len(spec.operands) - len(vectors))
-    lines = (f"{name} {meaning}" for name, meaning in zip(spec.operands, meanings, strict=True))
+    what = "logits" if spec.reads == "distributions" else "vectors"
+    lines = (f"{name} {meaning.format(what=what)}" for name, meaning in zip(spec.operands, meanings, strict=True))
     return {
         "operands": indent("\n".join(lines), "    "),
         "vectors": ", ".join(vectors),
         "of_margin": "; ``margin`` is not above 0" if spec.differentiable_third else "",
+        "of_number": "" if spec.has_margin else f"; ``{spec.number}`` is not above 0",
         "called": ", ".join(shapes),
     }
 

@@ -103,18 +103,28 @@ class VectorNumbers(NamedTuple):
     margin: float = 0.0
     eps: float = 0.0
     p: float = 2.0
+    temperature: float = 1.0
 
     @classmethod
     def of_call(cls, spec: LossSpec, parameter: float, second: float) -> VectorNumbers:
         """Of the private ops' parameter and second number."""
-        return cls(parameter, second) if spec.has_margin else cls(eps=parameter)
+        own = {spec.number: parameter}
+        return cls(**own, eps=second) if spec.has_margin else cls(**own)
 
     def in_call(self, spec: LossSpec) -> tuple[float, float]:
-        return (self.margin, self.eps) if spec.has_margin else (self.eps, 0.0)
+        return getattr(self, spec.number), self.eps if spec.has_margin else 0.0
 
 
 # What private code passes of a loss of vectors, beside its first two operands, and what it is where a loss lacks it.
-OF_VECTORS: dict[str, object] = {"third": None, "margin": 0.0, "p": 2.0, "eps": 0.0, "swap": False, "dim": None}
+OF_VECTORS: dict[str, object] = {
+    "third": None,
+    "margin": 0.0,
+    "p": 2.0,
+    "eps": 0.0,
+    "swap": False,
+    "dim": None,
+    "temperature": 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -169,7 +179,7 @@ class LossSpec:
     inputs: str = "real"  # or one of bench/domains.py: what tests and benchmarks draw
     targets: str = "real"
     same_shape: bool = False  # the namesake refuses operands that would have to broadcast
-    reads: str = "element"  # of rows: all "classes", the one of its "index", or "vectors"; names the engines' headers
+    reads: str = "element"  # of rows: what they are (csrc/torch/kernels.h); names the engines' headers
     operands: tuple[str, ...] = ("input", "target")  # their names; of vectors a third one may follow
     differentiable_third: bool = False  # of a loss of vectors: the third operand is a vector too, not a label
     mean_over_count: bool = False  # the namesake's mean divides by the number of elements, whatever their weights
@@ -194,11 +204,17 @@ class LossSpec:
 
     @property
     def of_vectors(self) -> bool:
-        return self.reads == "vectors"
+        """Whether a row is a vector of each operand: itself, or as a distribution's logits."""
+        return self.reads in ("vectors", "distributions")
 
     @property
     def has_margin(self) -> bool:
         return "margin" in self.signature.split()
+
+    @property
+    def number(self) -> str:
+        """Of a loss of vectors the number that is the private ops' parameter."""
+        return next((name for name in ("margin", "temperature") if name in self.signature.split()), "eps")
 
     @property
     def takes_indices_alone(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from typing import Any, NamedTuple
 
@@ -71,6 +72,8 @@ def _vector_dim(spec: RowSpec, vectors: list[Tensor], dim: Any) -> int:
         dim = -1
     elif not _is_number(dim, numbers.Integral):
         raise TypeError(f"dim must be an int, got {type(dim).__name__}")
+    elif spec.reads == "distributions" and rank == 1 and dim == 1:
+        dim = 0
     if not -rank <= dim < rank:
         raise IndexError(f"dim must be a dimension of the operands, in [{-rank}, {rank - 1}], got {dim}")
     return int(dim) % rank
@@ -86,8 +89,9 @@ def _numbers(spec: RowSpec, own: dict[str, Any]) -> VectorNumbers:
         found[row.name] = as_float(row.name, own[row.name])
     if spec.differentiable_third and not found["margin"] > 0:
         raise ValueError(f"margin must be greater than 0, got {found['margin']}")
-    if not spec.has_margin and not found["eps"] > 0:
-        raise RuntimeError(f"eps must be a number > 0, got {found['eps']}")
+    number, finite = found[spec.number], "finite " if spec.number == "temperature" else ""
+    if not spec.has_margin and not (number > 0 and (number < math.inf or not finite)):
+        raise RuntimeError(f"{spec.number} must be a {finite}number > 0, got {number}")
     return VectorNumbers(**found)
 
 

@@ -23,7 +23,7 @@ Raises:
     ValueError: ``reduction`` is unknown; ``normalizer`` is the number 0, or comes with another reduction than
         ``"mean"``; ``batch_dims`` is negative or beyond the rank of the rows{of_margin}.
     RuntimeError: the shapes do not fit; the devices differ; a tensor has a dtype that is not taken, or is sparse,
-        quantized or nested; ``dtype`` is not a floating one.
+        quantized or nested; ``dtype`` is not a floating one{of_number}.
     IndexError: the operands have no dimension of vectors.
 
 Example:
@@ -57,8 +57,8 @@ Example:
     torch.Size([2])
 """
 
-FIRST_OPERAND = """(Tensor): vectors, of any shape and strides; float32, float64, float16 or bfloat16 for the fused
+FIRST_OPERAND = """(Tensor): {what}, of any shape and strides; float32, float64, float16 or bfloat16 for the fused
     kernels (other floating dtypes, devices other than CPU and CUDA, and DTensors are served by plain PyTorch)."""
-OTHER_OPERAND = """(Tensor): vectors, of a floating dtype and a shape that broadcasts with the first operand's."""
+OTHER_OPERAND = """(Tensor): {what}, of a floating dtype and a shape that broadcasts with the first operand's."""
 LABEL = """(Tensor): 1 or -1 for each row, of any real dtype; of shape ``(N,)`` beside vectors of ``(N, D)``, or ``()``
     beside ones of ``(D,)``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -66,22 +67,24 @@ def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
     loss, forward, lie = _private.loss, _private.forward, _lie_as_the_kernels_take(spec)
     plain_ways, autocast_ways = ({k: v for k, v in w.items() if k[2] in DTYPES} for w in (_WAYS, _AUTOCAST_WAYS))
     has_margin, is_triplet = spec.has_margin, spec.differentiable_third
+    place = list(spec.given).index(spec.number)
     is_grad_enabled, is_captured = torch.is_grad_enabled, _dispatch.is_captured
     is_included, pre_dispatch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
     any_autocast, any_functorch = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
     function_modes = torch._C._len_torch_function_stack
 
     def fused(input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims) -> Tensor | None:
-        third, margin, p, eps, swap, dim = own
+        third, _, p, eps, swap, dim, _ = own
+        number = own[place]
         if (
             type(input) not in PLAIN_TENSORS
             or type(target) not in PLAIN_TENSORS
             or dtype is not None
             or type(reduction) is not str
-            or type(margin) is not float
+            or type(number) is not float
             or type(eps) is not float
-            or (is_triplet and (p != 2 or not margin > 0 or type(swap) is not bool))
-            or not (has_margin or eps > 0)
+            or (is_triplet and (p != 2 or not number > 0 or type(swap) is not bool))
+            or not (has_margin or 0 < number < math.inf)
             or any_functorch()
             or forward_ad._current_level >= 0
             or function_modes()
@@ -102,7 +105,7 @@ def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
                     return None
                 how, way = how | wants << 4, nodes[wants]
         how |= modes[swap]
-        number, second = (margin, eps) if has_margin else (eps, 0.0)
+        second = eps if has_margin else 0.0
         rest = ()
         if (
             third is not None

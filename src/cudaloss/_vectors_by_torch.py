@@ -1,4 +1,5 @@
-"""Losses of rows of vectors in plain PyTorch: what each row is, and its derivatives in closed form.
+"""Losses of rows of vectors, and of the distributions that these are logits of, in plain PyTorch: what each row is, and
+its derivatives in closed form.
 
 The vectors lie along the second dimension (of one vector along its only one). Of rows that are left out they are ones.
 """
@@ -76,6 +77,8 @@ def _differences(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor]:
 def values(row: VectorOperands) -> Tensor:
     """The losses, of the rows' shape."""
     margin, (x, t, *_) = row.numbers.margin, row.vectors
+    if row.spec.reads == "distributions":
+        return _divergences(row)[0].squeeze(row.dim)
     if not row.spec.differentiable_third:
         (of_x, _), (of_t, _) = _inverse_norms(row)
         cosine = (row.dot(x * of_x, t * of_t)).squeeze(row.dim)
@@ -90,7 +93,30 @@ def values(row: VectorOperands) -> Tensor:
 
 def slopes(row: VectorOperands) -> tuple[Tensor, ...]:
     """The derivatives of each row's loss for the vectors, of their shape; of distances in the norm of p = 2."""
+    if row.spec.reads == "distributions":
+        return _divergence_slopes(row)
     return _triplet_slopes(row) if row.spec.differentiable_third else _cosine_slopes(row)
+
+
+def _divergences(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """T^2 KL of each row, of size 1 along the classes; p, q - p and log p - log q of each class. A class that is
+    -inf in both operands is none."""
+    temperature = row.numbers.temperature
+    of_input, of_target = (torch.log_softmax(x / temperature, row.dim) for x in row.vectors)
+    none = (of_input == -torch.inf) & (of_target == -torch.inf)
+    apart = torch.where(none, 0, of_target) - torch.where(none, 0, of_input)
+    impossible = of_target == -torch.inf
+    p = torch.where(impossible, 0, of_target.exp())
+    terms = torch.where(impossible, 0, p * torch.where(impossible, 0, apart))
+    kl = terms.sum(row.dim, keepdim=True) * temperature**2
+    return kl, p, of_input.exp() - p, apart
+
+
+def _divergence_slopes(row: VectorOperands) -> tuple[Tensor, ...]:
+    kl, p, more, apart = _divergences(row)
+    temperature = row.numbers.temperature
+    for_target = torch.where(p == 0, 0, p * (temperature * torch.where(p == 0, 0, apart) - kl / temperature))
+    return temperature * more, for_target
 
 
 def _cosine_slopes(row: VectorOperands) -> tuple[Tensor, ...]:

@@ -75,4 +75,5 @@ def test_example_fails_where_cudaloss_is_deaf(example: Path, tmp_path: Path) -> 
 
 def test_there_are_examples() -> None:
     names = {example.stem for example in EXAMPLES}
-    assert {"latitude_weights", "masked_pretraining", "missing_values", "multi_label", "quantile_intervals"} <= names
+    assert {"distillation", "latitude_weights", "masked_pretraining", "missing_values"} <= names
+    assert {"multi_label", "quantile_intervals"} <= names

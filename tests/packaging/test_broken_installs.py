@@ -54,7 +54,7 @@ for spec in PUBLIC:
     value = getattr(cudaloss, spec.function)(x, y, *third, reduction="mean", **spec.needed)
     value.backward()
     rows = RowNumbers() if spec.of_rows else None
-    if spec.reads == "vectors":
+    if spec.of_vectors:
         rows = VectorNumbers(**{{row.name: row.default for row in spec.arguments if row.annotation == "float"}})
     numbers = {{"second": spec.second_default, "rows": rows}}
     expected = reference.loss(spec, x, y, "mean", *third or [spec.default], torch.float32, **numbers)

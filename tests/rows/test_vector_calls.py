@@ -25,6 +25,7 @@ MODULES = {
         torch.nn.TripletMarginLoss,
         (0.7, 2.0, 1e-3, True, None, None, "sum"),
     ),
+    "kl_div_with_logits": (cudaloss.KLDivWithLogitsLoss, None, (2.5, "sum")),
 }
 
 
@@ -54,6 +55,7 @@ def test_representation(name):
         "cosine_similarity": ("dim=-1", "eps=0.001"),
         "cosine_embedding": ("margin=0.25",),
         "triplet_margin": ("margin=0.7", "p=2.0", "eps=0.001", "swap=True"),
+        "kl_div_with_logits": ("temperature=2.5", "dim=1", "reduction='sum'"),
     }[name]:
         assert shown in repr(MODULES[name][0](*MODULES[name][2]))
 
@@ -76,6 +78,9 @@ def test_numbers_of_numpy(device):
     assert torch.equal(found, cudaloss.triplet_margin_loss(x, y, n, 0.5, eps=1e-3))
     found = cudaloss.cosine_similarity_loss(x, y, dim=np.int64(-1), eps=np.float64(1e-3))
     assert torch.equal(found, cudaloss.cosine_similarity_loss(x, y, dim=-1, eps=1e-3))
+    for temperature in (np.float32(2.5), np.float64(2.5), np.int64(2), 2):
+        found = cudaloss.kl_div_with_logits(x, y, temperature, dim=np.int64(-1))
+        assert torch.equal(found, cudaloss.kl_div_with_logits(x, y, float(temperature)))
 
 
 @of_losses
@@ -137,6 +142,22 @@ BAD = {
         "p": ("2", TypeError, "p must be a number"),
         "eps": (None, TypeError, "eps must be a number"),
         "swap": (1, TypeError, "swap must be a bool"),
+    },
+    "kl_div_with_logits": {
+        "input, a list": (X.tolist(), TypeError, "input must be a torch.Tensor"),
+        "input, complex": (X.to(torch.complex64), RuntimeError, "input must be a floating-point"),
+        "target, integers": (X.long(), RuntimeError, "target must be a floating-point"),
+        "target": (torch.ones(3, 5), RuntimeError, r"input.*target.*broadcast.*\(4, 5\).*\(3, 5\)"),
+        "target, elsewhere": (X.to("meta"), RuntimeError, "target.*meta"),
+        "dim": (2, IndexError, r"dim must be .*\[-2, 1\], got 2"),
+        "dim, no int": (1.5, TypeError, "dim must be an int"),
+        "temperature": (0, RuntimeError, "temperature must be a finite number > 0, got 0"),
+        "temperature, negative": (-1.0, RuntimeError, "temperature must be a finite number > 0, got -1"),
+        "temperature, NaN": (float("nan"), RuntimeError, "temperature must be a finite number > 0, got nan"),
+        "temperature, infinite": (float("inf"), RuntimeError, "temperature must be a finite number > 0, got inf"),
+        "temperature, a word": ("hot", TypeError, "temperature must be a number, got str"),
+        "temperature, a tensor": (X[0, 0], TypeError, "temperature must be a number, got Tensor"),
+        "temperature, none": (None, TypeError, "temperature must be a number, got NoneType"),
     },
 }
 EACH = [(name, what) for name in BAD for what in (*BAD[name], *OF_ALL)]

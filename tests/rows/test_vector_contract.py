@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exact_vectors import LOSSES, drawn
+from exact_vectors import LOSSES, OF_DIM, drawn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -16,7 +16,11 @@ OWN = {
     "cosine_similarity": {"dim": -1, "eps": 1e-4},
     "cosine_embedding": {"margin": 0.25},
     "triplet_margin": {"margin": 0.7, "eps": 1e-3, "swap": True},
+    "kl_div_with_logits": {"temperature": 2.5, "dim": -1},
 }
+# Captures take seconds, and their code is all losses': of this one only some.
+SHARED = "kl_div_with_logits"
+CAPTURED = [(name, option) for name in LOSSES for option in ("none", "all") if (name, option) != (SHARED, "none")]
 
 
 def options(name, device="cpu", dtype=torch.float32):
@@ -35,6 +39,7 @@ def options(name, device="cpu", dtype=torch.float32):
 
 
 of_options = pytest.mark.parametrize("option", options("cosine_similarity"))
+COMPILED = [(name, x) for name in LOSSES for x in options(name) if name != SHARED or x in ("none", "all")]
 
 
 def spelled_out(name, *operands, reduction="mean", weight=None, mask=None, normalizer=None, scale=1.0, **own):
@@ -72,8 +77,7 @@ def test_value_and_gradients(device, name, option):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@of_losses
-@pytest.mark.parametrize("option", ["none", "all"])
+@pytest.mark.parametrize(("name", "option"), CAPTURED)
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_captures(device, name, option, capture):
     first, second, *third = drawn(name, SHAPE, torch.float32, device)
@@ -81,12 +85,11 @@ def test_captures(device, name, option, capture):
     assert_captured(capture, LOSSES[name].ours, (first, second), given)
 
 
-@of_losses
-@of_options
+@pytest.mark.parametrize(("name", "option"), COMPILED)
 def test_compile(device, name, option):
     operands, given = drawn(name, SHAPE, torch.float32, device), options(name, device)[option]
     torch._dynamo.reset()
-    backend = "inductor" if option == "all" else "aot_eager"  # one takes seconds
+    backend = "inductor" if option == "all" and name != SHARED else "aot_eager"  # one takes seconds
     found = []
     for function in (torch.compile(LOSSES[name].ours, fullgraph=True, backend=backend), LOSSES[name].ours):
         leaves = leaves_of(name, operands)
@@ -148,7 +151,7 @@ def test_derivatives_where_it_bends(name):
 def test_transforms(device, name):
     loss, operands = LOSSES[name], drawn(name, SHAPE, torch.float32, device)
     ours, theirs = loss.ours, loss.theirs
-    if name == "cosine_similarity":
+    if name in OF_DIM:
         ours, theirs = (lambda x, t: loss.ours(x, t, dim=0)), (lambda x, t: loss.theirs(x, t, dim=0))
     torch.testing.assert_close(torch.func.vmap(ours)(*operands), torch.func.vmap(theirs)(*operands))
     which = tuple(range(loss.vectors))

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exact_rows import assert_same_bits, error
-from exact_vectors import CASES, LOSSES, assert_right, drawn, long
+from exact_vectors import CASES, LOSSES, OF_DIM, assert_right, drawn, long
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # Where kernels change: powers of two, and beside them.
@@ -46,17 +46,17 @@ def test_numbers_of_rows(device, name, rows, length):
 def test_shapes(device, shape, dtype):
     for name, own in CASES.values():
         if name != "cosine_embedding" or len(shape) < 3:
-            assert_right(name, drawn(name, shape, dtype, device), **({"dim": -1} if "similarity" in name else own))
+            assert_right(name, drawn(name, shape, dtype, device), **own, **({"dim": -1} if name in OF_DIM else {}))
 
 
-@pytest.mark.parametrize("name", ["cosine_similarity", "triplet_margin"])
+@pytest.mark.parametrize("name", [*OF_DIM, "triplet_margin"])
 def test_more_dimensions_than_the_kernels_take(device, name):
     """Plain PyTorch's, in float32."""
     operands = drawn(name, (2, 3, 2, 2, 2, 2, 2, 5), torch.float32, device)
     found = []
     for function in (LOSSES[name].ours, LOSSES[name].theirs):
         leaves = [x.clone().requires_grad_() for x in operands]
-        value = function(*leaves, **({"dim": -1} if "similarity" in name else {}))
+        value = function(*leaves, **({"dim": -1} if name in OF_DIM else {}))
         found.append((value, *torch.autograd.grad(value, leaves)))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -64,12 +64,13 @@ def test_more_dimensions_than_the_kernels_take(device, name):
 
 @pytest.mark.parametrize("dim", [0, 1, 2, 3, -1, -2, -3, -4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_dims(device, dim, dtype):
+@pytest.mark.parametrize("name", OF_DIM)
+def test_dims(device, name, dim, dtype):
     for length in (3, 40):
         shape = [2, 5, 4, 6]
         shape[dim] = length
-        operands = [x.movedim(-1, dim) for x in drawn("cosine_similarity", (*np.delete(shape, dim), length), dtype)]
-        assert_right("cosine_similarity", [x.contiguous().to(device) for x in operands], dim=dim)
+        operands = [x.movedim(-1, dim) for x in drawn(name, (*np.delete(shape, dim), length), dtype)]
+        assert_right(name, [x.contiguous().to(device) for x in operands], dim=dim)
 
 
 # ---- layouts, dtypes, broadcasts ----
@@ -112,11 +113,16 @@ def test_mixed_dtypes(device, name, own, first, second):
 
 
 @of_dtypes
-def test_broadcasts(device, dtype):
-    x, y = drawn("cosine_similarity", (5, 7, 9), dtype, device)
+@pytest.mark.parametrize("name", OF_DIM)
+def test_broadcasts(device, name, dtype):
+    x, y = drawn(name, (5, 7, 9), dtype, device)
     for operands in ((x[:, :1], y[:1]), (x, y[0]), (x[0, 0], y), (x[..., :1], y), (x[:1, :1], y[:, :1])):
-        assert_right("cosine_similarity", operands, dim=-1)
-    assert_right("cosine_similarity", (x, y[:, :1]))
+        assert_right(name, operands, dim=-1)
+    assert_right(name, (x, y[:, :1]))
+
+
+@of_dtypes
+def test_broadcasts_of_pairs_and_triplets(device, dtype):
     x, y, labels = drawn("cosine_embedding", (7, 9), dtype, device)
     assert_right("cosine_embedding", (x[:1], y, labels))
     assert_right("cosine_embedding", (x, y[:1], labels))
@@ -135,7 +141,7 @@ def test_broadcasts(device, dtype):
 def test_options(device, name, own, batch_dims, length):
     shape, ulps = ((24, length) if name == "cosine_embedding" else (6, 4, length)), 2.0
     operands = drawn(name, shape, torch.float32, device)
-    own = {"dim": -1} if name == "cosine_similarity" else own
+    own = own | {"dim": -1} if name in OF_DIM else own
     loss, rows = LOSSES[name], shape[:-1]
     weight, mask = torch.rand(rows, device=device) + 0.5, torch.rand(rows, device=device) < 0.7
     mask[0], mask[-1] = False, True
@@ -184,7 +190,7 @@ def test_options(device, name, own, batch_dims, length):
 def test_options_that_broadcast(device, name):
     loss = LOSSES[name]
     operands = drawn(name, (6, 9) if name == "cosine_embedding" else (6, 4, 9), torch.float32, device)
-    own = {"dim": -1} if name == "cosine_similarity" else {}
+    own = {"dim": -1} if name in OF_DIM else {}
     rows = operands[0].shape[:-1]
     mask = (torch.arange(6, device=device) != 2).view(6, *[1] * (len(rows) - 1))
     for weight in (x.to(device) for x in (torch.rand(rows[-1:]), torch.rand(1), torch.tensor(2.0))):

@@ -1,4 +1,5 @@
-"""Losses of rows of vectors: one number for each row of all operands."""
+"""Losses of rows of vectors, or of distributions that vectors are the logits of: one number for each row of all
+operands."""
 
 from __future__ import annotations
 
@@ -15,6 +16,13 @@ _ABOUT_TRIPLET_MARGIN = """\
 A row is a vector along the last dimension of each operand, and ``distance(a, b)`` the p-norm of ``a - b + eps``. With
 ``swap`` the smaller of ``distance(anchor, negative)`` and ``distance(positive, negative)`` is taken away. p = 2 is one
 pass; any other norm is plain PyTorch's."""
+_ABOUT_KL_DIV_WITH_LOGITS = """\
+A row is a distribution of each operand, ``p = softmax(target / temperature)`` of the teacher's logits and ``q =
+softmax(input / temperature)`` of the student's, along ``dim``. Its loss is the divergence of q from p, ``sum(p *
+(log p - log q))``, times ``temperature**2``: the gradients then stay of one size whatever the temperature is. It is
+``F.kl_div(log_softmax(input / T, 1), log_softmax(target / T, 1), reduction="batchmean", log_target=True) * T**2`` for
+operands of two dimensions, and 0, not NaN, for a class that is -inf in both operands. The teacher gets a gradient too,
+where it requires one."""
 _OF_COSINE_SIMILARITY = """\
 >>> import torch, cudaloss
 >>> input = torch.tensor([[3.0, 4.0], [1.0, 0.0]], requires_grad=True)
@@ -37,6 +45,16 @@ _OF_TRIPLET_MARGIN = """\
 >>> loss.backward()
 >>> loss.detach()  # 5 - 5.5 + 1
 tensor(0.5000)"""
+_OF_KL_DIV_WITH_LOGITS = """\
+>>> import torch, cudaloss
+>>> student = torch.tensor([[0.0, 0.0]], requires_grad=True)
+>>> teacher = torch.tensor([[1.0, 3.0]]).log()  # 1/4 and 3/4
+>>> loss = cudaloss.kl_div_with_logits(student, teacher)
+>>> loss.backward()
+>>> loss.detach()  # 1/4 log(1/2) + 3/4 log(3/2)
+tensor(0.1308)
+>>> student.grad  # 1/2 - 1/4 and 1/2 - 3/4
+tensor([[ 0.2500, -0.2500]])"""
 
 _MARGIN = "the least that dissimilar rows are to be apart"
 
@@ -90,6 +108,25 @@ ROWS = (
         example=_OF_TRIPLET_MARGIN,
         source="Balntas et al., Learning Shallow Convolutional Feature Descriptors with Triplet Losses, 2016",
         signature="margin p eps swap size_average reduce reduction",
+        ulps=2.0,
+    ),
+    RowSpec(
+        id=69,
+        name="kl_div_with_logits",
+        function="kl_div_with_logits",
+        module="KLDivWithLogitsLoss",
+        arguments=(
+            Argument("temperature", "float", "float", 1.0, "above 0; what both operands' logits are divided by"),
+            Argument(
+                "dim", "int", "int", 1, "along which the classes lie; of one dimension that one", only_keyword=True
+            ),
+        ),
+        reads="distributions",
+        formula="temperature**2 * KL(softmax(target / temperature), softmax(input / temperature))",
+        about=_ABOUT_KL_DIV_WITH_LOGITS,
+        example=_OF_KL_DIV_WITH_LOGITS,
+        source="Hinton, Vinyals and Dean, Distilling the Knowledge in a Neural Network, 2015",
+        signature="temperature reduction",
         ulps=2.0,
     ),
 )
