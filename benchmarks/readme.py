@@ -225,6 +225,26 @@ def rows_table(stage: dict[str, Any], seen: set[str] = frozenset()) -> str | Non
     return "\n\n".join([caption(stage["environment"]), *tables] if "environment" in stage else tables)
 
 
+def draw_course(stage: dict[str, Any], folder: Path) -> None:
+    """Throughput of cross-entropy's training step over classes: docs/throughput-cross_entropy-classes.png."""
+    from cudaloss.bench import plots
+
+    environment, rows = stage["environment"], stage["report"]["course"]
+    dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
+    where = f"{environment['gpu']}, torch {environment['torch']}"
+    figure, axes = plots.new_figure(f"cross_entropy, forward + backward, {where}", len(dtypes))
+    for axis, dtype in zip(axes, dtypes, strict=True):
+        axis.set(title=dtype, ylabel="GB/s", xscale="log", xlabel="classes")
+        for name, label in (("cudaloss", "cudaloss"), ("eager", "eager"), ("add", "ceiling (torch.add)")):
+            points = [(row["classes"], row["gigabytes_per_second"][name]) for row in rows if row["dtype"] == dtype]
+            style = (
+                {"color": "black", "linestyle": ":"} if name == "add" else {"color": plots.COLOURS[name], "marker": "o"}
+            )
+            axis.plot(*zip(*points, strict=True), label=label, markersize=3, **style)
+        axis.set_ylim(bottom=0)
+    plots.with_legend(figure, axes).savefig(folder / "throughput-cross_entropy-classes.png", dpi=130)
+
+
 def caption(environment: dict[str, Any]) -> str:
     parts = [
         environment.get("gpu") or environment.get("processor"),
@@ -280,6 +300,9 @@ def main() -> int:
         except ValueError as error:
             sys.exit(f"{page}, {arguments.report}: {error}")
         page.write_text(text)
+    stages = [stage for stage in report.get("rows", []) if isinstance(stage, dict) and "course" in stage["report"]]
+    if stages and arguments.performance:
+        draw_course(stages[0], arguments.performance.parent)
     return 0
 
 

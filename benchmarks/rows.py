@@ -139,6 +139,9 @@ SMALL = (
     Case((1024, 1000)),
     *(Case((64, 1000), loss=loss) for loss in ("nll_loss", *VECTORS)),
 )
+# Over which a course goes, of as many elements each.
+CLASSES = (4, 10, 19, 32, 64, 128, 256, 512, 1000, 2048, 3072, 4096, 5000, 8192, 16384, 32768, 50257, 131072, 262144)
+COURSE_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 22}
 OWN = {"label_smoothing": {"label_smoothing": 0.1}, "weight": {"weight": True}, "z_loss": {"z_loss": 1e-4}}
 
 
@@ -205,6 +208,23 @@ def small(case: Case, device: str) -> dict[str, Any]:
     return row
 
 
+def course(device: str, rounds: int, dtype: torch.dtype, classes: tuple[int, ...] = CLASSES) -> list[dict[str, Any]]:
+    """GB/s of cross-entropy's training step over numbers of classes, beside eager's and what torch.add moves."""
+    made = []
+    for count in classes:
+        case = Case((COURSE_ELEMENTS[device] // count, count), dtype)
+        works = rivals(case, device, False)
+        logits = torch.empty(case.shape, device=device, dtype=dtype)
+        other, out = torch.empty_like(logits), torch.empty_like(logits)
+        works["add"] = lambda logits=logits, other=other, out=out: torch.add(logits, other, out=out)
+        moved = {name: case.moved() for name in works} | {"add": 3 * logits.numel() * dtype.itemsize}
+        found = measure.throughput(works, device, rounds, before=measure.before_call(device, case.moved())[0])
+        rates = {name: round(timing.gigabytes_per_second(moved[name])) for name, timing in found.items()}
+        made.append({"classes": count, "dtype": str(dtype).removeprefix("torch."), "gigabytes_per_second": rates})
+        print(json.dumps(made[-1]), flush=True)
+    return made
+
+
 def report(device: str, rounds: int, compiles: bool, chosen: str) -> dict[str, Any]:
     found: dict[str, Any] = {"device": device, "cases": []}
     for case in CASES[device]:
@@ -213,6 +233,8 @@ def report(device: str, rounds: int, compiles: bool, chosen: str) -> dict[str, A
         found["cases"].append(measured(case, device, rounds, compiles))
         print(json.dumps(found["cases"][-1]), flush=True)
     found["times_of_plain"] = own_arguments(CASES[device][0], device, rounds)
+    if not chosen:
+        found["course"] = [row for dtype in (torch.float32, BF16) for row in course(device, max(3, rounds // 2), dtype)]
     found["small_times_of_eager"] = [small(case, device) for case in SMALL if chosen in case.name]
     return found
 

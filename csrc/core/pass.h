@@ -84,6 +84,7 @@ struct Denominator {
   Operand normalizer;      // 0-d, read where it lies; without data: none
   const Divisor* counted;  // what a Count found; null: none
   bool counted_each;       // one for each segment, or one for all
+  bool of_few_rows;        // of indices: as many as count, which the pass finds itself
 
   CUDALOSS_INLINE Divisor at(int64_t segment) const {
     if (counted) return counted[counted_each ? segment : 0];

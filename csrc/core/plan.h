@@ -77,6 +77,9 @@ constexpr int64_t kMaxBlocks = 120 * 1024;
 // Likewise of rows, of which a block looks up once what their gradients have in common.
 constexpr int64_t kMaxRowBlocks = 8192;
 
+// Of so many rows of indices each block counts for itself how many have a class: a launch less.
+constexpr int64_t kFewRows = 1024;
+
 // Up to this many blocks count themselves and the last one folds the partials: one launch. Beyond, the counting costs
 // more than the second launch (10 to 30 % of a pass with 2^18 blocks).
 constexpr int64_t kCountedBlocks = 1024;

@@ -28,6 +28,7 @@ struct RowParameters {
   Denominator denominator;
   Constant<float> known_scale;  // scale over denominator, where the host knows that
   bool scale_is_known;
+  bool counts_rows;  // the denominator is the number of rows that count, which each block finds
   GradOutput grad_output;
   bool one_factor;  // all rows' gradients have the same one, but for their weights
   bool hold_unit_gradients;
@@ -145,6 +146,27 @@ struct RowFactor {
   }
 };
 
+// The denominator of few rows, for the block's sums, and in the factors of its rows. A step of 64 rows of 1,000 classes
+// in a graph has one launch so, where a count before it would be a second one. In shared memory, as it is wanted last.
+template <int kThreads, class F, class P>
+__device__ __forceinline__ const Divisor& count_rows(const RowParameters<P>& p, RowFactor<F>& of_rows) {
+  __shared__ Divisor kept;
+  if (!p.counts_rows) return kept;
+  int count = 0;
+#pragma unroll 1
+  for (uint32_t first = 0; first < p.rows; first += kThreads) {
+    const uint32_t row = first + threadIdx.x;
+    count += __syncthreads_count(
+        row < p.rows && index_at(p.target, offset(p, place_of(p, row), kTarget)) != p.ignore_index);
+  }
+  const Divisor found = {static_cast<double>(count), count == 0 ? 0.0 : 1.0 / count};
+  const Constant<F> scale = constant_of(factor_of<F>(p.scale, found), F());
+  of_rows.factor = p.grad_output.operand.data ? times(scale, grad_output_of<F>(p, RowPlace{})) : scale;
+  of_rows.is_known = true;
+  if (threadIdx.x == 0) kept = found;
+  return kept;
+}
+
 // Of a task in three steps, so that a kernel can begin to read logits in between: where the row is,
 template <class F, class P>
 __device__ __forceinline__ Task<F> task_at(const RowParameters<P>& p, uint32_t row) {
@@ -223,15 +245,17 @@ __device__ __forceinline__ void hand_in(const RowParameters<P>& p, const RowPlac
   }
 }
 
-// The same of the block's threads. kLeaders: more threads than the first have a sum.
+// The same of the block's threads. kLeaders: more threads than the first have a sum. `counted` is what count_rows found;
+// null where the pass has no indices.
 template <int kThreads, bool kLeaders, class P>
-__device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& sum) {
+__device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& sum, const Divisor* counted = nullptr) {
   if (!p.sums || p.segments > 1) return;
-  if constexpr (kLeaders) {
-    grid_reduce_and_store<kThreads>(block_sum<kThreads, P>(sum), p.fold);
-  } else {
-    grid_reduce_and_store<kThreads>(sum, p.fold);
-  }
+  P total = sum;
+  if constexpr (kLeaders) total = block_sum<kThreads, P>(sum);
+  if (!grid_reduce<kThreads>(total, p.fold) || threadIdx.x != 0) return;
+  SegmentLoss store = p.fold.store;
+  if (counted && p.counts_rows) store.denominator.constant = *counted;
+  store(total, 0);
 }
 
 // ---- host code ---------------------------------------------------------------------------------------------
@@ -276,6 +300,7 @@ RowParameters<P> row_parameters(const Pass& r) {
   p.scale = r.scale;
   p.denominator = r.denominator;
   p.scale_is_known = !r.denominator.counted && !r.denominator.normalizer.data;
+  p.counts_rows = r.denominator.of_few_rows;
   p.known_scale = ratio(r.scale, r.denominator.constant.value, 0.0f);
   p.grad_output = {r.grad_output, !varies(r.segments, kGradOutput) && !varies(r.inner, kGradOutput)};
   p.one_factor = (segments <= 1 || !(r.denominator.counted && r.denominator.counted_each)) && p.grad_output.scalar;

@@ -123,6 +123,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   double sum = 0.0;
   int turn = 0;
   RowFactor<float> factor;
+  const Divisor& counted = count_rows<kThreads>(p, factor);
 #pragma unroll 1
   for (uint32_t first = blockIdx.x * kRows; first < p.rows; first += gridDim.x * kRows) {
     Task<float> task = task_at<float>(p, first + (kRows > 1 ? threadIdx.x / kLanes : 0));
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int32_t at = task.target - from;
     if (at >= 0 && at % Tile::kStep < Tile::n) span.gradient[task.target] = narrow<E>(gain.at_target);
   }
-  hand_in_sum<kThreads, (kLanes < kThreads)>(p, sum);
+  hand_in_sum<kThreads, (kLanes < kThreads)>(p, sum, &counted);
 }
 
 }  // namespace cudaloss::cuda

@@ -140,13 +140,14 @@ __global__ void __launch_bounds__(kGeneralThreads)
   const uint32_t rows = kGeneralThreads >> g.lanes_shift;
   Partial<F> sum = {};
   RowFactor<F> factor;
+  const Divisor& counted = count_rows<kGeneralThreads>(p, factor);
 #pragma unroll 1
   for (uint32_t first = blockIdx.x * rows; first < p.rows; first += gridDim.x * rows) {
     const uint32_t at = first + (threadIdx.x >> g.lanes_shift);
     const Task<F> task = g.probabilities ? task_of<F, false>(p, factor, at) : task_of<F, true>(p, factor, at);
     if (!task.held) general_row(g, loss, task, lane, lanes, sum);  // all of a row's threads, which are whole warps
   }
-  hand_in_sum<kGeneralThreads, true>(p, sum);
+  hand_in_sum<kGeneralThreads, true>(p, sum, &counted);
 }
 
 }  // namespace cudaloss::cuda

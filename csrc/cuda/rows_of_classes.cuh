@@ -122,8 +122,6 @@ struct ContiguousLauncher {
   bool ragged() const { return !layout.aligned || r.rows.classes % (kVectorBytes / sizeof(E)) != 0; }
 };
 
-constexpr int64_t kFewRows = 1024;
-
 template <class E, class Loss>
 bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
   const RowLayout layout = layout_of<E>(r);
@@ -137,7 +135,7 @@ bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
   constexpr bool kHalf = sizeof(E) != sizeof(float);
   constexpr int kShort = kHalf ? 4 : 8;
   // Few rows have a block each: a step of (64, 1000) fp32 takes 6.4 us so, of 16 lanes a row 9.0.
-  const bool are_few = r.inner.count() * r.segments.count() <= kFewRows && r.rows.classes > 128;
+  const bool are_few = r.inner.count() * r.segments.count() <= plan::kFewRows && r.rows.classes > 128;
   if (are_few && rows.template fits<128, kShort / 4, 128, 8>()) return true;
   // H200, ms of forward and backward. (2^20, 128) fp32: 0.315, of 2 lanes a row 0.340. (65536, 1024) fp32: 0.154, of 8
   // lanes a row 0.181.

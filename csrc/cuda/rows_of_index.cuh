@@ -46,12 +46,13 @@ __global__ void __launch_bounds__(kIndexThreads)
   if (all_held<F>(p)) return;
   Partial<F> sum = {};
   RowFactor<F> factor;
+  const Divisor& counted = count_rows<kIndexThreads>(p, factor);
 #pragma unroll 1
   for (uint32_t row = blockIdx.x * kIndexThreads + threadIdx.x; row < p.rows; row += gridDim.x * kIndexThreads) {
     const Task<F> task = task_of<F, true>(p, factor, row);
     if (!task.held) index_row(p, loss, task, fills, sum);
   }
-  hand_in_sum<kIndexThreads, true>(p, sum);
+  hand_in_sum<kIndexThreads, true>(p, sum, &counted);
 }
 
 // Whether the rows' threads write the gradients of all classes: many rows side by side, whose targets' alone would be

@@ -131,6 +131,7 @@ __global__ void __launch_bounds__(kSingleThreads)
   const int32_t turn = by_four ? turn_of<E>(classes) : 0;
   double sum = 0.0;
   RowFactor<float> factor;
+  const Divisor& counted = count_rows<kSingleThreads>(p, factor);
 #pragma unroll 1
   for (uint32_t tile = blockIdx.x; tile * kSingleThreads < p.rows; tile += gridDim.x) {
     const int64_t base = int64_t{tile} * size;
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(kSingleThreads)
     }
     __syncthreads();
   }
-  hand_in_sum<kSingleThreads, true>(p, sum);
+  hand_in_sum<kSingleThreads, true>(p, sum, &counted);
 }
 
 template <class E, int kClasses, class Loss>
@@ -197,6 +198,7 @@ __global__ void __launch_bounds__(kSingleThreads)
   if (all_held<float>(p)) return;
   double sum = 0.0;
   RowFactor<float> factor;
+  const Divisor& counted = count_rows<kSingleThreads>(p, factor);
 #pragma unroll 1
   for (uint32_t first = blockIdx.x * kSingleThreads; first < p.rows; first += gridDim.x * kSingleThreads) {
     Task<float> task = task_at<float>(p, first + threadIdx.x);
@@ -213,7 +215,7 @@ __global__ void __launch_bounds__(kSingleThreads)
     single.store(span.gradient, p.class_stride[kFirst], p.classes);
     if (task.target >= 0) span.gradient[task.target * p.class_stride[kFirst]] = narrow<E>(at_target);
   }
-  hand_in_sum<kSingleThreads, true>(p, sum);
+  hand_in_sum<kSingleThreads, true>(p, sum, &counted);
 }
 
 }  // namespace cudaloss::cuda

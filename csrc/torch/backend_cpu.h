@@ -22,6 +22,7 @@ struct CpuRowKernels {
 };
 
 struct Cpu {
+  static constexpr bool kCountsFewRows = false;
   static void pass(const Pass& request, const Tensor& input) {
     run_of<CpuKernels, CpuRowKernels>(request.loss)(request, input);
   }

@@ -47,6 +47,7 @@ struct CudaRowKernels {
 };
 
 struct Cuda {
+  static constexpr bool kCountsFewRows = true;
   static void pass(const Pass& request, const Tensor& input) {
     run_of<CudaKernels, CudaRowKernels>(request.loss)(request, input);
   }

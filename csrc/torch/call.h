@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "core/plan.h"
 #include "torch/kernels.h"
 #include "torch/layout.h"
 #include "torch/mode.h"
@@ -34,6 +35,10 @@ struct Call {
   bool counts() const {
     return mode.reduction == Reduction::Mean && !normalizer && !divisor &&
            ((weight && !mode.mean_over_count) || mask || ignores_nan() || has_indices());
+  }
+  // Whether a pass of few rows can count by itself, where its engine does so.
+  bool counts_few(int64_t rows) const {
+    return has_indices() && counts() && mode.batch_dims == 0 && !weight && !mask && !third && rows <= plan::kFewRows;
   }
   // What the sum over `count` elements is divided by, where nothing must be counted for it.
   double known_divisor(int64_t count) const {
@@ -172,7 +177,8 @@ inline Pass pass_of(const Call& call, const Layout& layout, const Divisor* count
   int64_t count = 1;
   for (int dim = static_cast<int>(call.mode.batch_dims); dim < layout.rank(); ++dim) count *= layout.sizes()[dim];
   pass.denominator = {divisor_of(counted ? 1.0 : call.known_divisor(count)),
-                      call.normalizer ? any_operand(*call.normalizer) : kNoOperand, counted, counted && several};
+                      call.normalizer ? any_operand(*call.normalizer) : kNoOperand, counted, counted && several,
+                      !counted && call.counts_few(count)};
   return pass;
 }
 

@@ -43,6 +43,15 @@ inline Tensor empty_losses(const Call& call, const Layout& layout) {
   return empty_contiguous(layout.sizes(), call.mode.dtype, call.input);
 }
 
+// Whether the pass itself finds the number of rows that count.
+template <class Engine>
+bool counts_inside(const Call& call, const Layout& layout) {
+  if (!Engine::kCountsFewRows) return false;
+  int64_t rows = 1;
+  for (int64_t size : layout.sizes()) rows *= size;
+  return call.counts_few(rows);
+}
+
 // The loss, the gradients that are wanted, for a grad_output of 1, from the same pass, and the denominators that had to
 // be counted for it.
 template <class Engine>
@@ -67,7 +76,7 @@ Found forward_of(const Call& call, bool for_input, bool for_target, bool keeps_d
   const bool is_own = !keeps_denominators && call.counts() && call.mode.batch_dims == 0 && call.input.is_cpu();
   if (is_own) {
     count_into<Engine>(call, layout, &own);
-  } else {
+  } else if (keeps_denominators || !counts_inside<Engine>(call, layout)) {
     found.denominators = counted<Engine>(call, layout);
   }
   Pass pass = pass_of(call, layout, is_own ? &own : divisors_in(found.denominators),
@@ -151,7 +160,8 @@ inline const char* backward_fault(const Call& call, const Layout& layout, const 
 // What a plain call counted and did not keep is counted again.
 template <class Engine>
 Maybe found_again(const Call& call, const Layout& layout, const Maybe& denominators) {
-  return denominators || layout.fault() || !call.has_indices() ? denominators : counted<Engine>(call, layout);
+  const bool has_them = denominators || layout.fault() || !call.has_indices() || counts_inside<Engine>(call, layout);
+  return has_them ? denominators : counted<Engine>(call, layout);
 }
 
 inline Pass backward_pass(const Call& call, Layout& layout, const Tensor& grad_output, const Maybe& denominators) {

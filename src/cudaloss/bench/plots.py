@@ -32,7 +32,7 @@ def _where(environment: dict[str, Any]) -> str:
     return f"{environment['gpu'] or environment['processor']}, torch {environment['torch']}"
 
 
-def _figure(title: str, axes: int) -> tuple[Figure, list[Axes]]:
+def new_figure(title: str, axes: int) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     figure.suptitle(title, fontsize=10)
     places = list(figure.subplots(1, axes, sharey=True, squeeze=False)[0])
@@ -41,7 +41,7 @@ def _figure(title: str, axes: int) -> tuple[Figure, list[Axes]]:
     return figure, places
 
 
-def _with_legend(figure: Figure, axes: list[Axes]) -> Figure:
+def with_legend(figure: Figure, axes: list[Axes]) -> Figure:
     found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=len(found), frameon=False)
     return figure
@@ -70,7 +70,7 @@ def _rates(rows: list[Row], loss: str, dtype: str, where: str) -> Figure:
     """GB/s of every contestant over sizes, and the ceiling."""
     suites = _plain(rows, dtype)
     ceilings = [row["gigabytes_per_second"] for row in _measured(rows, "ceilings")]
-    figure, axes = _figure(f"{loss}, {dtype}, {where}", len(suites))
+    figure, axes = new_figure(f"{loss}, {dtype}, {where}", len(suites))
     for axis, (suite, group) in zip(axes, suites.items(), strict=True):
         axis.set(title=suite, ylabel="GB/s")
         for name, colour in COLOURS.items():
@@ -79,21 +79,21 @@ def _rates(rows: list[Row], loss: str, dtype: str, where: str) -> Figure:
             _by_size(axis, points, color=colour, label=LABELS[name])
         if ceilings:
             axis.axhline(ceilings[0][CEILING_OF[suite]], color="black", linestyle=":", label="ceiling (sum, add)")
-    return _with_legend(figure, axes)
+    return with_legend(figure, axes)
 
 
 def _speedups(rows: list[Row], suite: str, dtype: str, where: str) -> Figure:
     """Every loss's speed-up over eager and over torch.compile, over sizes."""
     group = _plain(rows, dtype)[suite]
     rivals = _rivals(group)
-    figure, axes = _figure(f"{suite}, {dtype}, {where}", len(rivals))
+    figure, axes = new_figure(f"{suite}, {dtype}, {where}", len(rivals))
     for axis, rival in zip(axes, rivals, strict=True):
         axis.set(title=f"times as fast as {LABELS[rival]}")
         axis.axhline(1, color="black", linestyle=":", linewidth=1)
         for loss in _losses(group):
             found = {row["size"]: row["speedup"] for row in group if row["loss"] == loss}
             _by_size(axis, {size: by[rival] for size, by in found.items() if rival in by}, label=loss)
-    return _with_legend(figure, axes)
+    return with_legend(figure, axes)
 
 
 def _rivals(rows: list[Row]) -> list[str]:
@@ -127,21 +127,21 @@ def _steps(rows: list[Row], where: str) -> Figure:
     """Training steps of typical losses as bars, with the time in which torch.add moves as many bytes."""
     found = _training(rows)
     title = f"forward + backward, {found[0]['size']:,} float32 elements, {where}"
-    figure, (axis,) = _figure(title, 1)
+    figure, (axis,) = new_figure(title, 1)
     _bars(axis, [row["seconds"] for row in found])
     rates = [row["gigabytes_per_second"]["add"] for row in _measured(rows, "ceilings")]
     if rates:
         floor = found[0]["bytes"] / rates[0] / 1e6
         axis.axvline(floor, color="black", linestyle=":", label="torch.add's time for as many bytes")
     axis.set_yticklabels([row["loss"] for row in found])
-    return _with_legend(figure, [axis])
+    return with_legend(figure, [axis])
 
 
 def _kernelbench(rows: list[Row], where: str) -> Figure:
     """KernelBench's problems, each at its largest size, as bars."""
     found = _measured(rows, "kernelbench")
     largest = {row["problem"]: row for row in sorted(found, key=lambda row: row["size"])}
-    figure, axes = _figure(f"{found[0]['dtype']}, {where}", len(largest))
+    figure, axes = new_figure(f"{found[0]['dtype']}, {where}", len(largest))
     for axis, (problem, row) in zip(axes, sorted(largest.items()), strict=True):
         shape = " x ".join(str(length) for length in row["shape"])
         same = [other for other in found if (other["problem"], other["size"]) == (problem, row["size"])]
@@ -150,7 +150,7 @@ def _kernelbench(rows: list[Row], where: str) -> Figure:
         names = [{FORWARD.name: "forward", STEP.name: "forward + backward"}[mode] for mode in modes]
         axis.set_title(f"problem {problem}, {row['loss']}\n{shape}")
         axis.set_yticklabels(names)
-    return _with_legend(figure, axes)
+    return with_legend(figure, axes)
 
 
 def _courses(rows: list[Row]) -> list[str]:
