@@ -128,23 +128,29 @@ def triplet_margin(
 
 def kl_div_with_logits(input: Tensor, target: Tensor, temperature: float = 1.0, dim: int = 1) -> Truth:
     """float64 has no digits beside its own, so that its terms are log p and log q. In others' arithmetic these have
-    twice the dtype's, which their difference has fewer of; the loss goes with its square."""
+    twice the dtype's, which their difference has fewer of; the loss goes with its square. What all d of a row have in
+    common is known from their sum, which has the rounding of each: a gradient whose own d is far smaller than the
+    others' has that."""
     vectors = torch.broadcast_tensors(input, target)
     dim = 0 if vectors[0].dim() == 1 else dim
     found, t = divergence(*(long(x.movedim(dim, -1)) for x in vectors), temperature), LONG(temperature)
     with np.errstate(invalid="ignore"):
         logs = [np.where(np.isfinite(x), np.abs(x), 0) for x in (found.log_p, found.log_q)]
+        differences = np.where(found.p * found.q > 0, found.p * np.abs(found.log_p - found.log_q), 0)
         log, both, kl = np.maximum(*logs), np.maximum(found.p, found.q), found.losses[..., None] / t
         # The target's gradient is a difference of these.
         terms = larger(np.where(found.p > 0, found.p * (found.log_p - found.log_q) * t, 0), found.p * kl)
         sizes = found.for_input, terms
-    if arithmetic(*vectors) == torch.float64:
+    computed = arithmetic(*vectors)
+    if computed == torch.float64:
         size, lost = found.p * log, (np.maximum(log, 1),) * 2
     else:
-        size = both * (log * LONG(LOST[torch.promote_types(input.dtype, target.dtype)])) ** 2
-        lost = [2 * log * LONG(LOST[x.dtype]) for x in (input, target)]
+        size = both * (log * LONG(LOST[torch.promote_types(input.dtype, target.dtype)])) ** 2 + both * 2.0**-43
+        lost = [
+            2 * np.maximum(log, 1) * LONG(LOST[x.dtype]) + differences.sum(-1, keepdims=True) for x in (input, target)
+        ]
     # An exp below the normal numbers is 0.
-    least = LONG(np.finfo(np.float64).tiny) / np.finfo(np.float64).eps
+    least = LONG(torch.finfo(computed).tiny) / torch.finfo(computed).eps
     sizes = tuple(larger(x, t * p * share, least) for x, p, share in zip(sizes, (both, found.p), lost, strict=True))
     return Truth(found.losses, t * t * size.sum(-1), (found.for_input, found.for_target), sizes)
 

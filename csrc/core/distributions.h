@@ -47,21 +47,25 @@ CUDALOSS_INLINE F scaled_exp(F x, F power, F least, Constant<F> inverse) {
   const F scale = bit_cast<F>(bit_cast<typename Parts::Bits>(shifted) << Parts::kMantissa);
   return select(x > least, fused(scale, exp_minus_1(r), scale), F(0));
 }
-// The same to 2^-21.
-CUDALOSS_INLINE float coarse_exp(float x, float power, Constant<float> inverse) {
-  return fast_exp2(fused(x, inverse.hi * ExpParts<float>::log2_e, -power));
+// The same to 2^-21, of log2(e) / T.
+CUDALOSS_INLINE float coarse_exp(float x, float power, Constant<float> scale) {
+  const float bounded = clamped_to(largest(x), -x);  // of -inf a product with the rest could be NaN
+  return fast_exp2(fused(-bounded, scale.lo, fused(-bounded, scale.hi, -power)));
 }
 
-// d = log q - log p of (x - t) / T, the logarithms of both sums being `lower` apart. kFast: for results of 11 bits.
+// d = log q - log p of (x - t) / T, the logarithms of both sums being `lower` apart; its rest is half a last place.
+// kFast: for results of 11 bits, without one.
 template <bool kFast, class F>
-CUDALOSS_INLINE F log_quotient(F x, F t, Constant<F> inverse, Constant<F> lower) {
+CUDALOSS_INLINE WithRest<F> log_quotient(F x, F t, Constant<F> inverse, Constant<F> lower) {
   const F difference = x - t, found = fused(difference, inverse.hi, -lower.hi);
   if constexpr (kFast) {
-    return found - lower.lo;
+    return {found - lower.lo, F(0)};
   } else {
     const F subtracted = x - difference, lost = (subtracted - t) + (x - (difference + subtracted));
     const F rest = fused(difference, inverse.lo, fused(lost, inverse.hi, -lower.lo));
-    return select(absolute(found) <= largest(F()), found + rest, found);
+    const F value = found + rest;
+    const bool is_finite = absolute(found) <= largest(F());
+    return {select(is_finite, value, found), select(is_finite, (found - value) + rest, F(0))};
   }
 }
 
@@ -72,26 +76,28 @@ CUDALOSS_INLINE float exact_tail(float r) {
 }
 CUDALOSS_INLINE double exact_tail(double r) { return exp_tail(r); }
 
-// 1 - exp(-d), and d less that, of d >= 0, without their cancellation. Beyond `taken` d has no more of either.
+// 1 - exp(-d), as share + lost, of d >= 0; and d's value less 1 - exp of minus that. Neither cancels; beyond `taken` there
+// is no more of either.
 template <class F>
 struct Fall {
-  F share, rest, taken;
+  F share, lost, rest, taken;
 };
 template <bool kFast, class F>
-CUDALOSS_INLINE Fall<F> fall_of(F d) {
+CUDALOSS_INLINE Fall<F> fall_of(WithRest<F> distance) {
   using Parts = ExpParts<F>;
-  const F taken = clamped_to(F(Parts::limit_half), d);
+  const F d = distance.value, taken = clamped_to(F(Parts::limit_half), d);
   if constexpr (kFast) {  // near 0 2^-15 of each
     const float tail = d * d * polynomial(d, 0.5f, -0x1.5555p-3f, 0x1.5555p-5f, -0x1.1111p-7f);
     const bool is_near = d < 0.25f;
     const float share = select(is_near, d - tail, 1.0f - fast_exp(-taken));
-    return {share, select(is_near, tail, taken - share), taken};
+    return {share, F(0), select(is_near, tail, taken - share), taken};
   }
   const ExpApart<F> apart = exp_apart(F(Parts::magic_half), -taken);
   const F tail = fused(apart.r * apart.r, exact_tail(apart.r), F(0)), growth = apart.r + tail;
   const F whole = F(0.5) - apart.power, w = fused(-apart.power, growth, whole), share = twice(w);
   const F lost = fused(-apart.power, tail - (growth - apart.r), fused(-apart.power, growth, whole - w));
-  return {share, select(apart.power == F(0.5), tail, (taken - share) - twice(lost)), taken};
+  const F rest = select(apart.power == F(0.5), tail, (taken - share) - twice(lost));
+  return {share, fused(distance.rest, F(1) - share, twice(lost)), rest, taken};
 }
 
 }  // namespace cudaloss

@@ -1,7 +1,7 @@
-// The CUDA engine for losses of rows of two distributions, given by their logits: some lanes of a warp or a block have a
-// row, of any strides and dtypes, and read it for the maxima, for the sums of exp, for the loss and for the gradients;
-// from the second time on in shared memory, where it fits. Included by the source of each such loss, which setup.py
-// writes.
+// The CUDA engine for losses of rows of two distributions, given by their logits: some lanes of a warp or a block have
+// a row, of any strides and dtypes, and read it for the maxima, for the sums of exp, for the loss and for the
+// gradients; from the second time on in shared memory, where it fits. Included by the source of each such loss, which
+// setup.py writes.
 #pragma once
 
 #include "core/distributions.h"
@@ -17,6 +17,7 @@ template <class F, class E>
 struct DistributionParameters {
   RowParameters<Partial<F>> rows;
   Constant<F> inverse;  // of the temperature
+  Constant<F> log2_e;   // over the temperature
   int lanes_shift;      // of a row's threads
   bool stages;          // a thread's part of a row stays in shared memory
   Accessor<E> input, target, grad_input, grad_target;
@@ -71,18 +72,18 @@ template <class T>
 struct SeenClasses {
   using F = Scalar<T>;
   static constexpr bool kFast = std::is_same_v<T, FastFloat>;
-  Constant<F> inverse;  // of the temperature
+  Constant<F> inverse, log2_e;  // 1 and log2(e) over the temperature
   RowScale<F> input, target;
   Constant<F> of_input, of_target;  // what exp is multiplied by for q and for p
   Constant<F> lower;                // what d is lowered by
 
-  __device__ __forceinline__ F d(F x, F t) const { return log_quotient<kFast>(x, t, inverse, lower); }
-  __device__ __forceinline__ static F times(F exp, Constant<F> by) {
-    return kFast ? exp * by.hi : fused(exp, by.hi, exp * by.lo);
+  __device__ __forceinline__ WithRest<F> d(F x, F t) const { return log_quotient<kFast>(x, t, inverse, lower); }
+  __device__ __forceinline__ static F times(F x, Constant<F> by) {
+    return kFast ? x * by.hi : fused(x, by.hi, x * by.lo);
   }
   __device__ __forceinline__ F exp(F x, F power, F least) const {
     if constexpr (kFast) {
-      return coarse_exp(x, power, inverse);
+      return coarse_exp(x, power, log2_e);
     } else {
       return scaled_exp(x, power, least, inverse);
     }
@@ -90,19 +91,19 @@ struct SeenClasses {
   // For sums whose last places do not matter.
   __device__ __forceinline__ F any_exp(F x, const RowScale<F>& scale) const {
     if constexpr (sizeof(F) == sizeof(float)) {
-      return coarse_exp(x, scale.power, inverse);
+      return coarse_exp(x, scale.power, log2_e);
     } else {
       return scaled_exp(x, scale.power, scale.least, inverse);
     }
   }
   __device__ __forceinline__ F exp_target(F t) const { return exp(t, target.power, target.least); }
-  // Of the larger one of p and q, and what it is multiplied by.
-  __device__ __forceinline__ F exp_larger(F x, F t, F d) const {
-    const bool is_more = d > F(0);
-    return exp(is_more ? x : t, is_more ? input.power : target.power, is_more ? input.least : target.least);
-  }
-  __device__ __forceinline__ Constant<F> factor(F d) const {
-    return {d > F(0) ? of_input.hi : of_target.hi, d > F(0) ? of_input.lo : of_target.lo};
+  // The larger one of p and q.
+  __device__ __forceinline__ WithRest<F> larger(F x, F t, WithRest<F> d) const {
+    const bool is_more = d.value > F(0);
+    const F e = exp(is_more ? x : t, is_more ? input.power : target.power, is_more ? input.least : target.least);
+    const Constant<F> by = {is_more ? of_input.hi : of_target.hi, is_more ? of_input.lo : of_target.lo};
+    const F value = fused(e, by.hi, F(0));
+    return {value, kFast ? F(0) : fused(e, by.lo, fused(e, by.hi, -value))};
   }
 
   // From the sums of exp to p, and to q and d as they then are to it.
@@ -242,8 +243,8 @@ struct RowOfDistributions {
       F divergence[n], excess[n], p[n];
 #pragma unroll
       for (int k = 0; k < n; ++k) {
-        const F d = seen.d(x[k], t[k]);
-        const auto term = loss.template term<SeenClasses<T>::kFast>(seen.times(seen.exp_larger(x[k], t[k], d), seen.factor(d)), d);
+        const WithRest<F> d = seen.d(x[k], t[k]);
+        const auto term = loss.template term<SeenClasses<T>::kFast>(seen.larger(x[k], t[k], d), d);
         divergence[k] = term.divergence;
         excess[k] = term.excess;
         p[k] = term.p;
@@ -269,26 +270,27 @@ struct RowOfDistributions {
       if (g.rows.grad_input.data) {
 #pragma unroll
         for (int k = 0; k < n; ++k) {
-          const F d = seen.d(x[k], t[k]);
-          value[k] = seen.times(loss.template grad_input<SeenClasses<T>::kFast>(seen.exp_larger(x[k], t[k], d), d), seen.factor(d));
+          const WithRest<F> d = seen.d(x[k], t[k]);
+          value[k] = loss.template grad_input<SeenClasses<T>::kFast>(seen.larger(x[k], t[k], d), d);
         }
         store(g.grad_input, of_first, j, value);
       }
       if (g.rows.grad_target.data) {
 #pragma unroll
         for (int k = 0; k < n; ++k) {
-          value[k] = seen.times(loss.grad_target(seen.exp_target(t[k]), seen.d(x[k], t[k]), divergence), seen.of_target);
+          const F d = seen.d(x[k], t[k]).value;
+          value[k] = seen.times(loss.grad_target(seen.exp_target(t[k]), d, divergence), seen.of_target);
         }
         store(g.grad_target, of_second, j, value);
       }
     });
   }
   // Of what was kept: with the sums found, q - p has a little of q less.
-  __device__ __forceinline__ void write_kept(F lowered, Constant<F> by, int64_t of_first) const {
+  __device__ __forceinline__ void write_kept(F less, Constant<F> by, int64_t of_first) const {
     each([&](int32_t j, const F(&excess)[n], const F(&q)[n], V*) {
       F value[n];
 #pragma unroll
-      for (int k = 0; k < n; ++k) value[k] = SeenClasses<T>::times(fused(-lowered, q[k], excess[k]), by);
+      for (int k = 0; k < n; ++k) value[k] = fused(excess[k], by.hi, fused(-less, q[k], excess[k] * by.lo));
       store(g.grad_input, of_first, j, value);
     });
   }
@@ -325,7 +327,7 @@ __device__ __forceinline__ void row_of_distributions(const DistributionParameter
                    kThreads};
   const Two<F> max = row.template maxima<kThreads>(lanes);
   const F temperature = static_cast<F>(loss.temperature);
-  SeenClasses<T> seen = {g.inverse, RowScale<F>::of(max.input, g.inverse, temperature),
+  SeenClasses<T> seen = {g.inverse, g.log2_e, RowScale<F>::of(max.input, g.inverse, temperature),
                          RowScale<F>::of(max.target, g.inverse, temperature)};
   seen.compare(row.template sums_of_exp<kThreads>(lanes, seen));
   // 80 instructions of a class that need not run again.
@@ -341,7 +343,7 @@ __device__ __forceinline__ void row_of_distributions(const DistributionParameter
   if (is_nan || !task.counts) return row.fill_gradients(static_cast<F>(found.loss), of_first, of_second);
   const double factor = static_cast<double>(task.factor.hi) + static_cast<double>(task.factor.lo);
   const double of_p = factor * loss.temperature / found.p;
-  if (keeps) return row.write_kept(static_cast<F>(found.lowered), constant_of(of_p, F()), of_first);
+  if (keeps) return row.write_kept(static_cast<F>(found.of_q * of_p), constant_of(of_p, F()), of_first);
   seen.correct(found.lowered, of_p);
   row.write_gradients(seen, loss, static_cast<F>(found.divergence), of_first, of_second);
 }
@@ -369,7 +371,7 @@ __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 2 : sizeof(Scalar<T
   hand_in_sum<kThreads, true>(p, sum);
 }
 
-// ---- host code --------------------------------------------------------------------------------------------------------
+// ---- host code ---------------------------------------------------------------------------------------------
 
 constexpr int kStagedVectors = 12;  // of a thread and operand: 48 KB of a block of 128
 
@@ -400,6 +402,7 @@ void distributions_pass_of(const Pass& r, const Memory& memory, Stream stream) {
   const int bytes = stages ? static_cast<int>(vectors * 2 * kThreads * sizeof(V)) : 0;
   DistributionParameters<F, E> g = {p,
                                     inverse_of(loss.temperature, F()),
+                                    constant_of(ExpParts<double>::log2_e / loss.temperature, F()),
                                     lanes_shift,
                                     stages,
                                     accessor(r.input, kInput),

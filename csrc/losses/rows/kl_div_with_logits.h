@@ -19,14 +19,17 @@ struct kl_div_with_logits {
   };
   // Of the larger one of p and q, and d.
   template <bool kFast, class F>
-  CUDALOSS_INLINE static Term<F> term(F larger, F d) {
-    const F distance = absolute(d);
+  CUDALOSS_INLINE static Term<F> term(WithRest<F> larger, WithRest<F> d) {
+    const WithRest<F> distance = absolute(d);
     const Fall<F> fall = fall_of<kFast>(distance);
-    const bool is_more = d > F(0), is_none = larger == F(0);  // d may then be NaN
-    const F apart = select(is_more, fused(fall.share, fall.taken, -fall.rest), fall.rest + (distance - fall.taken));
-    const F excess = larger * fall.share;
-    return {select(is_none, F(0), larger * apart), select(is_none, F(0), signed_by(d, excess)),
-            select(is_none, F(0), larger - select(is_more, excess, F(0)))};
+    const F p_or_q = larger.value, excess = excess_of(larger, fall);
+    const F more = fused(fall.share, fall.taken, fused(fall.lost, fall.taken, -fall.rest));
+    const F less = fused(distance.rest, fall.share, fall.rest) + (distance.value - fall.taken);
+    const bool is_more = d.value > F(0), is_none = p_or_q == F(0);  // d may then be NaN
+    const F apart = select(is_more, more, less);
+    return {select(is_none, F(0), fused(p_or_q, apart, larger.rest * apart)),
+            select(is_none, F(0), signed_by(d.value, excess)),
+            select(is_none, F(0), p_or_q - select(is_more, excess, F(0)))};
   }
   // Of q and p themselves, in double. Where d is small their difference would cancel: by exp's series there, 2^-41 of a
   // term.
@@ -39,24 +42,32 @@ struct kl_div_with_logits {
             select(is_small, p * (d + near), difference), p};
   }
 
-  // A row, of its sums: the loss, what p and q are divided by, and by how much all d are too large.
+  // A row, of its sums: the loss, what p is divided by, by how much all d are too large, and the share of it that q then
+  // loses.
   struct Row {
-    double divergence, loss, p, lowered;
+    double divergence, loss, p, lowered, of_q;
   };
   CUDALOSS_INLINE Row finish(double divergence, double excess, double p) const {
     const double more = excess / p, half_square = 0.5 * more * more, found = divergence / p - half_square;
     const double kept = select(found < 0.0, 0.0, found);
-    return {kept, temperature * temperature * kept, p, more - half_square};
+    return {kept, temperature * temperature * kept, p, more - half_square, excess / (p + excess)};
   }
 
   // The gradients, over T and the incoming one, of multiples of the larger one of p and q, or of p.
   template <bool kFast, class F>
-  CUDALOSS_INLINE static F grad_input(F larger, F d) {
-    return select(larger == F(0), F(0), larger * signed_by(d, fall_of<kFast>(absolute(d)).share));
+  CUDALOSS_INLINE static F grad_input(WithRest<F> larger, WithRest<F> d) {
+    const F excess = excess_of(larger, fall_of<kFast>(absolute(d)));
+    return select(larger.value == F(0), F(0), signed_by(d.value, excess));
   }
   template <class F>
   CUDALOSS_INLINE static F grad_target(F p, F d, F divergence) {
     return select(p == F(0), F(0), p * (-d - divergence));
+  }
+
+ private:
+  template <class F>
+  CUDALOSS_INLINE static F excess_of(WithRest<F> larger, const Fall<F>& fall) {
+    return fused(larger.value, fall.share, fused(larger.rest, fall.share, larger.value * fall.lost));
   }
 };
 
