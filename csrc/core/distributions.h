@@ -1,8 +1,8 @@
 // Two distributions of a row, q of its input's logits and p of its target's, each softmax(x / T).
 //
-// What a loss takes of a class is the larger one of p and q, and d = log q - log p. Neither needs the sums of exp to their
-// last place: as p and q each sum to 1, the sums of p and of q - p tell afterwards what all p, and all d, have too much.
-// A row that is nearly certain keeps its digits so.
+// What a loss takes of a class is the larger one of p and q, and d = log q - log p. Neither needs the sums of exp to
+// their last place: as p and q each sum to 1, the sums of p and of q - p tell afterwards what all p, and all d, have
+// too much. A row that is nearly certain keeps its digits so.
 #pragma once
 
 #include "core/exp_log.h"
@@ -17,8 +17,8 @@ CUDALOSS_INLINE Constant<F> inverse_of(double temperature, F) {
   return {found.hi, sizeof(F) < sizeof(double) ? found.lo : F(fma(-inverse, temperature, 1.0) / temperature)};
 }
 
-// What a row's exponentials exp(x / T) are divided by: 2^power, so that x / T - power log(2) is exact; where x / T is so
-// large that it has no digits left beside its integers the logits are brought nearer by `shift` first.
+// What a row's exponentials exp(x / T) are divided by: 2^power, so that x / T - power log(2) is exact; where x / T is
+// so large that it has no digits left beside its integers the logits are brought nearer by `shift` first.
 template <class F>
 struct RowScale {
   using Parts = ExpParts<F>;
@@ -35,9 +35,9 @@ struct RowScale {
   }
 };
 
-// exp(x / T) / 2^power.
+// exp(x / T) / 2^power, with its rest.
 template <class F>
-CUDALOSS_INLINE F scaled_exp(F x, F power, F least, Constant<F> inverse) {
+CUDALOSS_INLINE WithRest<F> scaled_exp(F x, F power, F least, Constant<F> inverse) {
   using Parts = ExpParts<F>;
   constexpr F kBias = sizeof(F) == sizeof(double) ? F(0x1.8p52 + 1023) : F(0x1.8p23f + 127);
   const F taken = select(x > least, x, least), value = fused(taken, inverse.hi, F(0)), magic = kBias - power;
@@ -45,7 +45,9 @@ CUDALOSS_INLINE F scaled_exp(F x, F power, F least, Constant<F> inverse) {
   const F shifted = fused(value, F(Parts::log2_e), magic), k = shifted - magic;
   const F r = fused(k, F(-Parts::ln2), value) + fused(k, F(-Parts::ln2_rest), rest);
   const F scale = bit_cast<F>(bit_cast<typename Parts::Bits>(shifted) << Parts::kMantissa);
-  return select(x > least, fused(scale, exp_minus_1(r), scale), F(0));
+  const F tail = fused(r * r, exp_tail(r), F(0)), growth = r + tail, e = fused(scale, growth, scale);
+  const F lost = fused(scale, growth, scale - e) + scale * (tail - (growth - r));
+  return select(x > least, WithRest<F>{e, lost}, WithRest<F>{F(0), F(0)});
 }
 // The same to 2^-21, of log2(e) / T.
 CUDALOSS_INLINE float coarse_exp(float x, float power, Constant<float> scale) {
@@ -76,8 +78,8 @@ CUDALOSS_INLINE float exact_tail(float r) {
 }
 CUDALOSS_INLINE double exact_tail(double r) { return exp_tail(r); }
 
-// 1 - exp(-d), as share + lost, of d >= 0; and d's value less 1 - exp of minus that. Neither cancels; beyond `taken` there
-// is no more of either.
+// 1 - exp(-d), as share + lost, of d >= 0; and d's value less 1 - exp of minus that. Neither cancels; beyond `taken`
+// there is no more of either.
 template <class F>
 struct Fall {
   F share, lost, rest, taken;

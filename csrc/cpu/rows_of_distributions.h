@@ -19,8 +19,8 @@ struct LaneSoftmax {
 
 // Logits to (x - max) / T; exp of that, with the sum of those below the maximum, and how many are at it.
 template <class F>
-CUDALOSS_MULTIVERSION void exp_lanes(F* __restrict tile, F* __restrict exp, int64_t lines, const double* max, double inverse,
-                                            double* others, double* count) {
+CUDALOSS_MULTIVERSION void exp_lanes(F* __restrict tile, F* __restrict exp, int64_t lines, const double* max,
+                                     double inverse, double* others, double* count) {
   constexpr double kFarthest = 708.0, kMagic = ExpParts<double>::magic_half + 1.0;  // beyond it exp is subnormal
   double from[kLanes], sum[kLanes] = {}, at_max[kLanes] = {};
   copy_lanes(max, from);
@@ -43,9 +43,9 @@ CUDALOSS_MULTIVERSION void exp_lanes(F* __restrict tile, F* __restrict exp, int6
 
 // The lanes' sums of terms; q's exp becomes q - p.
 template <class Loss>
-CUDALOSS_MULTIVERSION void term_lanes(const Loss& loss, const double* of_input, const double* of_target, double* __restrict exp_q,
-                                      const double* exp_p, int64_t lines, const LaneSoftmax& input,
-                                      const LaneSoftmax& target, double* divergence) {
+CUDALOSS_MULTIVERSION void term_lanes(const Loss& loss, const double* of_input, const double* of_target,
+                                      double* __restrict exp_q, const double* exp_p, int64_t lines,
+                                      const LaneSoftmax& input, const LaneSoftmax& target, double* divergence) {
   double sum[kLanes] = {}, lower[kLanes], q[kLanes], p[kLanes];
   copy_lanes(input.inverse, q);
   copy_lanes(target.inverse, p);
@@ -53,8 +53,8 @@ CUDALOSS_MULTIVERSION void term_lanes(const Loss& loss, const double* of_input, 
   for (int64_t i = 0; i < lines; ++i) {
     for (int lane = 0; lane < kLanes; ++lane) {
       const int64_t at = i * kLanes + lane;
-      const auto term = Loss::term(exp_q[at] * q[lane], exp_p[at] * p[lane],
-                                     (of_input[at] - of_target[at]) - lower[lane]);
+      const auto term =
+          Loss::term(exp_q[at] * q[lane], exp_p[at] * p[lane], (of_input[at] - of_target[at]) - lower[lane]);
       sum[lane] += term.divergence;
       exp_q[at] = term.excess;
     }
@@ -74,9 +74,9 @@ CUDALOSS_MULTIVERSION void scale_lanes(F* tile, int64_t lines, const double* fac
 
 // p's exp to p (log p - log q - divergence) times a factor.
 template <class F>
-CUDALOSS_MULTIVERSION void target_lanes(const F* of_input, const F* of_target, F* exp_p,
-                                               int64_t lines, const LaneSoftmax& input, const LaneSoftmax& target,
-                                               const double* divergence, const double* factor) {
+CUDALOSS_MULTIVERSION void target_lanes(const F* of_input, const F* of_target, F* exp_p, int64_t lines,
+                                        const LaneSoftmax& input, const LaneSoftmax& target, const double* divergence,
+                                        const double* factor) {
   double lower[kLanes], by[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
     lower[lane] = (input.log[lane] - target.log[lane]) - divergence[lane];

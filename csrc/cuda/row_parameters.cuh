@@ -156,8 +156,8 @@ __device__ __forceinline__ const Divisor& count_rows(const RowParameters<P>& p, 
 #pragma unroll 1
   for (uint32_t first = 0; first < p.rows; first += kThreads) {
     const uint32_t row = first + threadIdx.x;
-    count += __syncthreads_count(
-        row < p.rows && index_at(p.target, offset(p, place_of(p, row), kTarget)) != p.ignore_index);
+    count +=
+        __syncthreads_count(row < p.rows && index_at(p.target, offset(p, place_of(p, row), kTarget)) != p.ignore_index);
   }
   const Divisor found = {static_cast<double>(count), count == 0 ? 0.0 : 1.0 / count};
   const Constant<F> scale = constant_of(factor_of<F>(p.scale, found), F());
@@ -245,8 +245,8 @@ __device__ __forceinline__ void hand_in(const RowParameters<P>& p, const RowPlac
   }
 }
 
-// The same of the block's threads. kLeaders: more threads than the first have a sum. `counted` is what count_rows found;
-// null where the pass has no indices.
+// The same of the block's threads. kLeaders: more threads than the first have a sum. `counted` is what count_rows
+// found; null where the pass has no indices.
 template <int kThreads, bool kLeaders, class P>
 __device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& sum, const Divisor* counted = nullptr) {
   if (!p.sums || p.segments > 1) return;

@@ -62,7 +62,8 @@ __device__ __forceinline__ N tree_of(const F (&x)[n]) {
 }
 template <class N>
 __device__ __forceinline__ double in_double(N x) {
-  return static_cast<double>(value_of(x)) + static_cast<double>(rest_of(x));
+  const double value = static_cast<double>(value_of(x)), sum = value + static_cast<double>(rest_of(x));
+  return sum == sum ? sum : value;  // beside an infinite value the rest is NaN
 }
 
 // ---- a row ---------------------------------------------------------------------------------------------------
@@ -81,9 +82,9 @@ struct SeenClasses {
   __device__ __forceinline__ static F times(F x, Constant<F> by) {
     return kFast ? x * by.hi : fused(x, by.hi, x * by.lo);
   }
-  __device__ __forceinline__ F exp(F x, F power, F least) const {
+  __device__ __forceinline__ WithRest<F> exp(F x, F power, F least) const {
     if constexpr (kFast) {
-      return coarse_exp(x, power, log2_e);
+      return {coarse_exp(x, power, log2_e), F(0)};
     } else {
       return scaled_exp(x, power, least, inverse);
     }
@@ -93,17 +94,18 @@ struct SeenClasses {
     if constexpr (sizeof(F) == sizeof(float)) {
       return coarse_exp(x, scale.power, log2_e);
     } else {
-      return scaled_exp(x, scale.power, scale.least, inverse);
+      return scaled_exp(x, scale.power, scale.least, inverse).value;
     }
   }
-  __device__ __forceinline__ F exp_target(F t) const { return exp(t, target.power, target.least); }
+  __device__ __forceinline__ F exp_target(F t) const { return rounded(exp(t, target.power, target.least)); }
   // The larger one of p and q.
   __device__ __forceinline__ WithRest<F> larger(F x, F t, WithRest<F> d) const {
     const bool is_more = d.value > F(0);
-    const F e = exp(is_more ? x : t, is_more ? input.power : target.power, is_more ? input.least : target.least);
-    const Constant<F> by = {is_more ? of_input.hi : of_target.hi, is_more ? of_input.lo : of_target.lo};
-    const F value = fused(e, by.hi, F(0));
-    return {value, kFast ? F(0) : fused(e, by.lo, fused(e, by.hi, -value))};
+    const WithRest<F> e =
+        exp(is_more ? x : t, is_more ? input.power : target.power, is_more ? input.least : target.least);
+    const WithRest<F> by = {is_more ? of_input.hi : of_target.hi, is_more ? of_input.lo : of_target.lo};
+    if constexpr (kFast) return {e.value * by.value, F(0)};
+    return e * by;
   }
 
   // From the sums of exp to p, and to q and d as they then are to it.
@@ -236,8 +238,7 @@ struct RowOfDistributions {
   }
   // keeps: q - p and q take the logits' places in shared memory.
   template <int kThreads, class Loss>
-  __device__ __forceinline__ Terms<N> terms(int lanes, const SeenClasses<T>& seen, const Loss& loss,
-                                            bool keeps) const {
+  __device__ __forceinline__ Terms<N> terms(int lanes, const SeenClasses<T>& seen, const Loss& loss, bool keeps) const {
     Terms<N> sum = {};
     each_seen(seen, [&](int32_t, const F(&x)[n], const F(&t)[n], V* at) {
       F divergence[n], excess[n], p[n];
@@ -349,7 +350,9 @@ __device__ __forceinline__ void row_of_distributions(const DistributionParameter
 }
 
 template <int kThreads, class T, class E, class Loss>
-__global__ void __launch_bounds__(kThreads, kThreads > 128 ? 2 : sizeof(Scalar<T>) > sizeof(float) ? 4 : 6)
+__global__ void __launch_bounds__(kThreads, kThreads > 128                      ? 2
+                                            : sizeof(Scalar<T>) > sizeof(float) ? 4
+                                                                                : 6)
     rows_of_distributions(const __grid_constant__ DistributionParameters<Scalar<T>, E> g,
                           const __grid_constant__ Loss loss) {
   using F = Scalar<T>;
@@ -411,8 +414,7 @@ void distributions_pass_of(const Pass& r, const Memory& memory, Stream stream) {
                                     accessor(as_operand(r.grad_target), kSecond)};
   start_rows(r, p, kThreads >> g.lanes_shift, memory, stream, [&](Start start, int64_t blocks) {
     g.rows = p;
-    launch_with_shared(rows_of_distributions<kThreads, T, E, Loss>, start, blocks, kThreads,
-                       bytes, stream, g, loss);
+    launch_with_shared(rows_of_distributions<kThreads, T, E, Loss>, start, blocks, kThreads, bytes, stream, g, loss);
   });
 }
 

@@ -46,9 +46,8 @@ bool are_alike(const Pass& r, bool has_third) {
 bool are_contiguous(const Pass& r, bool has_third) {
   const int64_t n = kVectorBytes / size_of(r.input.dtype);
   if (r.rows.classes % n != 0) return false;
-  return all_vectors(r, has_third, [&](const void* data, DType, Place place) {
-    return !data || lies_in_vectors(r, data, place, n);
-  });
+  return all_vectors(r, has_third,
+                     [&](const void* data, DType, Place place) { return !data || lies_in_vectors(r, data, place, n); });
 }
 
 // kEach: elements of a thread.

@@ -23,12 +23,14 @@ struct kl_div_with_logits {
     const WithRest<F> distance = absolute(d);
     const Fall<F> fall = fall_of<kFast>(distance);
     const F p_or_q = larger.value, excess = excess_of(larger, fall);
-    const F more = fused(fall.share, fall.taken, fused(fall.lost, fall.taken, -fall.rest));
+    // 1 - exp(-d) (1 + d) of a small d, and of one beside which the 1 would lose its digits.
+    const F exp = (F(1) - fall.share) - fall.lost, far = fused(-exp, fall.taken, fall.share);
+    const F near = fused(fall.share, fall.taken, fused(fall.lost, fall.taken, -fall.rest));
+    const F more = select(distance.value > F(1), far, near);
     const F less = fused(distance.rest, fall.share, fall.rest) + (distance.value - fall.taken);
     const bool is_more = d.value > F(0), is_none = p_or_q == F(0);  // d may then be NaN
-    const F apart = select(is_more, more, less);
-    return {select(is_none, F(0), fused(p_or_q, apart, larger.rest * apart)),
-            select(is_none, F(0), signed_by(d.value, excess)),
+    const F apart = select(is_more, more, less), rest = select(apart <= largest(F()), larger.rest * apart, F(0));
+    return {select(is_none, F(0), fused(p_or_q, apart, rest)), select(is_none, F(0), signed_by(d.value, excess)),
             select(is_none, F(0), p_or_q - select(is_more, excess, F(0)))};
   }
   // Of q and p themselves, in double. Where d is small their difference would cancel: by exp's series there, 2^-41 of a
@@ -42,14 +44,14 @@ struct kl_div_with_logits {
             select(is_small, p * (d + near), difference), p};
   }
 
-  // A row, of its sums: the loss, what p is divided by, by how much all d are too large, and the share of it that q then
-  // loses.
+  // A row, of its sums: the loss, what p is divided by, by how much all d are too large, and the share of it that q
+  // then loses.
   struct Row {
     double divergence, loss, p, lowered, of_q;
   };
   CUDALOSS_INLINE Row finish(double divergence, double excess, double p) const {
     const double more = excess / p, half_square = 0.5 * more * more, found = divergence / p - half_square;
-    const double kept = select(found < 0.0, 0.0, found);
+    const double kept = select(found < 0x1p-16 * half_square, 0.0, found);  // the terms' own roundings
     return {kept, temperature * temperature * kept, p, more - half_square, excess / (p + excess)};
   }
 
