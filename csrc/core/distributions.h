@@ -5,6 +5,8 @@
 // too much. A row that is nearly certain keeps its digits so.
 #pragma once
 
+#include <cmath>
+
 #include "core/exp_log.h"
 #include "core/numbers.h"
 
@@ -38,22 +40,16 @@ struct RowScale {
 // exp(x / T) / 2^power, with its rest.
 template <class F>
 CUDALOSS_INLINE WithRest<F> scaled_exp(F x, F power, F least, Constant<F> inverse) {
-  using Parts = ExpParts<F>;
   constexpr F kBias = sizeof(F) == sizeof(double) ? F(0x1.8p52 + 1023) : F(0x1.8p23f + 127);
-  const F taken = select(x > least, x, least), value = fused(taken, inverse.hi, F(0)), magic = kBias - power;
-  const F rest = fused(taken, inverse.lo, fused(taken, inverse.hi, -value));
-  const F shifted = fused(value, F(Parts::log2_e), magic), k = shifted - magic;
-  const F r = fused(k, F(-Parts::ln2), value) + fused(k, F(-Parts::ln2_rest), rest);
-  const F scale = bit_cast<F>(bit_cast<typename Parts::Bits>(shifted) << Parts::kMantissa);
+  const F taken = select(x > least, x, least), value = fused(taken, inverse.hi, F(0));
+  const ExpApart<F> apart = exp_apart(kBias - power, value);
+  const F r = apart.r + fused(taken, inverse.lo, fused(taken, inverse.hi, -value)), scale = apart.power;
   const F tail = fused(r * r, exp_tail(r), F(0)), growth = r + tail, e = fused(scale, growth, scale);
   const F lost = fused(scale, growth, scale - e) + scale * (tail - (growth - r));
   return select(x > least, WithRest<F>{e, lost}, WithRest<F>{F(0), F(0)});
 }
-// The same to 2^-21, of log2(e) / T.
-CUDALOSS_INLINE float coarse_exp(float x, float power, Constant<float> scale) {
-  const float bounded = clamped_to(largest(x), -x);  // of -inf a product with the rest could be NaN
-  return fast_exp2(fused(-bounded, scale.lo, fused(-bounded, scale.hi, -power)));
-}
+// About the same, of log2(e) / T, whose rounding all of a row's sums share.
+CUDALOSS_INLINE float coarse_exp(float x, float power, float scale) { return fast_exp2(fused(x, scale, -power)); }
 
 // d = log q - log p of (x - t) / T, the logarithms of both sums being `lower` apart; its rest is half a last place.
 // kFast: for results of 11 bits, without one.
@@ -70,6 +66,69 @@ CUDALOSS_INLINE WithRest<F> log_quotient(F x, F t, Constant<F> inverse, Constant
     return {select(is_finite, value, found), select(is_finite, (found - value) + rest, F(0))};
   }
 }
+
+// How a row's classes are seen: logits are less their shifts.
+template <class T>
+struct SeenClasses {
+  using F = Scalar<T>;
+  static constexpr bool kFast = std::is_same_v<T, FastFloat>;
+  Constant<F> inverse;  // of the temperature
+  F log2_e;             // over the temperature
+  RowScale<F> input, target;
+  Constant<F> of_input, of_target;  // what exp is multiplied by for q and for p
+  Constant<F> lower;                // what d is lowered by
+
+  CUDALOSS_INLINE WithRest<F> d(F x, F t) const { return log_quotient<kFast>(x, t, inverse, lower); }
+  CUDALOSS_INLINE static F times(F x, Constant<F> by) { return kFast ? x * by.hi : fused(x, by.hi, x * by.lo); }
+  CUDALOSS_INLINE WithRest<F> exp(F x, F power, F least) const {
+    if constexpr (kFast) {
+      return {coarse_exp(x, power, log2_e), F(0)};
+    } else {
+      return scaled_exp(x, power, least, inverse);
+    }
+  }
+  // For sums whose last places do not matter.
+  CUDALOSS_INLINE F any_exp(F x, const RowScale<F>& scale) const {
+    if constexpr (sizeof(F) == sizeof(float)) {
+      return coarse_exp(x, scale.power, log2_e);
+    } else {
+      return scaled_exp(x, scale.power, scale.least, inverse).value;
+    }
+  }
+  CUDALOSS_INLINE F exp_target(F t) const { return rounded(exp(t, target.power, target.least)); }
+  // The larger one of p and q.
+  CUDALOSS_INLINE WithRest<F> larger(F x, F t, WithRest<F> d) const {
+    const bool is_more = d.value > F(0);
+    const WithRest<F> e =
+        exp(is_more ? x : t, is_more ? input.power : target.power, is_more ? input.least : target.least);
+    const WithRest<F> by = {is_more ? of_input.hi : of_target.hi, is_more ? of_input.lo : of_target.lo};
+    if constexpr (kFast) return {e.value * by.value, F(0)};
+    return e * by;
+  }
+
+  // From the sums of exp to p, and to q and d as they then are to it.
+  CUDALOSS_INLINE void compare(F sum_of_input, F sum_of_target) {
+    using Parts = ExpParts<F>;
+    const F log = std::log(sum_of_input / sum_of_target), powers = input.power - target.power;
+    WithRest<F> of_powers = product_of(powers, F(Parts::ln2));
+    of_powers.rest = fused(powers, F(Parts::ln2_rest), of_powers.rest);
+    const WithRest<F> lowered = difference_of(of_powers, WithRest<F>{-log, F(0)});
+    const WithRest<F> apart = in_place(exp_of(-log, is_lifted(-log))), inverse_sum = {F(1) / sum_of_target, F(0)};
+    lower = {lowered.value, lowered.rest};
+    of_target = {inverse_sum.value, F(0)};
+    const WithRest<F> of_q = apart * inverse_sum;
+    of_input = {of_q.value, of_q.rest};
+  }
+  // With the row's sums found, and the gradients' factor taken in.
+  CUDALOSS_INLINE void correct(double lowered, double of_p) {
+    const Constant<F> more = constant_of(lowered, F());
+    const WithRest<F> sum = difference_of(lower.hi, -more.hi);
+    lower = {sum.value, sum.rest + (lower.lo + more.lo)};
+    const double own = as_double(WithRest<F>{of_input.hi, of_input.lo});
+    of_target = constant_of(static_cast<double>(of_target.hi) * of_p, F());
+    of_input = constant_of(own * (of_p * (1.0 - lowered + 0.5 * lowered * lowered)), F());
+  }
+};
 
 // exp_tail to 2^-26 of itself, where it is 2^-22: what is left of d and 1 - exp(-d) has all of its error.
 CUDALOSS_INLINE float exact_tail(float r) {

@@ -77,6 +77,11 @@ CUDALOSS_INLINE F rounded(WithRest<F> x) {
   const F sum = x.value + x.rest;
   return select(sum == sum, sum, x.value);
 }
+template <class F>
+CUDALOSS_INLINE double as_double(WithRest<F> x) {
+  const double value = static_cast<double>(x.value), sum = value + static_cast<double>(x.rest);
+  return select(sum == sum, sum, value);
+}
 // a + b where |a| >= |b|.
 template <class F>
 CUDALOSS_INLINE WithRest<F> sum_of(WithRest<F> a, WithRest<F> b) {

@@ -43,9 +43,9 @@ CUDALOSS_MULTIVERSION void exp_lanes(F* __restrict tile, F* __restrict exp, int6
 
 // The lanes' sums of terms; q's exp becomes q - p.
 template <class Loss>
-CUDALOSS_MULTIVERSION void term_lanes(const Loss& loss, const double* of_input, const double* of_target,
-                                      double* __restrict exp_q, const double* exp_p, int64_t lines,
-                                      const LaneSoftmax& input, const LaneSoftmax& target, double* divergence) {
+CUDALOSS_MULTIVERSION void term_lanes(const double* of_input, const double* of_target, double* __restrict exp_q,
+                                      const double* exp_p, int64_t lines, const LaneSoftmax& input,
+                                      const LaneSoftmax& target, double* divergence) {
   double sum[kLanes] = {}, lower[kLanes], q[kLanes], p[kLanes];
   copy_lanes(input.inverse, q);
   copy_lanes(target.inverse, p);
@@ -160,8 +160,8 @@ class DistributionGroups {
     const LaneSoftmax input = softmax_of(tile.input, tile.exp_input);
     const LaneSoftmax target = softmax_of(tile.target, tile.exp_target);
     double divergence[kLanes], factor[kLanes] = {};
-    term_lanes(loss_, tile.input, tile.target, tile.exp_input, tile.exp_target, shape_.lines(), input, target,
-               divergence);
+    term_lanes<Loss>(tile.input, tile.target, tile.exp_input, tile.exp_target, shape_.lines(), input, target,
+                     divergence);
     join(divergence);
     for (int64_t row = 0; row < tile.rows; ++row) {
       const auto found = loss_.finish(divergence[row], 0.0, 1.0);

@@ -1,4 +1,5 @@
-// The threads of a row in kernels that take rows of any strides: one thread, a warp or a block.
+// The threads of a row, and what they find together: in kernels that take rows of any strides some lanes of a warp or a
+// block.
 #pragma once
 
 #include "cuda/accessor.cuh"
@@ -19,6 +20,14 @@ __device__ __forceinline__ float max_or_nan(float a, float b) {
 }
 
 __device__ __forceinline__ double max_or_nan(double a, double b) { return a != a || a > b ? a : b; }
+
+__device__ __forceinline__ float plus(float a, float b) { return a + b; }
+__device__ __forceinline__ double plus(double a, double b) { return a + b; }
+template <class F>
+__device__ __forceinline__ WithRest<F> plus(WithRest<F> a, WithRest<F> b) {
+  const F sum = a.value + b.value, added = sum - a.value;
+  return {sum, (a.rest + b.rest) + ((a.value - (sum - added)) + (b.value - added))};
+}
 
 // Shuffles of a number of any words.
 template <class V>

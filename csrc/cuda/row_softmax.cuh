@@ -23,12 +23,6 @@ __device__ __forceinline__ Reference reference_of(float max) {
   return {select(is_usual, 0.0f, max), rintf(taken * ExpParts<float>::log2_e)};
 }
 
-__device__ __forceinline__ float plus(float a, float b) { return a + b; }
-__device__ __forceinline__ WithRest<float> plus(WithRest<float> a, WithRest<float> b) {
-  const float sum = a.value + b.value, added = sum - a.value;
-  return {sum, (a.rest + b.rest) + ((a.value - (sum - added)) + (b.value - added))};
-}
-
 // ---- elements ----------------------------------------------------------------------------------------------
 
 // How a row's elements are read and made exponentials.
@@ -309,11 +303,6 @@ __device__ __forceinline__ RowResult<E> finished(const Loss& loss, const RowSums
 
 // Of a row that does not count, or whose target is no class.
 __device__ __forceinline__ float without_target(bool counts) { return counts ? NAN : 0.0f; }
-
-__device__ __forceinline__ double as_double(WithRest<float> x) {
-  return cudaloss::as_double(FloatFloat{x.value, x.rest});
-}
-__device__ __forceinline__ double as_double(float x) { return x; }
 
 // ---- sums over the lanes of a row ---------------------------------------------------------------------------
 

@@ -44,15 +44,14 @@ struct kl_div_with_logits {
             select(is_small, p * (d + near), difference), p};
   }
 
-  // A row, of its sums: the loss, what p is divided by, by how much all d are too large, and the share of it that q
-  // then loses.
+  // A row, of its sums: the loss, by how much all d are too large, and the share of it that q then loses.
   struct Row {
-    double divergence, loss, p, lowered, of_q;
+    double divergence, loss, lowered, of_q;
   };
   CUDALOSS_INLINE Row finish(double divergence, double excess, double p) const {
     const double more = excess / p, half_square = 0.5 * more * more, found = divergence / p - half_square;
     const double kept = select(found < 0x1p-16 * half_square, 0.0, found);  // the terms' own roundings
-    return {kept, temperature * temperature * kept, p, more - half_square, excess / (p + excess)};
+    return {kept, temperature * temperature * kept, more - half_square, excess / (p + excess)};
   }
 
   // The gradients, over T and the incoming one, of multiples of the larger one of p and q, or of p.
