@@ -3,6 +3,9 @@
 import runpy
 from pathlib import Path
 
+import pytest
+import torch
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -26,3 +29,14 @@ def test_a_report_and_its_table():
     newer = {"environment": {"gpu": "a GPU", "torch": "2.13"}, "report": report}
     assert table({"rows": newer}).split("\n\n")[1:] == made.split("\n\n")
     assert table({"rows": newer}).startswith("a GPU, torch 2.13: ")
+
+
+def test_a_course_and_its_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows, readme = (runpy.run_path(str(BENCHMARKS / f"{name}.py")) for name in ("rows", "readme"))
+    course = rows["course"]("cpu", 3, torch.float32, (4, 100), 4000)
+    assert [row["classes"] for row in course] == [4, 100]
+    assert all(set(row["gigabytes_per_second"]) == {"cudaloss", "eager", "add"} for row in course)
+    stage = {"environment": {"gpu": "a GPU", "torch": "2.13"}, "report": {"course": course}}
+    readme["draw_course"](stage, tmp_path)
+    assert (tmp_path / "throughput-cross_entropy-classes.png").stat().st_size > 10_000

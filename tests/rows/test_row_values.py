@@ -103,6 +103,22 @@ def test_numbers_of_rows(device, rows, classes):
     assert_right(*drawn((rows, classes), torch.float32, device))
 
 
+@pytest.mark.parametrize("rows", [1024, 1025])  # up to 1,024 a GPU's pass counts for itself
+@pytest.mark.parametrize("loss", ["cross_entropy", "nll_loss"])
+@pytest.mark.parametrize("counted", [1, 3, None])
+def test_counts_of_few_rows(device, rows, loss, counted):
+    """Of every so many rows one counts; None: none does."""
+    input, target = drawn((rows, 20), torch.float32, device)
+    target[:] = -100
+    if counted:
+        target[::counted] = 7
+    x, exact = input.detach().requires_grad_(), input.detach().double().requires_grad_()
+    value, right = getattr(cudaloss, loss)(x, target), getattr(torch.nn.functional, loss)(exact, target)
+    torch.testing.assert_close(value.double(), right, rtol=1e-6, atol=0, equal_nan=True)
+    wanted = torch.autograd.grad(3 * right, exact)[0] if counted else torch.zeros_like(exact)
+    torch.testing.assert_close(torch.autograd.grad(3 * value, x)[0].double(), wanted, rtol=1e-6, atol=1e-12)
+
+
 @of_dtypes
 @pytest.mark.parametrize(
     "shape", [(9,), (1, 1), (3, 1), (6, 1000), (2, 19, 8, 8), (3, 5, 2, 3, 2), (2, 3, 2, 2, 2, 2, 2)]
