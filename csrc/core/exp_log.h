@@ -268,9 +268,7 @@ template <bool kGradual = false>
 CUDALOSS_INLINE PlainLogistic<float> fast_logistic(float z) {
   const float e = fast_exp<kGradual>(-z);
   const float q = e * reciprocal_of(1.0f + e);
-  // G / 2: 2^-20 of L.
-  const float half = polynomial(e * q, 0x1.ffffecp-2f, -0x1.55407ap-4f, 0x1.0dbc0ap-6f, -0x1.7a7d5ep-9f);
-  return {q, (e + q) * half, 0.0f};
+  return {q, log1p_in_sum(e, q), 0.0f};
 }
 
 template <class T>

@@ -120,6 +120,7 @@ struct Count {
   double multiplicity;
   // Where nothing is in play, the reciprocal is 0: gradients of finite data are then 0, not NaN.
   Divisor* output;
+  Operand unless_one;  // 0-d: where it is 1, nobody reads the output, and nothing is counted; without data: none
 };
 
 // What a reduction adds up.

@@ -3,7 +3,7 @@
 // Included by the source of each such loss, which setup.py writes.
 #pragma once
 
-#include "core/exp_log.h"
+#include "core/distributions.h"
 #include "cpu/row_run.h"
 
 namespace cudaloss::cpu {
@@ -11,26 +11,24 @@ namespace cudaloss::cpu {
 // About as many elements of both operands are tiles at a time, and stay in the second-level cache.
 constexpr int64_t kPairedElements = 2048;
 
-// kLanes rows, or one in all lanes: a distribution of each.
+// kLanes rows, or one in all lanes: of a distribution of each the sum of exp((x - max) / T).
 struct LaneSoftmax {
-  double log[kLanes];      // of the sum of exp((x - max) / T)
-  double inverse[kLanes];  // of that sum
+  double others[kLanes];   // the sum less 1
+  double inverse[kLanes];  // of the sum
 };
 
 // Logits to (x - max) / T; exp of that, with the sum of those below the maximum, and how many are at it.
 template <class F>
 CUDALOSS_MULTIVERSION void exp_lanes(F* __restrict tile, F* __restrict exp, int64_t lines, const double* max,
                                      double inverse, double* others, double* count) {
-  constexpr double kFarthest = 708.0, kMagic = ExpParts<double>::magic_half + 1.0;  // beyond it exp is subnormal
   double from[kLanes], sum[kLanes] = {}, at_max[kLanes] = {};
   copy_lanes(max, from);
   for (int64_t i = 0; i < lines; ++i) {
     for (int lane = 0; lane < kLanes; ++lane) {
       const int64_t at = i * kLanes + lane;
       const double x = tile[at], below = (x - from[lane]) * inverse;
-      const bool is_far = below < -kFarthest, is_max = x == from[lane];
-      const ExpApart<double> apart = exp_apart(kMagic, select(is_far, -kFarthest, below));
-      const double e = select(is_far, 0.0, fused(apart.power, exp_minus_1(apart.r), apart.power));
+      const double e = select(below < -kFarthest, 0.0, exp_of_below<double>(below));
+      const bool is_max = x == from[lane];
       tile[at] = below;
       exp[at] = e;
       sum[lane] += select(is_max, 0.0, e);
@@ -44,17 +42,17 @@ CUDALOSS_MULTIVERSION void exp_lanes(F* __restrict tile, F* __restrict exp, int6
 // The lanes' sums of terms; q's exp becomes q - p.
 template <class Loss>
 CUDALOSS_MULTIVERSION void term_lanes(const double* of_input, const double* of_target, double* __restrict exp_q,
-                                      const double* exp_p, int64_t lines, const LaneSoftmax& input,
-                                      const LaneSoftmax& target, double* divergence) {
+                                      const double* exp_p, int64_t lines, const double* of_q, const double* of_p,
+                                      const double* lower_d, double* divergence) {
   double sum[kLanes] = {}, lower[kLanes], q[kLanes], p[kLanes];
-  copy_lanes(input.inverse, q);
-  copy_lanes(target.inverse, p);
-  for (int lane = 0; lane < kLanes; ++lane) lower[lane] = input.log[lane] - target.log[lane];
+  copy_lanes(of_q, q);
+  copy_lanes(of_p, p);
+  copy_lanes(lower_d, lower);
   for (int64_t i = 0; i < lines; ++i) {
     for (int lane = 0; lane < kLanes; ++lane) {
       const int64_t at = i * kLanes + lane;
-      const auto term =
-          Loss::term(exp_q[at] * q[lane], exp_p[at] * p[lane], (of_input[at] - of_target[at]) - lower[lane]);
+      const double d = (of_input[at] - of_target[at]) - lower[lane];
+      const auto term = Loss::template term<double>(exp_q[at] * q[lane], exp_p[at] * p[lane], d);
       sum[lane] += term.divergence;
       exp_q[at] = term.excess;
     }
@@ -72,21 +70,21 @@ CUDALOSS_MULTIVERSION void scale_lanes(F* tile, int64_t lines, const double* fac
   }
 }
 
-// p's exp to p (log p - log q - divergence) times a factor.
-template <class F>
-CUDALOSS_MULTIVERSION void target_lanes(const F* of_input, const F* of_target, F* exp_p, int64_t lines,
-                                        const LaneSoftmax& input, const LaneSoftmax& target, const double* divergence,
+// p's exp to the target's gradient, over T, times a factor.
+template <class Loss>
+CUDALOSS_MULTIVERSION void target_lanes(const double* of_input, const double* of_target, double* exp_p, int64_t lines,
+                                        const double* of_p, const double* lower_d, const double* of_rows,
                                         const double* factor) {
-  double lower[kLanes], by[kLanes];
-  for (int lane = 0; lane < kLanes; ++lane) {
-    lower[lane] = (input.log[lane] - target.log[lane]) - divergence[lane];
-    by[lane] = target.inverse[lane] * factor[lane];
-  }
+  double p[kLanes], lower[kLanes], divergence[kLanes], by[kLanes];
+  copy_lanes(of_p, p);
+  copy_lanes(lower_d, lower);
+  copy_lanes(of_rows, divergence);
+  copy_lanes(factor, by);
   for (int64_t i = 0; i < lines; ++i) {
     for (int lane = 0; lane < kLanes; ++lane) {
       const int64_t at = i * kLanes + lane;
-      const double p = exp_p[at] * by[lane];
-      exp_p[at] = select(exp_p[at] == 0.0, 0.0 * by[lane], p * ((of_target[at] - of_input[at]) + lower[lane]));
+      const double d = (of_input[at] - of_target[at]) - lower[lane];
+      exp_p[at] = Loss::grad_target(exp_p[at] * p[lane], d, divergence[lane]) * by[lane];
     }
   }
 }
@@ -149,9 +147,8 @@ class DistributionGroups {
     join(count);
     for (int lane = 0; lane < kLanes; ++lane) {
       const bool is_finite = absolute(max[lane]) <= DBL_MAX;  // else there is no distribution
-      const double sum = is_finite ? others[lane] + (count[lane] - 1.0) : double{NAN};
-      found.log[lane] = std::log1p(sum);
-      found.inverse[lane] = 1.0 / (1.0 + sum);
+      found.others[lane] = is_finite ? others[lane] + (count[lane] - 1.0) : double{NAN};
+      found.inverse[lane] = 1.0 / (1.0 + found.others[lane]);
     }
     return found;
   }
@@ -159,17 +156,18 @@ class DistributionGroups {
   void run_tile(const Tile& tile, Scratch& scratch) const {
     const LaneSoftmax input = softmax_of(tile.input, tile.exp_input);
     const LaneSoftmax target = softmax_of(tile.target, tile.exp_target);
-    double divergence[kLanes], factor[kLanes] = {};
-    term_lanes<Loss>(tile.input, tile.target, tile.exp_input, tile.exp_target, shape_.lines(), input, target,
-                     divergence);
+    double lower[kLanes], divergence[kLanes], factor[kLanes] = {};
+    for (int lane = 0; lane < kLanes; ++lane) lower[lane] = log_of_sums(input.others[lane], target.others[lane]);
+    term_lanes<Loss>(tile.input, tile.target, tile.exp_input, tile.exp_target, shape_.lines(), input.inverse,
+                     target.inverse, lower, divergence);
     join(divergence);
     for (int64_t row = 0; row < tile.rows; ++row) {
-      const auto found = loss_.finish(divergence[row], 0.0, 1.0);
+      const double loss = loss_.loss(divergence[row]);
       const int64_t at = tile.first + row;
-      scratch.terms[at] = scratch.keep[at] ? found.loss : 0.0;
+      scratch.terms[at] = scratch.keep[at] ? loss : 0.0;
       if (!wants_gradients_) continue;
       const double by = (scratch.factors[at] + scratch.rests[at]) * loss_.temperature;
-      factor[row] = found.loss == found.loss ? by : double{NAN};
+      factor[row] = loss == loss ? by : double{NAN};
     }
     if (!shape_.across) std::fill(factor, factor + kLanes, factor[0]);
     if (pass_.grad_input.data) {
@@ -177,7 +175,8 @@ class DistributionGroups {
       write(pass_.grad_input, scratch.of_first, kFirst, tile, tile.exp_input, scratch);
     }
     if (pass_.grad_target.data) {
-      target_lanes(tile.input, tile.target, tile.exp_target, shape_.lines(), input, target, divergence, factor);
+      target_lanes<Loss>(tile.input, tile.target, tile.exp_target, shape_.lines(), target.inverse, lower, divergence,
+                         factor);
       write(pass_.grad_target, scratch.of_second, kSecond, tile, tile.exp_target, scratch);
     }
   }

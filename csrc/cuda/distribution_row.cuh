@@ -9,61 +9,111 @@
 
 namespace cudaloss::cuda {
 
-// E: the one dtype of all; or Any<F>, looked up at each element.
-template <class F, class E>
+// E: the one dtype of all; or Any<double>, looked up at each element. T: what is computed in.
+template <class T, class E>
 struct DistributionParameters {
-  RowParameters<Partial<F>> rows;
-  Constant<F> inverse;  // of the temperature
-  F log2_e;             // over the temperature
-  int lanes_shift;      // of a row's threads
-  bool stages;          // a thread's part of a row stays in shared memory
+  RowParameters<Partial<Scalar<T>>> rows;
+  Scalar<T> inverse;  // of the temperature
+  float log2_e;       // over the temperature
+  double farthest;    // from the maximum; beyond it a class has a probability of 0
+  int lanes_shift;    // of a row's threads
+  bool stages;        // a thread's part of a row stays in shared memory
   Accessor<E> input, target, grad_input, grad_target;
 };
-
-// ---- sums ----------------------------------------------------------------------------------------------------
 
 template <class N>
 struct Two {
   N input, target;
 };
-template <class N>
-struct Terms {
-  N divergence, excess, p;
-};
-template <class N>
-__device__ __forceinline__ Two<N> plus(const Two<N>& a, const Two<N>& b) {
-  return {plus(a.input, b.input), plus(a.target, b.target)};
-}
-template <class N>
-__device__ __forceinline__ Terms<N> plus(const Terms<N>& a, const Terms<N>& b) {
-  return {plus(a.divergence, b.divergence), plus(a.excess, b.excess), plus(a.p, b.p)};
-}
-// Of a few, as a tree.
-template <class N, class F, int n>
-__device__ __forceinline__ N tree_of(const F (&x)[n]) {
-  if constexpr (n == 1) {
-    return number_of<N>({x[0], F(0)});
-  } else {
-    F half[n / 2];
-#pragma unroll
-    for (int k = 0; k < n / 2; ++k) half[k] = x[2 * k] + x[2 * k + 1];
-    return tree_of<N>(half);
+// Exponentials below the maximum, and how many classes are at it.
+struct ExpSum {
+  float below;
+  int32_t at_max;
+
+  __device__ __forceinline__ ExpSum operator+(const ExpSum& other) const {
+    return {below + other.below, at_max + other.at_max};
   }
-}
-// ---- a row ---------------------------------------------------------------------------------------------------
+  __device__ __forceinline__ float others() const { return below + static_cast<float>(at_max - 1); }
+};
+// Sums over a row's classes of the loss's terms, and of p: fp64 shows their roundings.
+template <class T>
+struct Terms {
+  using N = std::conditional_t<std::is_same_v<T, double>, Sum, Scalar<T>>;
+  N divergence, excess, p;
+
+  __device__ __forceinline__ Terms operator+(const Terms& other) const {
+    return {divergence + other.divergence, excess + other.excess, p + other.p};
+  }
+};
+
+// A distribution's classes as they are seen, given their maximum.
+template <class T, class Read>
+struct SeenLogits {
+  using F = Scalar<T>;
+  F inverse;  // of the temperature
+  Read max, least;
+
+  __device__ __forceinline__ static SeenLogits of(F inverse, Read max, double farthest) {
+    return {inverse, max, max_or_nan(-largest(Read()), static_cast<Read>(max - farthest))};
+  }
+  __device__ __forceinline__ F below_max(Read x) const { return (F(x) - F(max)) * inverse; }
+  __device__ __forceinline__ F exp(Read x, F below) const {
+    const F e = exp_of_below<T>(below);
+    return std::is_same_v<T, FastFloat> ? e : select(x < least, F(0), e);  // its exp is 0 there
+  }
+};
+
+// A row's classes, given what all have together.
+template <class T, class Read>
+struct SeenClasses {
+  using F = Scalar<T>;
+  Two<SeenLogits<T, Read>> logits;
+  Two<F> of_exp;
+  F lower;
+
+  struct Class {
+    F q, p, d;
+  };
+  __device__ __forceinline__ Class of(Read x, Read t) const {
+    const F of_x = logits.input.below_max(x), of_t = logits.target.below_max(t);
+    return {logits.input.exp(x, of_x) * of_exp.input, logits.target.exp(t, of_t) * of_exp.target,
+            (of_x - of_t) - lower};
+  }
+  template <class Corrected>
+  __device__ __forceinline__ SeenClasses corrected(const Corrected& by) const {
+    return {logits,
+            {static_cast<F>(of_exp.input * by.of_q), static_cast<F>(of_exp.target * by.of_p)},
+            static_cast<F>(lower + by.lowered)};
+  }
+  // For results of 11 bits.
+  __device__ __forceinline__ SeenClasses<FastFloat, Read> in_float() const {
+    const auto narrowed = [](const SeenLogits<T, Read>& x) -> SeenLogits<FastFloat, Read> {
+      return {static_cast<float>(x.inverse), x.max, x.least};
+    };
+    return {{narrowed(logits.input), narrowed(logits.target)},
+            {static_cast<float>(of_exp.input), static_cast<float>(of_exp.target)},
+            static_cast<float>(lower)};
+  }
+};
 
 template <class T, class E>
 struct RowOfDistributions {
   using F = Scalar<T>;
-  using P = Partial<F>;
-  using N = std::conditional_t<std::is_same_v<T, FastFloat>, float, WithRest<F>>;  // with what additions round away
-  static constexpr bool kIsAny = std::is_same_v<E, Any<F>>;
-  static constexpr int n = kIsAny ? 1 : kVectorBytes / sizeof(E);
   using Element = Loaded<E>;
+  using Read = std::conditional_t<sizeof(Element) == sizeof(double), double, float>;  // holds it as it is
+  static constexpr bool kIsAny = std::is_same_v<E, Any<double>>;
+  static constexpr int n = kIsAny ? 1 : kVectorBytes / sizeof(E);
   using V = Vector<Element, n>;
-  static constexpr bool kCanKeep = std::is_same_v<Element, F>;
+  // What gradients, whose dtype is E, are computed in where nothing was kept.
+  using G = std::conditional_t<sizeof(E) == 2, FastFloat, T>;
+  using K = Scalar<G>;
+  // q - p takes the logits' places in shared memory; with p, which halves need not correct it by.
+  static constexpr bool kKeepsP = sizeof(E) != 2;
+  static constexpr int kKept = kKeepsP ? n : n / 2;
+  using Kept = Vector<Read, kKept>;
+  static_assert(sizeof(Kept) == sizeof(V));
 
-  const DistributionParameters<F, E>& g;
+  const DistributionParameters<T, E>& g;
   int64_t of_input, of_target;
   int32_t first, end, step;
   V* stage;  // null: none
@@ -102,121 +152,122 @@ struct RowOfDistributions {
         at[0] = a;
         at[threads] = b;
       }
-      F x[n], t[n];
+      Read x[n], t[n];
 #pragma unroll
       for (int k = 0; k < n; ++k) {
-        x[k] = widen<F>(a.element[k]);
-        t[k] = widen<F>(b.element[k]);
+        x[k] = widen<Read>(a.element[k]);
+        t[k] = widen<Read>(b.element[k]);
       }
       visit(j, x, t, at);
     }
   }
-  // The same of logits less their shifts, which there mostly are not.
-  template <class Visit>
-  __device__ __forceinline__ void each_seen(const SeenClasses<T>& seen, const Visit& visit) const {
-    const bool is_shifted = seen.input.shift != F(0) || seen.target.shift != F(0);
-    each([&](int32_t j, F(&x)[n], F(&t)[n], V* at) {
-      if (is_shifted) {
-#pragma unroll
-        for (int k = 0; k < n; ++k) {
-          x[k] -= seen.input.shift;
-          t[k] -= seen.target.shift;
-        }
-      }
-      visit(j, x, t, at);
-    });
-  }
+  template <class N>
   __device__ __forceinline__ void store(const Accessor<E>& gradient, int64_t begin, int32_t j,
-                                        const F (&value)[n]) const {
+                                        const N (&value)[n]) const {
     gradient.store(begin + j * gradient.spacing.stride, min(n, g.rows.classes - j), value);
   }
 
   template <int kThreads>
-  __device__ __forceinline__ Two<F> maxima(int lanes) const {
-    Two<F> max = {-F(INFINITY), -F(INFINITY)};
-    each<true>([&](int32_t, const F(&x)[n], const F(&t)[n], V*) {
+  __device__ __forceinline__ Two<Read> maxima(int lanes) const {
+    Two<Read> max = {-INFINITY, -INFINITY};
+    each<true>([&](int32_t, const Read(&x)[n], const Read(&t)[n], V*) {
 #pragma unroll
       for (int k = 0; k < n; ++k) max = {max_or_nan(max.input, x[k]), max_or_nan(max.target, t[k])};
     });
-    return together<kThreads>(max, lanes, [](const Two<F>& a, const Two<F>& b) {
-      return Two<F>{max_or_nan(a.input, b.input), max_or_nan(a.target, b.target)};
+    return together<kThreads>(max, lanes, [](const Two<Read>& a, const Two<Read>& b) -> Two<Read> {
+      return {max_or_nan(a.input, b.input), max_or_nan(a.target, b.target)};
     });
   }
+  // To 2^-21: by what they are off q, p and d are off for all classes alike.
   template <int kThreads>
-  __device__ __forceinline__ Two<F> sums_of_exp(int lanes, const SeenClasses<T>& seen) const {
-    Two<F> sum = {};
-    each_seen(seen, [&](int32_t, const F(&x)[n], const F(&t)[n], V*) {
-      F q[n], p[n];
+  __device__ __forceinline__ Two<ExpSum> sums(int lanes, const Two<Read>& max) const {
+    Two<ExpSum> sum = {};
+    const auto add = [&](ExpSum& to, Read top, Read x) {
+      to.below += select(x == top, 0.0f, fast_exp2(static_cast<float>(x - top) * g.log2_e));
+      to.at_max += x == top;
+    };
+    each([&](int32_t, const Read(&x)[n], const Read(&t)[n], V*) {
 #pragma unroll
       for (int k = 0; k < n; ++k) {
-        q[k] = seen.any_exp(x[k], seen.input);
-        p[k] = seen.any_exp(t[k], seen.target);
+        add(sum.input, max.input, x[k]);
+        add(sum.target, max.target, t[k]);
       }
-      sum = plus(sum, Two<F>{tree_of<F>(q), tree_of<F>(p)});
     });
-    return together<kThreads>(sum, lanes, [](const Two<F>& a, const Two<F>& b) { return plus(a, b); });
+    return together<kThreads>(sum, lanes, [](const Two<ExpSum>& a, const Two<ExpSum>& b) -> Two<ExpSum> {
+      return {a.input + b.input, a.target + b.target};
+    });
   }
-  // keeps: q - p and q take the logits' places in shared memory.
   template <int kThreads, class Loss>
-  __device__ __forceinline__ Terms<N> terms(int lanes, const SeenClasses<T>& seen, const Loss& loss, bool keeps) const {
-    Terms<N> sum = {};
-    each_seen(seen, [&](int32_t, const F(&x)[n], const F(&t)[n], V* at) {
-      F divergence[n], excess[n], p[n];
+  __device__ __forceinline__ Terms<T> terms(int lanes, const SeenClasses<T, Read>& seen, const Loss&,
+                                            bool keeps) const {
+    using Sums = Terms<T>;
+    using N = typename Sums::N;
+    Sums sum = {};
+    each([&](int32_t, const Read(&x)[n], const Read(&t)[n], V* at) {
+      Read excess[n], p[n];
 #pragma unroll
       for (int k = 0; k < n; ++k) {
-        const WithRest<F> d = seen.d(x[k], t[k]);
-        const auto term = loss.template term<SeenClasses<T>::kFast>(seen.larger(x[k], t[k], d), d);
-        divergence[k] = term.divergence;
-        excess[k] = term.excess;
-        p[k] = term.p;
+        const auto of = seen.of(x[k], t[k]);
+        const auto term = Loss::template term<T>(of.q, of.p, of.d);
+        sum = sum + Sums{N{term.divergence}, N{term.excess}, N{of.p}};
+        excess[k] = static_cast<Read>(term.excess);
+        p[k] = static_cast<Read>(of.p);
       }
-      if constexpr (kCanKeep) {
-        if (keeps) {
+      if (keeps) {
+        kept(at, 0) = part_of<0>(excess);
+        kept(at, 1) = kKeepsP ? part_of<0>(p) : part_of<n - kKept>(excess);
+      }
+    });
+    return together<kThreads>(sum, lanes, [](const Sums& a, const Sums& b) { return a + b; });
+  }
+  __device__ __forceinline__ Kept& kept(V* at, int which) const {
+    return *reinterpret_cast<Kept*>(at + which * threads);
+  }
+  template <int kFirst>
+  __device__ __forceinline__ static Kept part_of(const Read (&x)[n]) {
+    Kept part;
 #pragma unroll
-          for (int k = 0; k < n; ++k) {
-            at[0].element[k] = excess[k];
-            at[threads].element[k] = p[k] + excess[k];
-          }
+    for (int k = 0; k < kKept; ++k) part.element[k] = x[kFirst + k];
+    return part;
+  }
+  // q - p less `less` of p, which of the digits of halves is nothing.
+  __device__ __forceinline__ void write_kept(double by, double less, int64_t of_first) const {
+    const Constant<Read> of_excess = constant_of(by, Read());
+    const Read of_p = static_cast<Read>(-less * by);
+    V* at = stage;
+#pragma unroll 1
+    for (int32_t j = first; j < end; j += step, at += 2 * threads) {
+      const Kept a = kept(at, 0), b = kept(at, 1);
+      Read value[n];
+#pragma unroll
+      for (int k = 0; k < kKept; ++k) {
+        if constexpr (kKeepsP) {
+          value[k] = fused(a.element[k], of_excess.hi, fused(of_p, b.element[k], a.element[k] * of_excess.lo));
+        } else {
+          value[k] = a.element[k] * of_excess.hi;
+          value[kKept + k] = b.element[k] * of_excess.hi;
         }
       }
-      sum = plus(sum, Terms<N>{tree_of<N>(divergence), tree_of<N>(excess), tree_of<N>(p)});
-    });
-    return together<kThreads>(sum, lanes, [](const Terms<N>& a, const Terms<N>& b) { return plus(a, b); });
+      store(g.grad_input, of_first, j, value);
+    }
   }
   template <class Loss>
-  __device__ __forceinline__ void write_gradients(const SeenClasses<T>& seen, const Loss& loss, F divergence,
+  __device__ __forceinline__ void write_gradients(const SeenClasses<G, Read>& seen, const Loss&, K divergence, K by,
                                                   int64_t of_first, int64_t of_second) const {
-    each_seen(seen, [&](int32_t j, const F(&x)[n], const F(&t)[n], V*) {
-      F value[n];
-      if (g.rows.grad_input.data) {
+    each([&](int32_t j, const Read(&x)[n], const Read(&t)[n], V*) {
+      K value[n], for_target[n];
 #pragma unroll
-        for (int k = 0; k < n; ++k) {
-          const WithRest<F> d = seen.d(x[k], t[k]);
-          value[k] = loss.template grad_input<SeenClasses<T>::kFast>(seen.larger(x[k], t[k], d), d);
-        }
-        store(g.grad_input, of_first, j, value);
+      for (int k = 0; k < n; ++k) {
+        const auto of = seen.of(x[k], t[k]);
+        value[k] = Loss::template term<G>(of.q, of.p, of.d).excess * by;
+        for_target[k] = Loss::grad_target(of.p, of.d, divergence) * by;
       }
-      if (g.rows.grad_target.data) {
-#pragma unroll
-        for (int k = 0; k < n; ++k) {
-          const F d = seen.d(x[k], t[k]).value;
-          value[k] = seen.times(loss.grad_target(seen.exp_target(t[k]), d, divergence), seen.of_target);
-        }
-        store(g.grad_target, of_second, j, value);
-      }
+      if (g.rows.grad_input.data) store(g.grad_input, of_first, j, value);
+      if (g.rows.grad_target.data) store(g.grad_target, of_second, j, for_target);
     });
   }
-  // Of what was kept: with the sums found, q - p has a little of q less.
-  __device__ __forceinline__ void write_kept(F less, Constant<F> by, int64_t of_first) const {
-    each([&](int32_t j, const F(&excess)[n], const F(&q)[n], V*) {
-      F value[n];
-#pragma unroll
-      for (int k = 0; k < n; ++k) value[k] = fused(excess[k], by.hi, fused(-less, q[k], excess[k] * by.lo));
-      store(g.grad_input, of_first, j, value);
-    });
-  }
-  __device__ __forceinline__ void fill_gradients(F with, int64_t of_first, int64_t of_second) const {
-    F value[n];
+  __device__ __forceinline__ void fill_gradients(K with, int64_t of_first, int64_t of_second) const {
+    K value[n];
 #pragma unroll
     for (int k = 0; k < n; ++k) value[k] = with;
     for (int32_t j = first; j < g.rows.classes; j += step) {

@@ -124,8 +124,9 @@ inline bool has_denominators(const Call& call, const Layout& layout, const Maybe
 
 // The denominators, where they must be counted, one for each segment.
 template <class Engine>
-void count_into(const Call& call, const Layout& layout, Divisor* output) {
-  Count count = {selection_of(call), any_operand(call.target), kNoOperand, rows_of(call, layout), {}, {}, 1.0, nullptr};
+void count_into(const Call& call, const Layout& layout, Divisor* output, Operand unless_one = kNoOperand) {
+  Count count = {selection_of(call), any_operand(call.target), kNoOperand, rows_of(call, layout), {}, {}, 1.0, output,
+                 unless_one};
   if (call.third && call.has_indices()) count.third = operand(*call.third);
   if (call.mode.mean_over_count) count.selection.weight = kNoOperand;
   const auto is_leading = [&](int dim) { return dim < call.mode.batch_dims; };
@@ -144,16 +145,15 @@ void count_into(const Call& call, const Layout& layout, Divisor* output) {
     }
   }
   count.inner = varying;
-  count.output = output;
   Engine::count(count, call.input);
 }
 // The same as a tensor: (segments, 2) of float64, each with its reciprocal.
 template <class Engine>
-Maybe counted(const Call& call, const Layout& layout) {
+Maybe counted(const Call& call, const Layout& layout, Operand unless_one = kNoOperand) {
   if (!call.counts()) return {};
   const int64_t sizes[] = {segments_of(call, layout), 2}, strides[] = {2, 1};
   Tensor found = empty({sizes, 2}, {strides, 2}, ScalarType::Double, call.input);
-  if (sizes[0] > 0) count_into<Engine>(call, layout, static_cast<Divisor*>(found.mutable_data_ptr()));
+  if (sizes[0] > 0) count_into<Engine>(call, layout, static_cast<Divisor*>(found.mutable_data_ptr()), unless_one);
   return found;
 }
 inline const Divisor* divisors_in(const Maybe& denominators) {

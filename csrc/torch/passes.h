@@ -157,11 +157,12 @@ inline const char* backward_fault(const Call& call, const Layout& layout, const 
   return has_denominators(call, layout, denominators) ? nullptr : "denominators must be those of the forward";
 }
 
-// What a plain call counted and did not keep is counted again.
+// What a plain call counted and did not keep is counted again, unless its gradients are right as they are: of
+// cross_entropy (2^24, 10) fp32 that took 54 us of a step of 730 (H100).
 template <class Engine>
-Maybe found_again(const Call& call, const Layout& layout, const Maybe& denominators) {
+Maybe found_again(const Call& call, const Layout& layout, const Maybe& denominators, Operand unless_one = kNoOperand) {
   const bool has_them = denominators || layout.fault() || !call.has_indices() || counts_inside<Engine>(call, layout);
-  return has_them ? denominators : counted<Engine>(call, layout);
+  return has_them ? denominators : counted<Engine>(call, layout, unless_one);
 }
 
 inline Pass backward_pass(const Call& call, Layout& layout, const Tensor& grad_output, const Maybe& denominators) {
@@ -263,7 +264,8 @@ bool rescale(Maybe grad_input, Maybe grad_target, Tensor grad_output, Maybe kept
     fault = "gradients must be of their operands' shapes and dtypes";
   }
   if (declines(call, fault)) return false;
-  const Maybe denominators = found_again<Engine>(call, layout, kept);
+  const Operand unless_one = is_broadcast_scalar(grad_output) ? operand(grad_output) : kNoOperand;
+  const Maybe denominators = found_again<Engine>(call, layout, kept, unless_one);
   full_gradients<Engine>(call, layout, grad_output, denominators, grad_input, grad_target, true);
   return true;
 }
