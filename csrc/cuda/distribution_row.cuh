@@ -35,6 +35,10 @@ struct ExpSum {
   }
   __device__ __forceinline__ float others() const { return below + static_cast<float>(at_max - 1); }
 };
+__device__ __forceinline__ void add(float& sum, float term) { sum += term; }
+__device__ __forceinline__ void add(double& sum, double term) { sum += term; }
+__device__ __forceinline__ void add(Sum& sum, double term) { sum.add(term); }
+
 // Sums over a row's classes of the loss's terms, and of p: fp64 shows their roundings.
 template <class T>
 struct Terms {
@@ -182,15 +186,15 @@ struct RowOfDistributions {
   template <int kThreads>
   __device__ __forceinline__ Two<ExpSum> sums(int lanes, const Two<Read>& max) const {
     Two<ExpSum> sum = {};
-    const auto add = [&](ExpSum& to, Read top, Read x) {
+    const auto take = [&](ExpSum& to, Read top, Read x) {
       to.below += select(x == top, 0.0f, fast_exp2(static_cast<float>(x - top) * g.log2_e));
       to.at_max += x == top;
     };
     each([&](int32_t, const Read(&x)[n], const Read(&t)[n], V*) {
 #pragma unroll
       for (int k = 0; k < n; ++k) {
-        add(sum.input, max.input, x[k]);
-        add(sum.target, max.target, t[k]);
+        take(sum.input, max.input, x[k]);
+        take(sum.target, max.target, t[k]);
       }
     });
     return together<kThreads>(sum, lanes, [](const Two<ExpSum>& a, const Two<ExpSum>& b) -> Two<ExpSum> {
@@ -201,7 +205,6 @@ struct RowOfDistributions {
   __device__ __forceinline__ Terms<T> terms(int lanes, const SeenClasses<T, Read>& seen, const Loss&,
                                             bool keeps) const {
     using Sums = Terms<T>;
-    using N = typename Sums::N;
     Sums sum = {};
     each([&](int32_t, const Read(&x)[n], const Read(&t)[n], V* at) {
       Read excess[n], p[n];
@@ -209,7 +212,9 @@ struct RowOfDistributions {
       for (int k = 0; k < n; ++k) {
         const auto of = seen.of(x[k], t[k]);
         const auto term = Loss::template term<T>(of.q, of.p, of.d);
-        sum = sum + Sums{N{term.divergence}, N{term.excess}, N{of.p}};
+        add(sum.divergence, term.divergence);
+        add(sum.excess, term.excess);
+        add(sum.p, of.p);
         excess[k] = static_cast<Read>(term.excess);
         p[k] = static_cast<Read>(of.p);
       }
