@@ -38,6 +38,8 @@ struct ExpSum {
 __device__ __forceinline__ void add(float& sum, float term) { sum += term; }
 __device__ __forceinline__ void add(double& sum, double term) { sum += term; }
 __device__ __forceinline__ void add(Sum& sum, double term) { sum.add(term); }
+__device__ __forceinline__ double total(double sum) { return sum; }
+__device__ __forceinline__ double total(const Sum& sum) { return sum.over(1.0); }  // Inf too
 
 // Sums over a row's classes of the loss's terms, and of p: fp64 shows their roundings.
 template <class T>
@@ -83,12 +85,6 @@ struct SeenClasses {
     return {logits.input.exp(x, of_x) * of_exp.input, logits.target.exp(t, of_t) * of_exp.target,
             (of_x - of_t) - lower};
   }
-  template <class Corrected>
-  __device__ __forceinline__ SeenClasses corrected(const Corrected& by) const {
-    return {logits,
-            {static_cast<F>(of_exp.input * by.of_q), static_cast<F>(of_exp.target * by.of_p)},
-            static_cast<F>(lower + by.lowered)};
-  }
   // For results of 11 bits.
   __device__ __forceinline__ SeenClasses<FastFloat, Read> in_float() const {
     const auto narrowed = [](const SeenLogits<T, Read>& x) -> SeenLogits<FastFloat, Read> {
@@ -98,6 +94,13 @@ struct SeenClasses {
             {static_cast<float>(of_exp.input), static_cast<float>(of_exp.target)},
             static_cast<float>(lower)};
   }
+};
+
+// What q - p and p are multiplied by for the input's gradient: of q and p that do not sum to 1 yet.
+template <class Read>
+struct OfKept {
+  Constant<Read> excess;
+  Read p;
 };
 
 template <class T, class E>
@@ -235,10 +238,11 @@ struct RowOfDistributions {
     for (int k = 0; k < kKept; ++k) part.element[k] = x[kFirst + k];
     return part;
   }
-  // q - p less `less` of p, which of the digits of halves is nothing.
-  __device__ __forceinline__ void write_kept(double by, double less, int64_t of_first) const {
-    const Constant<Read> of_excess = constant_of(by, Read());
-    const Read of_p = static_cast<Read>(-less * by);
+  // The input's gradient of q - p and p as they were kept, or would have been: the same bits.
+  __device__ __forceinline__ static Read for_input(const OfKept<Read>& of, Read excess, Read p) {
+    return kKeepsP ? fused(excess, of.excess.hi, fused(of.p, p, excess * of.excess.lo)) : excess * of.excess.hi;
+  }
+  __device__ __forceinline__ void write_kept(const OfKept<Read>& of, int64_t of_first) const {
     V* at = stage;
 #pragma unroll 1
     for (int32_t j = first; j < end; j += step, at += 2 * threads) {
@@ -246,26 +250,27 @@ struct RowOfDistributions {
       Read value[n];
 #pragma unroll
       for (int k = 0; k < kKept; ++k) {
-        if constexpr (kKeepsP) {
-          value[k] = fused(a.element[k], of_excess.hi, fused(of_p, b.element[k], a.element[k] * of_excess.lo));
-        } else {
-          value[k] = a.element[k] * of_excess.hi;
-          value[kKept + k] = b.element[k] * of_excess.hi;
-        }
+        value[k] = for_input(of, a.element[k], b.element[k]);
+        if constexpr (!kKeepsP) value[kKept + k] = for_input(of, b.element[k], Read(0));
       }
       store(g.grad_input, of_first, j, value);
     }
   }
-  template <class Loss>
-  __device__ __forceinline__ void write_gradients(const SeenClasses<G, Read>& seen, const Loss&, K divergence, K by,
-                                                  int64_t of_first, int64_t of_second) const {
+  template <class Loss, class Corrected>
+  __device__ __forceinline__ void write_gradients(const SeenClasses<G, Read>& seen, const Loss&, const Corrected& found,
+                                                  const OfKept<Read>& of, double by, int64_t of_first,
+                                                  int64_t of_second) const {
+    const K lowered = static_cast<K>(found.lowered), divergence = static_cast<K>(found.divergence),
+            of_p = static_cast<K>(found.of_p), of_row = static_cast<K>(by);
     each([&](int32_t j, const Read(&x)[n], const Read(&t)[n], V*) {
-      K value[n], for_target[n];
+      Read value[n];
+      K for_target[n];
 #pragma unroll
       for (int k = 0; k < n; ++k) {
-        const auto of = seen.of(x[k], t[k]);
-        value[k] = Loss::template term<G>(of.q, of.p, of.d).excess * by;
-        for_target[k] = Loss::grad_target(of.p, of.d, divergence) * by;
+        const auto one = seen.of(x[k], t[k]);
+        const auto term = Loss::template term<G>(one.q, one.p, one.d);
+        value[k] = for_input(of, static_cast<Read>(term.excess), static_cast<Read>(one.p));
+        for_target[k] = Loss::grad_target(one.p * of_p, one.d - lowered, divergence) * of_row;
       }
       if (g.rows.grad_input.data) store(g.grad_input, of_first, j, value);
       if (g.rows.grad_target.data) store(g.grad_target, of_second, j, for_target);

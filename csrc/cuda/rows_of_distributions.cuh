@@ -36,23 +36,23 @@ __device__ __forceinline__ void row_of_distributions(const DistributionParameter
   const bool keeps = g.stages && p.grad_input.data && !p.grad_target.data;
   const Terms<T> terms = row.template terms<kThreads>(lanes, seen, loss, keeps);
   if (task.held) return;
-  const double excess = value_in(terms.excess);
-  const auto corrected = loss.corrected(value_in(terms.divergence), excess, value_in(terms.p));
+  const double excess = total(terms.excess);
+  const auto found = loss.corrected(total(terms.divergence), excess, total(terms.p));
   const bool is_nan = !(absolute(max.input) <= largest(Read()) && absolute(max.target) <= largest(Read()));
   const double nothing = task.counts ? NAN : 0.0;
-  const double found = is_nan || !task.counts ? nothing : loss.loss(corrected.divergence);
-  if (lane == 0) hand_in(p, task.at, Partial<F>{found * static_cast<double>(task.weight)}, sum);
+  const double own = is_nan || !task.counts ? nothing : loss.loss(found.divergence);
+  if (lane == 0) hand_in(p, task.at, Partial<F>{own * static_cast<double>(task.weight)}, sum);
   if (!p.grad_input.data && !p.grad_target.data) return;
   const int64_t of_first = offset(p, task.at, kFirst), of_second = offset(p, task.at, kSecond);
   using K = typename Row::K;
   if (is_nan || !task.counts) return row.fill_gradients(static_cast<K>(nothing), of_first, of_second);
-  const double by = as_double(WithRest<F>{task.factor.hi, task.factor.lo}) * loss.temperature;
-  if (keeps) return row.write_kept(by * corrected.of_q, excess * corrected.of_p, of_first);
-  const K of_row = static_cast<K>(corrected.divergence);
+  const double by = as_double(WithRest<F>{task.factor.hi, task.factor.lo}) * loss.temperature, of_q = by * found.of_q;
+  const OfKept<Read> of_kept = {constant_of(of_q, Read()), static_cast<Read>(-excess * found.of_p * of_q)};
+  if (keeps) return row.write_kept(of_kept, of_first);
   if constexpr (Row::kKeepsP) {
-    row.write_gradients(seen.corrected(corrected), loss, of_row, static_cast<K>(by), of_first, of_second);
+    row.write_gradients(seen, loss, found, of_kept, by, of_first, of_second);
   } else {
-    row.write_gradients(seen.in_float(), loss, of_row, static_cast<K>(by * corrected.of_q), of_first, of_second);
+    row.write_gradients(seen.in_float(), loss, found, of_kept, by, of_first, of_second);
   }
 }
 
