@@ -238,7 +238,7 @@ struct RowOfDistributions {
     for (int k = 0; k < kKept; ++k) part.element[k] = x[kFirst + k];
     return part;
   }
-  // The input's gradient of q - p and p as they were kept, or would have been: the same bits.
+  // The input's gradient of q - p and p, as they are kept or would be.
   __device__ __forceinline__ static Read for_input(const OfKept<Read>& of, Read excess, Read p) {
     return kKeepsP ? fused(excess, of.excess.hi, fused(of.p, p, excess * of.excess.lo)) : excess * of.excess.hi;
   }
