@@ -120,8 +120,8 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
       gradient = j == task.target ? result.at_target : fused(of_exp, 1.0 / kLifted<F>, -result.of_share * share);
       gradient *= factor * static_cast<double>(x.slope);
       const WithRest<double> lower = difference_of(top, static_cast<double>(x.value)),
-                             above = difference_of({lower.value, lower.rest - static_cast<double>(x.rest)},
-                                                   -result.log_all);
+                             lowered = {lower.value, lower.rest - static_cast<double>(x.rest)},
+                             above = difference_of(lowered, -result.log_all);
       of_target = rounded(of_hard * WithRest<double>{row.class_weight(j), 0.0} * above);
     }
     if (p.grad_input.data) store_scalar(p.grad_input, row.first + j * p.class_stride[kFirst], gradient);
