@@ -185,6 +185,17 @@ def test_a_second_backward(operands):
     torch.testing.assert_close(second, kept * 3)
 
 
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_more_rows_than_a_pass_counts_itself(device, factor):
+    """A plain call keeps no denominator: a backward counts again, unless its gradient is 1."""
+    input, target = torch.randn(3000, 9, device=device), torch.randint(9, (3000,), device=device)
+    target[::7] = -100
+    for ours, theirs in ((cudaloss.cross_entropy, F.cross_entropy), (cudaloss.nll_loss, F.nll_loss)):
+        leaves = [input.clone().requires_grad_() for _ in range(2)]
+        found = [torch.autograd.grad(f(x, target) * factor, x) for f, x in zip((ours, theirs), leaves, strict=True)]
+        torch.testing.assert_close(*found)
+
+
 @of_options
 def test_incoming_gradients(operands, device, name):
     """Of a loss that is scaled, added to another, or taken apart."""
