@@ -5,6 +5,7 @@
 //   FastFloat   halves on the GPU, which bring so many elements at once that arithmetic would be the bound: float with
 //               plain constants. Its 2^-23 is far below a half's last place; a parameter that float does not hold
 //               shifts a sum of many by up to 2^-24.
+//   FastDouble  double for results of float's digits: its exp is good to 2^-32.
 //   FloatFloat  fp32 operands on the GPU: an unevaluated sum hi + lo of two floats, about 2^-45 relative.
 //               Single results (gradients, reduction="none", small reductions) come out correctly rounded, and unlike
 //               double it is as fast on GPUs whose fp64 rate is a 64th of fp32's.
@@ -25,6 +26,9 @@ struct FloatFloat {
 struct FastFloat {
   float value;
 };
+struct FastDouble {
+  double value;
+};
 
 // A number fixed for the whole launch (beta, 1 / beta, the gradient's scale), with the rounding error that a
 // single F would leave in every element alike, where no averaging removes it.
@@ -44,6 +48,10 @@ struct ArithTraits<FloatFloat> {
 template <>
 struct ArithTraits<FastFloat> {
   using Scalar = float;
+};
+template <>
+struct ArithTraits<FastDouble> {
+  using Scalar = double;
 };
 template <class T>
 using Scalar = typename ArithTraits<T>::Scalar;

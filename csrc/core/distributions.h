@@ -9,15 +9,6 @@
 
 namespace cudaloss {
 
-// Double arithmetic for results of float's digits.
-struct FastDouble {
-  double value;
-};
-template <>
-struct ArithTraits<FastDouble> {
-  using Scalar = double;
-};
-
 // exp_tail, as precise as T's results: of FastDouble 2^-28 of itself, so 2^-32 of exp.
 template <class T>
 CUDALOSS_INLINE Scalar<T> exp_tail_as(Scalar<T> r) {

@@ -35,11 +35,6 @@ struct ExpSum {
   }
   __device__ __forceinline__ float others() const { return below + static_cast<float>(at_max - 1); }
 };
-__device__ __forceinline__ void add(float& sum, float term) { sum += term; }
-__device__ __forceinline__ void add(double& sum, double term) { sum += term; }
-__device__ __forceinline__ void add(Sum& sum, double term) { sum.add(term); }
-__device__ __forceinline__ double total(double sum) { return sum; }
-__device__ __forceinline__ double total(const Sum& sum) { return sum.over(1.0); }  // Inf too
 
 // Sums over a row's classes of the loss's terms, and of p: fp64 shows their roundings.
 template <class T>
@@ -215,9 +210,9 @@ struct RowOfDistributions {
       for (int k = 0; k < n; ++k) {
         const auto of = seen.of(x[k], t[k]);
         const auto term = Loss::template term<T>(of.q, of.p, of.d);
-        add(sum.divergence, term.divergence);
-        add(sum.excess, term.excess);
-        add(sum.p, of.p);
+        add_to(sum.divergence, term.divergence);
+        add_to(sum.excess, term.excess);
+        add_to(sum.p, of.p);
         excess[k] = static_cast<Read>(term.excess);
         p[k] = static_cast<Read>(of.p);
       }

@@ -29,6 +29,10 @@ __device__ __forceinline__ WithRest<F> plus(WithRest<F> a, WithRest<F> b) {
   return {sum, (a.rest + b.rest) + ((a.value - (sum - added)) + (b.value - added))};
 }
 
+__device__ __forceinline__ void add_to(float& sum, float term) { sum += term; }
+__device__ __forceinline__ void add_to(double& sum, double term) { sum += term; }
+__device__ __forceinline__ void add_to(Sum& sum, double term) { sum.add(term); }
+
 // Shuffles of a number of any words.
 template <class V>
 __device__ __forceinline__ V neighbour(const V& x, int distance) {
@@ -57,7 +61,7 @@ __device__ __forceinline__ V together(V x, int lanes, const Join& join) {
 }
 
 __device__ __forceinline__ double value_in(double x) { return x; }
-__device__ __forceinline__ double value_in(const Sum& x) { return x.value + x.rest; }
+__device__ __forceinline__ double value_in(const Sum& x) { return x.over(1.0); }  // Inf too, whose rest is NaN
 __device__ __forceinline__ WithRest<double> parts_of(double x) { return {x, 0.0}; }
 __device__ __forceinline__ WithRest<double> parts_of(const Sum& x) { return {x.value, x.rest}; }
 

@@ -36,8 +36,8 @@ __device__ __forceinline__ void row_of_distributions(const DistributionParameter
   const bool keeps = g.stages && p.grad_input.data && !p.grad_target.data;
   const Terms<T> terms = row.template terms<kThreads>(lanes, seen, loss, keeps);
   if (task.held) return;
-  const double excess = total(terms.excess);
-  const auto found = loss.corrected(total(terms.divergence), excess, total(terms.p));
+  const double excess = value_in(terms.excess);
+  const auto found = loss.corrected(value_in(terms.divergence), excess, value_in(terms.p));
   const bool is_nan = !(absolute(max.input) <= largest(Read()) && absolute(max.target) <= largest(Read()));
   const double nothing = task.counts ? NAN : 0.0;
   const double own = is_nan || !task.counts ? nothing : loss.loss(found.divergence);
