@@ -293,9 +293,14 @@ SAME = ("csrc_tree", "wheel", "torch", "torch_cuda", "python")  # in one report
 
 
 def keep(name: str, environment: dict[str, Any], outcomes: dict[str, Any]) -> Path:
-    """Writes the report, with the stages of an earlier run over the same kernels, of the same wheel if of one."""
+    """Writes the report, with the stages of an earlier run over the same kernels, of the same wheel if of one.
+
+    A report of other kernels stays: where it has the name, the new one's ends in the kernels' tree.
+    """
     gpu = re.sub(r"\W+", "-", (environment["gpu"] or "cpu").lower()).strip("-")
     path, earlier = RESULTS / f"{name}-{gpu}-{environment['date'][:10]}.json", {}
+    if path.exists():
+        path = path.with_stem(f"{path.stem}-{environment['csrc_tree'][:7]}")
     for found in sorted(RESULTS.glob(f"{name}-{gpu}-*.json")):
         of_found = read_json(found)
         if all(of_found["environment"].get(key) == environment.get(key) for key in SAME):

@@ -72,6 +72,25 @@ def test_a_masked_training_step_runs_our_kernels_alone(spec, keywords, number):
         assert waits.count("cudaStreamSynchronize") <= 1 and set(waits) <= {"cudaStreamSynchronize"}, waits
 
 
+def test_rows_are_not_counted_again_for_an_incoming_gradient_of_1():
+    """Of more rows than the pass counts itself: what counts them reads no target where the number is not needed."""
+    input = torch.randn(1 << 22, 2, device="cuda", requires_grad=True)
+    target = torch.zeros(len(input), dtype=torch.int64, device="cuda")
+    value = torch.ops.cudaloss.cross_entropy(input, target)
+
+    def microseconds_of_count(number):
+        incoming = torch.full_like(value, number)
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
+            torch.autograd.grad(value, input, incoming, retain_graph=True)
+            torch.cuda.current_stream().synchronize()
+        on_gpu = [event for event in found.events() if event.device_type == DeviceType.CUDA]
+        return sum(event.time_range.elapsed_us() for event in on_gpu if "count_kernel" in event.name)
+
+    microseconds_of_count(1.0)  # the profiler's own first time
+    skipped, counted = microseconds_of_count(1.0), microseconds_of_count(0.5)
+    assert 0 < skipped < counted / 2, (skipped, counted)
+
+
 def test_the_trace_sees_what_must_not_be_there():
     """The judge judged: a step with a cast, a copy and boolean indexing in it is seen to have them."""
     input, target, mask = masked_step()
