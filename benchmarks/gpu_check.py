@@ -2,9 +2,10 @@
 
 Builds the extension, or installs a wheel that was built elsewhere (``--wheel``), has it describe itself, runs the
 whole test suite, compute-sanitizer's memcheck and racecheck over the GPU tests, the accuracy table up to 2^31 + 5
-elements, what calls outside the kernels cost, the benchmark suites and the KernelBench runner, checks the error message
-of a build for the wrong GPU, and writes one report to ``benchmarks/results/`` as the stages end; stages run apart
-(``--stages``), on other days too, add to it while the kernels' source, the GPU and the versions are the same.
+elements, what calls outside the kernels cost, the benchmark suites and the KernelBench runner, losses of DTensors where
+there are two GPUs, checks the error message of a build for the wrong GPU, and writes one report to
+``benchmarks/results/`` as the stages end; stages run apart (``--stages``), on other days too, add to it while the
+kernels' source, the GPU and the versions are the same.
 An interrupt (``timeout -s INT 540 ...``, where time is short) ends the stage with the rows and the failures so far;
 what does not end is killed; and the report is written.
 Needs no network: what it imports must be installed (see ``requirements/dev.txt``).
@@ -244,6 +245,16 @@ print("1 passed")
     return {**found, "passed": outcome["passed"] and found["passed"], "seconds": outcome["seconds"] + found["seconds"]}
 
 
+def sharded() -> dict[str, Any]:
+    """Losses of DTensors over NCCL, where there are two GPUs: their tests, and what they cost."""
+    if len(gpus()) < 2:
+        return {"passed": True, "seconds": 0.0, "summary": ["needs two GPUs"]}
+    tested = run("sharded-tests", [*PYTEST, "-m", "cuda", "tests/ops/test_sharded_calls.py"])
+    found = script("sharded", "benchmarks/sharded.py")
+    passed, seconds = tested["passed"] and found["passed"], tested["seconds"] + found["seconds"]
+    return {**found, "passed": passed, "seconds": round(seconds, 1), "summary": tested["summary"]}
+
+
 def script(name: str, *arguments: str) -> dict[str, Any]:
     path = SCRATCH / f"{name}.json"
     path.unlink(missing_ok=True)
@@ -262,6 +273,7 @@ STAGES = {
     "rows": lambda: script("rows", "benchmarks/rows.py"),
     "bench": lambda: script("bench", "-m", "cudaloss.bench", "--ceiling-size", "30", "--rounds", "20"),
     "kernelbench": lambda: script("kernelbench", "examples/kernelbench/run.py"),
+    "sharded": sharded,
     "memcheck": lambda: sanitize("memcheck"),
     "racecheck": lambda: sanitize("racecheck"),
     "uncovered": uncovered,

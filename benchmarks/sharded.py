@@ -1,4 +1,5 @@
-"""What a loss of DTensors costs above the same loss of one shard: smooth L1, forward and backward, rows sharded.
+"""What a loss of DTensors costs above the same loss of one shard: smooth L1, forward and backward, rows sharded; and a
+cross entropy whose classes are sharded beside that of all classes in one process.
 
 Two processes: NCCL where there are two GPUs, else gloo. Times are medians of the first process, in microseconds: of the
 host for few elements (with the collectives, which gloo waits for), on the device for many. ``--json`` keeps them.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
 
 import cudaloss
@@ -30,6 +32,7 @@ from cudaloss.bench.environment import environment
 PROCESSES = 2
 FEW = 320
 MANY = {"cuda": 1 << 28, "cpu": 1 << 22}  # of a process
+LOGITS = {"cuda": (4096, 131072), "cpu": (256, 8192)}  # of all processes, bf16
 
 
 def step(input: Tensor, target: Tensor, mask: Tensor | None) -> Callable[[], None]:
@@ -50,6 +53,26 @@ def works(size: int, device: str, mesh: Any) -> dict[str, Callable[[], None]]:
     return found
 
 
+def vocabulary(device: str, mesh: Any) -> dict[str, Callable[[], None]]:
+    rows, classes = LOGITS[device]
+    target = torch.randint(0, classes, (rows,), device=device)
+    whole = torch.randn(rows, classes, device=device, dtype=torch.bfloat16)
+    part = DTensor.from_local(whole[:, : classes // PROCESSES].contiguous(), mesh, [Shard(1)])
+    everywhere = DTensor.from_local(target, mesh, [Replicate()])
+
+    def training(input: Tensor, target: Tensor) -> Callable[[], None]:
+        def run() -> None:
+            input.grad = None
+            cudaloss.cross_entropy(input, target).backward()
+
+        return run
+
+    return {
+        "cross entropy, one process": training(whole.requires_grad_(), target),
+        "cross entropy, classes sharded": training(part.detach().requires_grad_(), everywhere),
+    }
+
+
 def collective(mesh: Any) -> Callable[[], None]:
     number = torch.zeros((), device=mesh.device_type)
     return lambda: dist.all_reduce(number, group=mesh.get_group(0)) and None
@@ -60,8 +83,10 @@ def measured(device: str, rounds: int) -> list[dict[str, Any]]:
     few = works(FEW, device, mesh) | {"all_reduce of a number": collective(mesh)}
     timings = measure.latency(few, rounds, 100)
     rows = [{"size": FEW, "of": name, "us": timing.median * 1e6} for name, timing in timings.items()]
-    timings = measure.throughput(works(MANY[device], device, mesh), device, rounds)
-    return rows + [{"size": MANY[device], "of": name, "us": timing.median * 1e6} for name, timing in timings.items()]
+    for size, many in ((MANY[device], works), (math.prod(LOGITS[device]), lambda size, *on: vocabulary(*on))):
+        timings = measure.throughput(many(size, device, mesh), device, rounds)
+        rows += [{"size": size, "of": name, "us": timing.median * 1e6} for name, timing in timings.items()]
+    return rows
 
 
 def work(rank: int, folder: str, device: str, rounds: int) -> None:
@@ -89,7 +114,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="cudaloss-") as folder:
         spawn(work, (folder, device, arguments.rounds), nprocs=PROCESSES)
         rows = json.loads(Path(folder, "rows.json").read_text())
-    table = Table("elements of a process", "step", "us", title=f"{PROCESSES} processes, {device}")
+    table = Table("elements", "step", "us", title=f"{PROCESSES} processes, {device}")
     for row in rows:
         table.add_row(f"{row['size']:,}", row["of"], f"{row['us']:.0f}")
     Console().print(table)

@@ -141,10 +141,10 @@ def loss(
 ) -> Tensor:
     """The loss of a call whose arguments have been checked, with autograd. Of a loss of rows the parameter is the class
     weights, or None; of vectors the third operand."""
-    if rows is None and _any_is_distributed(input, target, parameter, options) and not transformed():
+    if _any_is_distributed(input, target, parameter, options) and not transformed():
         from . import _sharded
 
-        return _sharded.loss(spec, input, target, reduction, parameter, dtype, options, second)
+        return _sharded.loss(spec, input, target, reduction, parameter, dtype, options, second, rows)
     third = parameter if isinstance(parameter, Tensor) else None
     rank = max(input.dim(), target.dim()) if rows is None else input.dim() - 1
     if options.batch_dims == rank > 0:  # a reduction of single elements

@@ -198,6 +198,22 @@ def check_compile_for_other_sizes(data: Data) -> None:
         torch.testing.assert_close(x.grad.full_tensor(), 2 * whole / whole.numel())
 
 
+def check_rows_and_classes(data: Data) -> None:
+    """A cross entropy of sharded rows, and of a sharded vocabulary."""
+    target = torch.tensor([0, 4, -100, 2, 3, 1, 0], device=data.mesh.device_type)
+    for placements in (ROWS, COLUMNS):
+        for mask in (None, target != 3):
+            plain = data.whole["input"].clone().requires_grad_()
+            wanted = cudaloss.cross_entropy(plain, target, mask=mask)
+            wanted.backward()
+            x, of_rows = data.place("input", placements), ROWS if placements == ROWS else [Replicate()]
+            beside = [None if y is None else distribute_tensor(y, data.mesh, of_rows) for y in (target, mask)]
+            found = cudaloss.cross_entropy(x, beside[0], mask=beside[1])
+            found.backward()
+            torch.testing.assert_close(found.full_tensor(), wanted, rtol=1e-6, atol=0)
+            torch.testing.assert_close(x.grad.full_tensor(), plain.grad, rtol=1e-5, atol=1e-7)
+
+
 def check_changes_in_place(data: Data) -> None:
     for reduction in ("none", "mean"):
         x, t = data.place("input"), data.place("target")

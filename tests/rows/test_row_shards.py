@@ -1,64 +1,252 @@
-"""Losses of rows of DTensors, which plain PyTorch serves: those of the whole tensors, whatever is sharded. Two
-processes, gloo."""
+"""Losses of rows of DTensors are those of the whole tensors, whatever is sharded how; of a cross entropy whose classes
+are sharded no logit moves. Four processes, gloo, started once; each leaves what it found."""
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
-from itertools import product
+from functools import partial
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
 
 import cudaloss
+from cudaloss._specs import OF_ROWS
 
-PROCESSES = 2
-INPUTS, TARGETS = (Shard(0), Shard(1), Replicate()), (Shard(0), Replicate())
+PROCESSES = 4
+MESHES = ((4,), (2, 2))
+CASES = 16  # of each loss and mesh
+BARS = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 2**-8}  # of the largest element
+ROWS, CLASSES = Shard(0), Shard(1)
+
+
+def place(draw: random.Random, mesh, whole: Tensor) -> Tensor:
+    choice = [Replicate(), *map(Shard, range(whole.dim()))]
+    return distribute_tensor(whole, mesh, [draw.choice(choice) for _ in range(mesh.ndim)])
+
+
+def draw_call(draw: random.Random, spec, shape: tuple[int, ...]) -> tuple[list[Tensor], dict[str, Any]]:
+    """Operands in float64 and keywords of a call, on one process; the floating ones of `shape`: (N, C) or (N, C, K)."""
+    rows = (shape[0], *shape[2:])
+    options: dict[str, Any] = {"reduction": draw.choice(["mean", "mean", "sum", "none"])}
+    weight = "weight" if spec.of_vectors else "sample_weight"
+    if draw.random() < 0.4:
+        options["mask"] = torch.rand(rows) < draw.choice([0.6, 0.6, 0.0])
+    if draw.random() < 0.4:
+        options[weight] = torch.rand(rows, dtype=torch.float64) + 0.1
+    if options["reduction"] != "none":
+        options["batch_dims"] = draw.choice([0, 0, 1])
+        options["scale"] = draw.choice([1.0, 0.5])
+    if options["reduction"] == "mean" and draw.random() < 0.2:
+        options["normalizer"] = torch.tensor(3.0)
+    operands = [torch.randn(shape, dtype=torch.float64) for _ in spec.operands]
+    if spec.of_vectors:
+        if spec.name == "cosine_embedding":
+            operands[2] = torch.randint(0, 2, rows) * 2 - 1
+        return operands, options
+    index = torch.randint(0, shape[1], rows)
+    operands[1] = torch.where(torch.rand(rows) < 0.2, -100, index)
+    if spec.name == "cross_entropy" and draw.random() < 0.5:
+        options |= {"label_smoothing": 0.1, "z_loss": draw.choice([0.0, 0.01])}
+        operands[1] = operands[1] if draw.random() < 0.5 else operands[0].softmax(1)
+    if draw.random() < 0.3:
+        options["weight"] = torch.rand(shape[1], dtype=torch.float64) + 0.1
+    return operands, options
+
+
+def assert_close(found: Tensor, truth: Tensor, bar: float) -> None:
+    largest = truth.nan_to_num(0, 0, 0).abs().max() if truth.numel() else 0.0
+    torch.testing.assert_close(found.double(), truth, rtol=0, atol=float(bar * largest), equal_nan=True)
+
+
+def narrowed(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    return [x.to(dtype) if x.is_floating_point() else x for x in tensors]
+
+
+def check_call(spec, mesh, operands: list[Tensor], options: dict[str, Any], dtype: torch.dtype, place: Any) -> Tensor:
+    """Value and gradients of one call are those of one process; the value, as this process has it."""
+    op = getattr(torch.ops.cudaloss, spec.name)
+    operands = narrowed(operands, dtype)
+    wide = [x.double().requires_grad_() if x.is_floating_point() else x for x in operands]
+    leaves = [x for x in wide if x.requires_grad]
+    truth = op(*wide, **options)
+    grad_output = torch.rand_like(truth)
+    wanted = torch.autograd.grad(truth, leaves, grad_output)
+    sharded = [place(x).detach().requires_grad_(x.is_floating_point()) for x in operands]
+    given = {name: place(x) if isinstance(x, Tensor) else x for name, x in options.items()}
+    value = op(*sharded, **given, dtype=torch.promote_types(dtype, torch.float32))
+    assert isinstance(value, DTensor) and not any(x.is_partial() for x in value.placements)
+    incoming = distribute_tensor(grad_output.to(value.dtype), mesh, value.placements)
+    found = torch.autograd.grad(value, [x for x in sharded if x.requires_grad], incoming)
+    assert_close(value.full_tensor(), truth.detach(), min(BARS[dtype], 1e-6))
+    for gradient, theirs in zip(found, wanted, strict=True):
+        assert_close(gradient.full_tensor(), theirs, BARS[dtype])
+    return value.detach().full_tensor()
+
+
+def run_random_calls(spec, mesh_shape: tuple[int, ...]) -> tuple[list[Tensor], list[str]]:
+    draw, mesh = random.Random(f"{spec.name} {mesh_shape}"), init_device_mesh("cpu", mesh_shape)
+    torch.manual_seed(0)
+    values, faults = [], []
+    for case in range(CASES):
+        shape = tuple(draw.choice([2, 3, 5, 6, 7]) for _ in range(draw.choice([2, 3])))
+        if spec.name in ("triplet_margin", "cosine_embedding"):
+            shape = shape[:2]
+        operands, options = draw_call(draw, spec, shape)
+        dtype = draw.choice([torch.float32, torch.float32, torch.float64])
+        try:
+            values.append(check_call(spec, mesh, operands, options, dtype, partial(place, draw, mesh)))
+        except Exception as error:  # the other processes have it too, or wait for this one in vain
+            faults.append(f"case {case}: {shape} {list(options)} {type(error).__name__}: {error}")
+    return values, faults
+
+
+# ---- classes that are sharded: (mesh, where the logits are) ----
+
+VOCABULARIES = (((4,), [CLASSES]), ((2, 2), [ROWS, CLASSES]), ((2, 2), [CLASSES, Replicate()]))
 CALLS = (
     {},
     {"reduction": "none"},
-    {"weight": torch.linspace(0.5, 1.5, 9), "label_smoothing": 0.1, "z_loss": 0.01},
-    {"mask": torch.tensor([True, True, True, False, True]), "reduction": "sum"},
+    {"reduction": "sum", "z_loss": 0.01},
+    {"mask": torch.tensor([True, False, True, True, True, True])},
+    {"sample_weight": torch.linspace(0.5, 1.5, 6), "batch_dims": 1},
+    {"normalizer": torch.tensor(7.0), "scale": 0.5},
+    {"mask": torch.zeros(6, dtype=torch.bool)},
 )
 
 
-def differ(mesh, input, target, of_input, of_target, given) -> str | None:
-    """What is wrong with a call, if anything."""
-    leaf = input.clone().requires_grad_()
-    expected = cudaloss.cross_entropy(leaf, target, **given)
-    expected.sum().backward()
-    shards = distribute_tensor(input, mesh, [of_input]).requires_grad_()
-    beside = {k: distribute_tensor(x, mesh, [Replicate()]) for k, x in given.items() if isinstance(x, torch.Tensor)}
-    found = cudaloss.cross_entropy(shards, distribute_tensor(target, mesh, [of_target]), **{**given, **beside})
-    found.sum().backward()
+def logits_and_target(classes: int, *beyond: int) -> tuple[Tensor, Tensor]:
+    """Six rows: with a class ruled out; all of a process's classes; the target's; nearly certain; ignored; plain."""
+    x, t = 8 * torch.randn(6, classes, *beyond, dtype=torch.float64), torch.randint(0, classes, (6, *beyond))
+    x[0, 0], t[0] = -torch.inf, classes - 1
+    x[1, : classes // 2], t[1] = -torch.inf, classes - 1
+    x[2, 1], t[2] = 40.0, 1
+    t[3] = -100
+    return x, t
+
+
+def place_in_rows(mesh, of_input: list, of_rows: list, dims: int, whole: Tensor) -> Tensor:
+    everywhere = [Replicate()] * mesh.ndim
+    return distribute_tensor(whole, mesh, of_input if whole.dim() > dims else of_rows if whole.dim() else everywhere)
+
+
+def run_vocabulary(mesh, of_input: list) -> list[str]:
+    spec = next(spec for spec in OF_ROWS if spec.name == "cross_entropy")
+    of_rows = [placement if placement == ROWS else Replicate() for placement in of_input]
+    faults = []
+    for dtype in BARS:
+        for sizes in ((2,), (9,), (40, 3)):  # shards that are empty, uneven, of more dimensions
+            for call in CALLS:
+                operands = list(logits_and_target(*sizes))
+                given = {k: v.view(6, *(1,) * (len(sizes) - 1)) if k == "mask" else v for k, v in call.items()}
+                if len(sizes) > 1 and "sample_weight" in call:
+                    given["sample_weight"] = call["sample_weight"].view(6, 1).expand(6, 3)
+                take = partial(place_in_rows, mesh, of_input, of_rows, len(sizes))
+                try:
+                    check_call(spec, mesh, operands, given, dtype, take)
+                except Exception as error:
+                    faults.append(f"{dtype} {sizes} {list(call)}: {type(error).__name__}: {error}")
+    return faults
+
+
+def check_a_target_that_is_ruled_out(mesh) -> None:
+    """Its loss is inf, and its gradient PyTorch's."""
+    x, t = torch.randn(2, 6), torch.tensor([4, 1])
+    x[0, 4] = -torch.inf
+    plain = x.clone().requires_grad_()
+    torch.nn.functional.cross_entropy(plain, t, reduction="sum").backward()
+    sharded = distribute_tensor(x, mesh, [CLASSES]).requires_grad_()
+    value = cudaloss.cross_entropy(sharded, distribute_tensor(t, mesh, [Replicate()]), reduction="sum")
+    value.backward()
+    assert value.item() == torch.inf
+    torch.testing.assert_close(sharded.grad.full_tensor(), plain.grad)
+
+
+def check_what_moves(mesh) -> None:
+    """The count's and the value's sums over rows, and one all-gather of numbers of rows; nothing backward."""
+    x, t = logits_and_target(8)
+    for placements, wanted in (([CLASSES], 1), ([ROWS], 2)):
+        sharded = distribute_tensor(x, mesh, placements).requires_grad_()
+        target = distribute_tensor(t, mesh, [ROWS if placements == [ROWS] else Replicate()])
+        with CommDebugMode() as forward:
+            value = cudaloss.cross_entropy(sharded, target)
+        one = distribute_tensor(torch.ones((), dtype=torch.float64), mesh, value.placements)
+        with CommDebugMode() as backward:
+            value.backward(one)
+        assert (forward.get_total_counts(), backward.get_total_counts()) == (wanted, 0)
+        assert sharded.grad.placements == sharded.placements
+
+
+def check_second_derivatives(mesh) -> None:
+    def twice(x: Tensor, t: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(cudaloss.cross_entropy(x, t, z_loss=0.1), x, create_graph=True)
+        return torch.autograd.grad(slope.pow(3).sum(), x)[0]
+
+    for classes in (2, 6):
+        x, t = torch.randn(4, classes, dtype=torch.float64), torch.tensor([1, 0, -100, 1])
+        sharded = distribute_tensor(x, mesh, [CLASSES]).requires_grad_()
+        found = twice(sharded, distribute_tensor(t, mesh, [Replicate()])).full_tensor()
+        torch.testing.assert_close(found, twice(x.clone().requires_grad_(), t))
+
+
+def check_an_index_out_of_range(mesh) -> None:
+    x, t = distribute_tensor(torch.randn(2, 6), mesh, [CLASSES]), torch.tensor([4, 6])
+    with pytest.raises(RuntimeError, match=r"target must hold class indices at least 0 and below 6, .* got 6"):
+        cudaloss.cross_entropy(x, distribute_tensor(t, mesh, [Replicate()]))
+
+
+CHECKS = (
+    check_a_target_that_is_ruled_out,
+    check_what_moves,
+    check_second_derivatives,
+    check_an_index_out_of_range,
+)
+
+
+def work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store, limit = f"file://{folder}/store", timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=PROCESSES, timeout=limit)
     try:
-        assert isinstance(found, DTensor) and isinstance(shards.grad, DTensor)
-        torch.testing.assert_close(found.full_tensor(), expected)
-        torch.testing.assert_close(shards.grad.full_tensor(), leaf.grad)
-    except AssertionError as error:
-        return f"{of_input} {of_target} {target.dtype} {list(given)}: {error}"
-    return None
+        found: dict[Any, Any] = {(spec.name, mesh): run_random_calls(spec, mesh) for spec in OF_ROWS for mesh in MESHES}
+        for case, (shape, placements) in enumerate(VOCABULARIES):
+            torch.manual_seed(case)
+            found[case] = run_vocabulary(init_device_mesh("cpu", shape), placements)
+        mesh = init_device_mesh("cpu", (PROCESSES,))
+        for check in CHECKS:
+            torch.manual_seed(0)
+            check(mesh)  # which ends the run, and fails all tests
+        torch.save(found, f"{folder}/{rank}.pt")
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
 
 
-def run(rank: int, folder: str) -> None:
-    store = dist.FileStore(f"{folder}/store", PROCESSES)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=60))
-    mesh = init_device_mesh("cpu", (PROCESSES,))
-    torch.manual_seed(0)
-    input, index = torch.randn(5, 9), torch.tensor([1, 2, -100, 8, 0])  # uneven shards
-    probabilities = torch.randn(5, 9).softmax(1)
-    found = [
-        differ(mesh, input, target, *call)
-        for target in (index, probabilities)
-        for call in product(INPUTS, TARGETS, CALLS)
-    ]
-    torch.save([wrong for wrong in found if wrong], f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> list[dict]:
+    """What each process found, by loss and mesh, or by the vocabulary's place."""
+    folder = tmp_path_factory.mktemp("sharded")
+    spawn(work, (str(folder),), nprocs=PROCESSES)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
 
 
-def test_of_the_whole(tmp_path):
-    spawn(run, (str(tmp_path),), PROCESSES)
-    for rank in range(PROCESSES):
-        assert torch.load(tmp_path / f"{rank}.pt") == []
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("loss", [spec.name for spec in OF_ROWS])
+def test_random_calls_are_those_of_the_whole(loss, mesh, found):
+    (values, faults), *others = (of_process[loss, mesh] for of_process in found)
+    assert not faults
+    assert len(values) == CASES
+    for other, _ in others:
+        torch.testing.assert_close(other, values, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", range(len(VOCABULARIES)), ids=[str(case) for case in VOCABULARIES])
+def test_a_sharded_vocabulary(case, found):
+    assert [of_process[case] for of_process in found] == [[]] * PROCESSES

@@ -1,0 +1,124 @@
+"""Where the elements of a loss of DTensors are, and where its operands, gradients and result must be for it.
+
+One placement for each dimension of the mesh: where the input is sharded, else where the target is, else replicated.
+Dimensions are the losses': of rows those without the classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from ._checks import class_dim, joint_shape, rows_shape
+
+Placements = tuple[Placement, ...]
+USUAL = (Shard, Replicate, Partial)  # beside which there is FSDP2's own order of a tensor-parallel parameter's rows
+
+
+class Plan(NamedTuple):
+    """Where the elements of a loss of `shape` are; `reduced` are the mesh's dimensions that the reduction sums over."""
+
+    mesh: DeviceMesh
+    shape: torch.Size
+    placements: Placements
+    reduced: tuple[int, ...]
+    classes: int | None  # which dimension of an operand with one more than the losses has a row's classes
+    vocabulary: int | None = None  # the mesh's dimension along which the input's classes stay sharded
+
+    def of_operand(self, operand: Tensor, is_of_classes: bool = False) -> Placements:
+        """Where an operand must be: replicated where a dimension that it lacks or repeats is sharded, and whole where
+        it has a number for each class alone."""
+
+        def place(placement: Placement) -> Placement:
+            if is_of_classes or not isinstance(placement, Shard):
+                return Replicate()
+            own = _own_dim(operand, placement.dim, self.shape, self.classes)
+            has_it = own is not None and operand.shape[own] == self.shape[placement.dim]
+            return Shard(own) if own is not None and has_it else Replicate()
+
+        found = tuple(map(place, self.placements))
+        if self.vocabulary is None or operand.dim() <= len(self.shape):
+            return found
+        assert self.classes is not None
+        return (*found[: self.vocabulary], Shard(self.classes), *found[self.vocabulary + 1 :])
+
+    def of_gradient(self, operand: Tensor, is_of_classes: bool = False) -> Placements:
+        """Where the shards leave its gradient: as a part of a sum, where each process had the whole operand."""
+        pairs = zip(self.placements, self.of_operand(operand, is_of_classes), strict=True)
+        return tuple(
+            Partial() if isinstance(whole, Shard) and not isinstance(own, Shard) else own for whole, own in pairs
+        )
+
+    def of_result(self) -> tuple[Placements, Placements]:
+        """Where the loss is, and its shares before they are summed."""
+
+        def but_reduced(instead: Placement) -> Placements:
+            return tuple(instead if i in self.reduced else found for i, found in enumerate(self.placements))
+
+        return but_reduced(Replicate()), but_reduced(Partial())
+
+
+def _own_dim(operand: Tensor, dim: int, shape: torch.Size, classes: int | None) -> int | None:
+    """Which of the operand's dimensions is the losses' `dim`: they broadcast from the right, or have the classes
+    between."""
+    missing = len(shape) - operand.dim()
+    if missing < 0:
+        assert classes is not None
+        return dim + (dim >= classes)
+    return dim - missing if dim >= missing else None
+
+
+def plan_of(input: DTensor, target: DTensor, kept: int, is_of_rows: bool, keeps_vocabulary: bool = False) -> Plan:
+    """`kept`: the losses' leading dimensions over which nothing is summed."""
+    shape, classes = (rows_shape(input), class_dim(input)) if is_of_rows else (joint_shape(input, target), None)
+
+    def shard(operand: DTensor, mesh_dim: int) -> Shard | None:
+        placement = operand.placements[mesh_dim]
+        if type(placement) is not Shard:  # a strided one may be of FSDP's own order
+            return None
+        for dim, size in enumerate(shape):
+            if _own_dim(operand, dim, shape, classes) == placement.dim:
+                return Shard(dim) if operand.shape[placement.dim] == size else None
+        return None
+
+    mesh = input.device_mesh
+    placements = tuple(shard(input, i) or shard(target, i) or Replicate() for i in range(mesh.ndim))
+    vocabulary = None
+    if keeps_vocabulary:
+        vocabulary = input.placements.index(Shard(classes))
+        placements = (*placements[:vocabulary], Replicate(), *placements[vocabulary + 1 :])
+    reduced = tuple(i for i, found in enumerate(placements) if isinstance(found, Shard) and found.dim >= kept)
+    return Plan(mesh, shape, placements, reduced, classes, vocabulary)
+
+
+def strides_of(shape: torch.Size, *operands: Tensor) -> tuple[int, ...]:
+    """Of a dense tensor of that shape, in the order of dimensions of the first operand that has it too."""
+    order = list(range(len(shape)))
+    like = next((operand.stride() for operand in operands if operand.shape == shape), None)
+    if like is not None:
+        order.sort(key=lambda dim: -like[dim])
+    strides, stride = [0] * len(shape), 1
+    for dim in reversed(order):
+        strides[dim], stride = stride, stride * max(shape[dim], 1)
+    return tuple(strides)
+
+
+def as_dtensor(local: Tensor, plan: Plan, placements: Placements, shape: torch.Size, strides: Any) -> DTensor:
+    """A DTensor of a shard."""
+    # What a compiler knows, and autograd where derivatives have their own: it costs the host 50 us, the class itself 6.
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return DTensor.from_local(local, plan.mesh, placements, run_check=False, shape=shape, stride=strides)
+    meta = TensorMeta(shape, strides, local.dtype)
+    return DTensor(local.detach(), DTensorSpec(plan.mesh, placements, meta), requires_grad=False)
+
+
+def placed(operand: DTensor, plan: Plan, is_of_classes: bool = False) -> Tensor:
+    """The operand's shard where the plan wants it."""
+    wanted = plan.of_operand(operand, is_of_classes)
+    operand = operand if operand.placements == wanted else operand.redistribute(plan.mesh, wanted)
+    return operand.to_local()
