@@ -47,7 +47,9 @@ class RowOperands(NamedTuple):
 
 def left_out(shape: torch.Size, target: Tensor, options: Options, rows: RowNumbers | VectorNumbers) -> Tensor | None:
     """Where rows, of this shape, do not count; None: nowhere."""
-    ignored = None if isinstance(rows, VectorNumbers) or target.is_floating_point() else target == rows.ignore_index
+    ignored = None
+    if isinstance(rows, RowNumbers) and not target.is_floating_point():
+        ignored = target.long() == rows.ignore_index  # of uint8 156 would be -100
     if options.mask is None:
         return ignored
     return (~options.mask if ignored is None else ~options.mask | ignored).expand(shape)

@@ -66,7 +66,7 @@ class _Part(NamedTuple):
     loss: Tensor  # the row's among them, where it has the target's class
     is_own: Tensor  # whether it has that
     own: Tensor  # the target's class, from the first of the process
-    losses: Tensor  # of the known class, differentiable for `leaf`; 0 where all of the process's classes are ruled out
+    losses: Tensor  # of the known class, differentiable for `leaf`; of rows in play whose classes are not all ruled out
     leaf: Tensor  # the logits
     known: Tensor  # a class whose loss is finite: the target's, or that of the largest logit
     at_known: Tensor  # its logit
@@ -84,7 +84,7 @@ def _part(input: Tensor, target: Tensor, counts: Tensor, spec: LossSpec, plan: P
     picked = input.gather(dim, torch.where(is_own, own, 0).unsqueeze(dim)).squeeze(dim)
     is_target = is_own & (picked > -torch.inf)
     known, at_known = torch.where(is_target, own, at_largest), torch.where(is_target, picked, largest).to(wide)
-    options, rows = NONE._replace(mask=largest != -torch.inf), RowNumbers(ignore_index=-1)
+    options, rows = NONE._replace(mask=counts & (largest != -torch.inf)), RowNumbers(ignore_index=-1)
     with torch.enable_grad():
         dtype = torch.promote_types(input.dtype, torch.float32)
         losses = _dispatch.loss(spec, leaf, known, "none", None, dtype, options, 0.0, rows)
@@ -115,13 +115,13 @@ class _Rows(torch.autograd.Function):
         loss = torch.where(owned.any(0), loss, torch.nan)
         # The logarithm of what the known class has of the whole: where it is the target's no digit of it is lost.
         of_known = torch.where(part.is_own & (part.own == part.known), -loss, part.at_known - whole)
-        ctx.save_for_backward(input, part.log_sum - whole, whole, part.is_own, part.own, part.known, of_known)
+        ctx.save_for_backward(input, counts, part.log_sum - whole, whole, part.is_own, part.own, part.known, of_known)
         ctx.call, ctx.local = (plan, z_loss), (part.losses, part.leaf)
         return loss + z_loss * whole.square()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        input, share, whole, is_own, own, known, of_known = ctx.saved_tensors
+        input, counts, share, whole, is_own, own, known, of_known = ctx.saved_tensors
         (plan, z_loss), (losses, leaf) = ctx.call, ctx.local
         dim, others = plan.classes, (None,) * 6
 
@@ -129,6 +129,7 @@ class _Rows(torch.autograd.Function):
             return dim, index.unsqueeze(dim), values.unsqueeze(dim).to(dtype)
 
         if torch.is_grad_enabled():
+            input, whole = torch.where(counts.unsqueeze(dim), input, 0), torch.where(counts, whole, 0)
             incoming, log_sum = _OnAll.apply(grads[0], plan), _LogSum.apply(input, whole, plan)
             of_sum = incoming * (1 + 2 * z_loss * log_sum)
             found = (input - log_sum.unsqueeze(dim)).exp() * of_sum.unsqueeze(dim)
@@ -144,7 +145,7 @@ class _Rows(torch.autograd.Function):
         # The class that the local loss was of has another gradient: from its probability in the whole, rounded once.
         is_target = is_own & (own == known)
         exact = of_square * of_known.exp() + grads[0] * torch.where(is_target, of_known.expm1(), of_known.exp())
-        found.scatter_(*one_class(known, exact, found.dtype))
+        found.scatter_(*one_class(known, torch.where(counts, exact, 0), found.dtype))
         beside = torch.where(is_own & ~is_target, -grads[0], 0)  # a target whose logit is -inf
         found.scatter_add_(*one_class(torch.where(is_own, own, 0), beside, found.dtype))
         return found, *others
@@ -155,7 +156,7 @@ def loss(call: Call, plan: Plan, kept: int) -> Tensor:
     own, rows = call.shares(plan, share_of), call.rows
     assert isinstance(rows, RowNumbers) and plan.vocabulary is not None and plan.classes is not None
     options, target = own.options, own.target
-    counts = target != rows.ignore_index
+    counts = target.long() != rows.ignore_index  # of uint8 156 would be -100
     counts = counts if options.mask is None else counts & options.mask
     classes, count = call.input.shape[plan.classes], plan.mesh.size(plan.vocabulary)
     # As the CPU's kernel does it; on a GPU the row is NaN.

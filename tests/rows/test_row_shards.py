@@ -169,6 +169,35 @@ def check_a_target_that_is_ruled_out(mesh) -> None:
     torch.testing.assert_close(sharded.grad.full_tensor(), plain.grad)
 
 
+def check_what_is_left_out(mesh) -> None:
+    """Rows of NaN and of -inf alone that are masked reach neither value nor gradients, first and second."""
+    x, t = torch.randn(4, 6, dtype=torch.float64), torch.tensor([4, 1, 0, -100])
+    x[1], x[2], x[3] = torch.nan, -torch.inf, -torch.inf
+    mask = torch.tensor([True, False, False, True])
+    sharded = distribute_tensor(x, mesh, [CLASSES]).requires_grad_()
+    target, beside = (distribute_tensor(y, mesh, [Replicate()]) for y in (t, mask))
+    value = cudaloss.cross_entropy(sharded, target, mask=beside, z_loss=0.1)
+    plain = x[:1].clone().requires_grad_()
+    wanted = cudaloss.cross_entropy(plain, t[:1], z_loss=0.1)
+    assert_close(value.full_tensor(), wanted, 1e-12)
+    for create_graph in (False, True):
+        (found,) = torch.autograd.grad(value, sharded, create_graph=create_graph, retain_graph=True)
+        (slope,) = torch.autograd.grad(wanted, plain, create_graph=create_graph, retain_graph=True)
+        assert_close(found.full_tensor(), torch.cat([slope, torch.zeros(3, 6)]), 1e-12)
+    (found,) = torch.autograd.grad(found.pow(3).sum(), sharded)
+    (slope,) = torch.autograd.grad(slope.pow(3).sum(), plain)
+    assert_close(found.full_tensor(), torch.cat([slope, torch.zeros(3, 6)]), 1e-12)
+
+
+def check_a_class_of_bytes_that_is_no_ignore_index(mesh) -> None:
+    """156 of uint8, which is -100 of int8."""
+    x, t = torch.randn(4, 200), torch.tensor([156, 1, 2, 156], dtype=torch.uint8)
+    wanted = torch.nn.functional.cross_entropy(x, t.long())
+    for placement, of_target in ((CLASSES, Replicate()), (ROWS, ROWS)):
+        found = cudaloss.cross_entropy(*(distribute_tensor(y, mesh, [z]) for y, z in ((x, placement), (t, of_target))))
+        torch.testing.assert_close(found.full_tensor(), wanted)
+
+
 def check_what_moves(mesh) -> None:
     """The count's and the value's sums over rows, and one all-gather of numbers of rows; nothing backward."""
     x, t = logits_and_target(8)
@@ -204,6 +233,8 @@ def check_an_index_out_of_range(mesh) -> None:
 
 CHECKS = (
     check_a_target_that_is_ruled_out,
+    check_what_is_left_out,
+    check_a_class_of_bytes_that_is_no_ignore_index,
     check_what_moves,
     check_second_derivatives,
     check_an_index_out_of_range,
