@@ -2,7 +2,8 @@
 cross entropy whose classes are sharded beside that of all classes in one process.
 
 Two processes: NCCL where there are two GPUs, else gloo. Times are medians of the first process, in microseconds: of the
-host for few elements (with the collectives, which gloo waits for), on the device for many. ``--json`` keeps them.
+host for few elements (with the collectives, which gloo waits for), on the device for many. Elements are those of a
+process, of the cross entropy those of all. ``--json`` keeps them.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ MANY = {"cuda": 1 << 28, "cpu": 1 << 22}  # of a process
 LOGITS = {"cuda": (4096, 131072), "cpu": (256, 8192)}  # of all processes, bf16
 
 
-def step(input: Tensor, target: Tensor, mask: Tensor | None) -> Callable[[], None]:
+def step(loss: Callable[..., Tensor], input: Tensor, target: Tensor, **options: Tensor) -> Callable[[], None]:
+    input = input.detach().requires_grad_()
+
     def run() -> None:
         input.grad = None
-        cudaloss.smooth_l1_loss(input, target, mask=mask).backward()
+        loss(input, target, **options).backward()
 
     return run
 
@@ -48,8 +51,8 @@ def works(size: int, device: str, mesh: Any) -> dict[str, Callable[[], None]]:
     sharded = tuple(DTensor.from_local(x, mesh, [Shard(0)]) for x in own)
     found: dict[str, Callable[[], None]] = {}
     for name, (x, t, mask) in {"local": own, "sharded": sharded}.items():
-        found[name] = step(x.detach().requires_grad_(), t, None)
-        found[f"{name}, mask"] = step(x.detach().requires_grad_(), t, mask)
+        found[name] = step(cudaloss.smooth_l1_loss, x, t)
+        found[f"{name}, mask"] = step(cudaloss.smooth_l1_loss, x, t, mask=mask)
     return found
 
 
@@ -60,16 +63,9 @@ def vocabulary(device: str, mesh: Any) -> dict[str, Callable[[], None]]:
     part = DTensor.from_local(whole[:, : classes // PROCESSES].contiguous(), mesh, [Shard(1)])
     everywhere = DTensor.from_local(target, mesh, [Replicate()])
 
-    def training(input: Tensor, target: Tensor) -> Callable[[], None]:
-        def run() -> None:
-            input.grad = None
-            cudaloss.cross_entropy(input, target).backward()
-
-        return run
-
     return {
-        "cross entropy, one process": training(whole.requires_grad_(), target),
-        "cross entropy, classes sharded": training(part.detach().requires_grad_(), everywhere),
+        "cross entropy, one process": step(cudaloss.cross_entropy, whole, target),
+        "cross entropy, classes sharded": step(cudaloss.cross_entropy, part, everywhere),
     }
 
 
@@ -83,8 +79,9 @@ def measured(device: str, rounds: int) -> list[dict[str, Any]]:
     few = works(FEW, device, mesh) | {"all_reduce of a number": collective(mesh)}
     timings = measure.latency(few, rounds, 100)
     rows = [{"size": FEW, "of": name, "us": timing.median * 1e6} for name, timing in timings.items()]
-    for size, many in ((MANY[device], works), (math.prod(LOGITS[device]), lambda size, *on: vocabulary(*on))):
-        timings = measure.throughput(many(size, device, mesh), device, rounds)
+    many = {MANY[device]: works(MANY[device], device, mesh), math.prod(LOGITS[device]): vocabulary(device, mesh)}
+    for size, of_size in many.items():
+        timings = measure.throughput(of_size, device, rounds)
         rows += [{"size": size, "of": name, "us": timing.median * 1e6} for name, timing in timings.items()]
     return rows
 

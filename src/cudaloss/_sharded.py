@@ -1,8 +1,7 @@
 """Losses of DTensors: each process runs the fused pass over its shards, and the mean is the global one.
 
 Every operand is brought where the plan wants it, its shard taken, and an ordinary loss of plain tensors follows, whose
-divisor is the global count. What is left is a sum over the processes, of a number or of one for each index kept. This
-is the way that autograd and a compiler see through; :mod:`._sharded_eager` goes it in one node.
+divisor is the global count. What is left is a sum over the processes, of a number or of one for each index kept.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ._options import Options
 from ._sharded_plan import USUAL, Plan, as_dtensor, placed, plan_of, strides_of
 from ._specs import LossSpec, RowNumbers, Third, VectorNumbers
 
-_collectives = torch.ops._c10d_functional
+collectives = torch.ops._c10d_functional
 
 
 class _Share(torch.autograd.Function):
@@ -38,18 +37,14 @@ class _Share(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         if grads[0] is None:
             return None, None, None
-        return handed_out(grads[0], ctx.plan, ctx.placements, *ctx.whole), None, None
+        found = as_dtensor(grads[0], ctx.plan, *ctx.whole)
+        # FSDP2 adds its own gradients to that of a parameter, where those lie: of a whole that is a slice.
+        pairs = zip(ctx.placements, found.placements, strict=True)
+        back = tuple(now if type(own) in USUAL else own for own, now in pairs)
+        return found if back == found.placements else found.redistribute(ctx.plan.mesh, back), None, None
 
 
-def handed_out(gradient: Tensor, plan: Plan, own: Any, placements: Any, shape: torch.Size, strides: Any) -> DTensor:
-    """A gradient's shard as a DTensor of those placements, of an operand that has its `own`."""
-    found = as_dtensor(gradient, plan, placements, shape, strides)
-    # FSDP2 adds its own gradients to that of a parameter, where those lie: of a whole that is a slice.
-    back = tuple(now if type(kept) in USUAL else kept for kept, now in zip(own, placements, strict=True))
-    return found if back == placements else found.redistribute(plan.mesh, back)
-
-
-def share_of(operand: Tensor, plan: Plan, is_of_classes: bool = False) -> Tensor:
+def _share(operand: Tensor, plan: Plan, is_of_classes: bool = False) -> Tensor:
     if not isinstance(operand, DTensor):
         return operand  # a number, everywhere the same
     if operand.requires_grad and torch.is_grad_enabled():
@@ -76,34 +71,26 @@ class Whole(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*operands)
         ctx.plan, ctx.dtype, ctx.empty = plan, share.dtype, empty
-        return whole_of(share, plan, strides, dtype, empty)
+        value = all_reduced(share, plan).to(dtype)
+        if empty is not None:
+            value = torch.where(empty, value / 0, value)
+        return as_dtensor(value.view_as(value), plan, plan.of_result()[0], plan.shape[: len(strides)], strides)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         others = (None,) * (len(ctx.needs_input_grad) - 1)
         _ = ctx.saved_tensors  # raises where one was changed
-        if grads[0] is None:
+        (grad_output,), (placements, shares) = grads, ctx.plan.of_result()
+        if grad_output is None:
             return None, *others
-        return incoming(grads[0], ctx.plan, ctx.dtype, ctx.empty), *others
-
-
-def whole_of(share: Tensor, plan: Plan, strides: tuple[int, ...], dtype: torch.dtype, empty: Tensor | None) -> DTensor:
-    """The loss, from this process's share of it."""
-    value = all_reduced(share, plan).to(dtype)
-    if empty is not None:
-        value = torch.where(empty, value / 0, value)
-    return as_dtensor(value.view_as(value), plan, plan.of_result()[0], plan.shape[: len(strides)], strides)
-
-
-def incoming(grad_output: Tensor, plan: Plan, dtype: torch.dtype, empty: Tensor | None) -> Tensor:
-    """What the gradient for the loss is for this process's share of it."""
-    placements, shares = plan.of_result()
-    if not isinstance(grad_output, DTensor):  # everywhere the same
-        grad_output = DTensor.from_local(grad_output, plan.mesh, (Replicate(),) * len(placements))
-    if grad_output.placements != placements:
-        grad_output = grad_output.redistribute(plan.mesh, placements)
-    grad = grad_output.to_local(grad_placements=shares).to(dtype)
-    return grad if empty is None else torch.where(empty, 0, grad)
+        if not isinstance(grad_output, DTensor):  # everywhere the same
+            grad_output = DTensor.from_local(grad_output, ctx.plan.mesh, (Replicate(),) * len(placements))
+        if grad_output.placements != placements:
+            grad_output = grad_output.redistribute(ctx.plan.mesh, placements)
+        grad = grad_output.to_local(grad_placements=shares).to(ctx.dtype)
+        if ctx.empty is not None:
+            grad = torch.where(ctx.empty, 0, grad)
+        return grad, *others
 
 
 class Sum(torch.autograd.Function):
@@ -120,20 +107,13 @@ class Sum(torch.autograd.Function):
 
 
 def all_reduced(share: Tensor, plan: Plan) -> Tensor:
-    if plan.mesh.get_coordinate() is None or not plan.reduced:  # a process outside the mesh
+    if plan.mesh.get_coordinate() is None:  # a process outside the mesh
         return share
-    if _dispatch.is_captured():
-        return _over_dims(share, plan)
-    with torch._C._AutoDispatchBelowAutograd():  # whose kernels of these two ops cost the host 12 us
-        return _over_dims(share, plan)
-
-
-def _over_dims(share: Tensor, plan: Plan) -> Tensor:
     # The ops that a trace has: torch.distributed's own function wraps the result, which costs the host more.
     for mesh_dim in plan.reduced:
         if plan.mesh.size(mesh_dim) > 1:
-            share = _collectives.all_reduce(share, "sum", plan.mesh.get_group(mesh_dim).group_name)
-            share = _collectives.wait_tensor(share)
+            share = collectives.all_reduce(share, "sum", plan.mesh.get_group(mesh_dim).group_name)
+            share = collectives.wait_tensor(share)
     return share
 
 
@@ -157,15 +137,15 @@ class Call(NamedTuple):
     def tensors(self) -> list[DTensor]:
         return [x for x in (self.input, self.target, self.third, *self.options) if isinstance(x, DTensor)]
 
-    def shares(self, plan: Plan, take: Any) -> Call:
+    def shares(self, plan: Plan) -> Call:
         """The call of this process's shards."""
-        beside = {k: take(v, plan) for k, v in self.options._asdict().items() if isinstance(v, Tensor)}
-        third = take(self.third, plan, self.is_of_classes()) if isinstance(self.third, Tensor) else self.third
-        own = take(self.input, plan), take(self.target, plan)
-        return self._replace(input=own[0], target=own[1], third=third, options=self.options._replace(**beside))
+        beside = {k: _share(v, plan) for k, v in self.options._asdict().items() if isinstance(v, Tensor)}
+        third = _share(self.third, plan, self.is_of_classes()) if isinstance(self.third, Tensor) else self.third
+        x, t = _share(self.input, plan), _share(self.target, plan)
+        return self._replace(input=x, target=t, third=third, options=self.options._replace(**beside))
 
 
-def divisor_of(own: Call, plan: Plan, kept: int, sum_over: Any) -> tuple[Any, Tensor | None]:
+def divisor_of(own: Call, plan: Plan, kept: int) -> tuple[Any, Tensor | None]:
     """What the mean over the whole divides by, from the shares: one number for all, or what had to be counted, one for
     each index kept, with 1 where that is 0; and where it is (`empty`)."""
     x, t, options = own.input, own.target, own.options
@@ -177,7 +157,7 @@ def divisor_of(own: Call, plan: Plan, kept: int, sum_over: Any) -> tuple[Any, Te
         found = reference.denominators(own.spec, x, t, options, own.third, own.rows)
         counted = None if found is None else found[:, 0].view(shape[:kept])
     if counted is not None:
-        counted = sum_over(counted, plan)
+        counted = Sum.apply(counted, plan)
         empty = counted == 0
         return torch.where(empty, 1, counted), empty
     if _dispatch.is_compiled():  # for another whole of which this process has as much the same graph may serve
@@ -198,13 +178,15 @@ def loss(*given: Any) -> Tensor:
     if _keeps_vocabulary(call):
         from . import _sharded_vocabulary
 
-        return _sharded_vocabulary.loss(call, plan_of(input, target, kept, True, True), kept)
+        return _sharded_vocabulary.loss(
+            call, plan_of(input, target, kept, is_of_rows=True, keeps_vocabulary=True), kept
+        )
     plan = plan_of(input, target, kept, call.rows is not None)
-    own = call.shares(plan, share_of)
+    own = call.shares(plan)
     divisor: Any = None
     empty = None
     if call.reduction == "mean" and own.options.normalizer is None and plan.reduced:
-        divisor, empty = divisor_of(own, plan, kept, Sum.apply)
+        divisor, empty = divisor_of(own, plan, kept)
     of_sum = torch.promote_types(call.dtype, torch.float32) if plan.reduced else call.dtype  # halves are rounded once
     own = own._replace(dtype=of_sum)
     if empty is not None and kept:  # which a normalizer, one for all, cannot be

@@ -38,8 +38,7 @@ class Plan(NamedTuple):
             if is_of_classes or not isinstance(placement, Shard):
                 return Replicate()
             own = _own_dim(operand, placement.dim, self.shape, self.classes)
-            has_it = own is not None and operand.shape[own] == self.shape[placement.dim]
-            return Shard(own) if own is not None and has_it else Replicate()
+            return Replicate() if own is None else Shard(own)
 
         found = tuple(map(place, self.placements))
         if self.vocabulary is None or operand.dim() <= len(self.shape):
@@ -65,12 +64,11 @@ class Plan(NamedTuple):
 
 def _own_dim(operand: Tensor, dim: int, shape: torch.Size, classes: int | None) -> int | None:
     """Which of the operand's dimensions is the losses' `dim`: they broadcast from the right, or have the classes
-    between."""
-    missing = len(shape) - operand.dim()
-    if missing < 0:
-        assert classes is not None
-        return dim + (dim >= classes)
-    return dim - missing if dim >= missing else None
+    between. None where it lacks or repeats that."""
+    own = dim - (len(shape) - operand.dim())
+    if classes is not None and operand.dim() > len(shape):
+        own = dim + (dim >= classes)
+    return own if own >= 0 and operand.shape[own] == shape[dim] else None
 
 
 def plan_of(input: DTensor, target: DTensor, kept: int, is_of_rows: bool, keeps_vocabulary: bool = False) -> Plan:
@@ -81,10 +79,8 @@ def plan_of(input: DTensor, target: DTensor, kept: int, is_of_rows: bool, keeps_
         placement = operand.placements[mesh_dim]
         if type(placement) is not Shard:  # a strided one may be of FSDP's own order
             return None
-        for dim, size in enumerate(shape):
-            if _own_dim(operand, dim, shape, classes) == placement.dim:
-                return Shard(dim) if operand.shape[placement.dim] == size else None
-        return None
+        dims = (dim for dim in range(len(shape)) if _own_dim(operand, dim, shape, classes) == placement.dim)
+        return next((Shard(dim) for dim in dims), None)
 
     mesh = input.device_mesh
     placements = tuple(shard(input, i) or shard(target, i) or Replicate() for i in range(mesh.ndim))

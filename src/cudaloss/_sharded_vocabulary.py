@@ -18,15 +18,17 @@ from torch import Tensor
 
 from . import _dispatch, reference
 from ._options import NONE
-from ._sharded import Call, Sum, Whole, all_reduced, divisor_of, share_of
+from ._sharded import Call, Sum, Whole, all_reduced, collectives, divisor_of
 from ._sharded_plan import Plan, strides_of
 from ._specs import LossSpec, RowNumbers
 
-_collectives = torch.ops._c10d_functional
+
+def _over_vocabulary(plan: Plan) -> Plan:
+    return plan._replace(reduced=(plan.vocabulary,))
 
 
 class _OnAll(torch.autograd.Function):
-    """What every process of the vocabulary's mesh dimension uses alike: its gradient is the sum of theirs."""
+    """What the processes of a vocabulary have alike and use each for its classes: its gradient is the sum of theirs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
@@ -35,11 +37,20 @@ class _OnAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return _over_vocabulary(grads[0], ctx.plan), None
+        return _FromAll.apply(grads[0], ctx.plan), None
 
 
-def _over_vocabulary(x: Tensor, plan: Plan) -> Tensor:
-    return all_reduced(x, plan._replace(reduced=(plan.vocabulary,)))
+class _FromAll(torch.autograd.Function):
+    """The sum of what the processes of a vocabulary found each for its classes, which they have alike."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+        ctx.plan = plan
+        return all_reduced(x, _over_vocabulary(plan))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _OnAll.apply(grads[0], ctx.plan), None
 
 
 class _LogSum(torch.autograd.Function):
@@ -54,7 +65,7 @@ class _LogSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         input, known = ctx.saved_tensors
-        total = _OnAll.apply(_over_vocabulary(grads[0], ctx.plan), ctx.plan)
+        total = Sum.apply(grads[0], _over_vocabulary(ctx.plan))
         part = (input - _LogSum.apply(input, known, ctx.plan).unsqueeze(ctx.plan.classes)).exp()
         return (total.unsqueeze(ctx.plan.classes) * part).to(input.dtype), None, None
 
@@ -105,7 +116,7 @@ class _Rows(torch.autograd.Function):
         assert plan.vocabulary is not None
         count, group = plan.mesh.size(plan.vocabulary), plan.mesh.get_group(plan.vocabulary).group_name
         mine = torch.stack([part.log_sum, part.loss, part.is_own.to(part.loss.dtype)])
-        all_parts = _collectives.wait_tensor(_collectives.all_gather_into_tensor(mine, count, group))
+        all_parts = collectives.wait_tensor(collectives.all_gather_into_tensor(mine, count, group))
         log_sums, losses, owners = all_parts.view(count, *mine.shape).unbind(1)
         owned, whole = owners == 1, log_sums.logsumexp(0)
         of_owner = torch.where(owned, log_sums, -torch.inf).amax(0)
@@ -132,11 +143,11 @@ class _Rows(torch.autograd.Function):
             input, whole = torch.where(counts.unsqueeze(dim), input, 0), torch.where(counts, whole, 0)
             incoming, log_sum = _OnAll.apply(grads[0], plan), _LogSum.apply(input, whole, plan)
             of_sum = incoming * (1 + 2 * z_loss * log_sum)
-            found = (input - log_sum.unsqueeze(dim)).exp() * of_sum.unsqueeze(dim)
-            if input.shape[dim] == 0:
-                return found.to(input.dtype), *others
-            at_target = one_class(torch.where(is_own, own, 0), torch.where(is_own, -incoming, 0), found.dtype)
-            return found.scatter_add(*at_target).to(input.dtype), *others
+            # The same nodes whether or not there are classes: the engine's order is that of the others' collectives.
+            classes = torch.arange(input.shape[dim], device=input.device).view(-1, *(1,) * (input.dim() - dim - 1))
+            is_target = classes == torch.where(is_own, own, -1).unsqueeze(dim)
+            found = (input - log_sum.unsqueeze(dim)).exp() * of_sum.unsqueeze(dim) - incoming.unsqueeze(dim) * is_target
+            return found.to(input.dtype), *others
         if input.shape[dim] == 0:
             return torch.zeros_like(input), *others
         of_square = grads[0] * (2 * z_loss * whole)
@@ -153,14 +164,14 @@ class _Rows(torch.autograd.Function):
 
 def loss(call: Call, plan: Plan, kept: int) -> Tensor:
     """The loss of a call that has been checked, whose input's classes are sharded along ``plan.vocabulary``."""
-    own, rows = call.shares(plan, share_of), call.rows
+    own, rows = call.shares(plan), call.rows
     assert isinstance(rows, RowNumbers) and plan.vocabulary is not None and plan.classes is not None
     options, target = own.options, own.target
     counts = target.long() != rows.ignore_index  # of uint8 156 would be -100
     counts = counts if options.mask is None else counts & options.mask
     classes, count = call.input.shape[plan.classes], plan.mesh.size(plan.vocabulary)
     # As the CPU's kernel does it; on a GPU the row is NaN.
-    if target.device.type == "cpu" and not torch.compiler.is_compiling():
+    if target.device.type == "cpu":
         wrong = target[counts & ((target < 0) | (target >= classes))]
         if wrong.numel():
             raise RuntimeError(
@@ -175,7 +186,7 @@ def loss(call: Call, plan: Plan, kept: int) -> Tensor:
     if call.reduction != "none":
         value = value.flatten(kept).sum(-1) if value.dim() > kept else value
         if call.reduction == "mean" and divisor is None:
-            divisor, empty = divisor_of(own, plan, kept, Sum.apply)
+            divisor, empty = divisor_of(own, plan, kept)
     value = value if divisor is None else value / divisor
     share = (value * options.scale).to(torch.promote_types(call.dtype, torch.float32))
     given = call.tensors() if share.requires_grad else []

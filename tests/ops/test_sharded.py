@@ -4,29 +4,24 @@ processes, gloo, started once; each leaves what it found."""
 from __future__ import annotations
 
 import random
-from datetime import timedelta
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from sharding import BARS, MESHES, assert_close, assert_of_the_whole, found_by_all, run_random_calls
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
 
 import cudaloss
 import oracle
 from cudaloss._specs import SPECS
 from oracle import op, operands, parameters
 
-PROCESSES = 4
-MESHES = ((4,), (2, 2))
 CASES = 12  # of each loss and mesh
-BARS = {torch.float32: 1e-6, torch.float64: 1e-12}  # of the largest element
 
 
 def placements(draw: random.Random, mesh, dims: int) -> list:
@@ -73,13 +68,9 @@ def called(spec, operands: list[Tensor], call: dict[str, Any]) -> Tensor:
     return op(spec)(*operands, call["reduction"], call["parameter"], **options)
 
 
-def assert_close(found: Tensor, truth: Tensor, bar: float) -> None:
-    largest = truth.nan_to_num(0, 0, 0).abs().max() if truth.numel() else 0.0
-    torch.testing.assert_close(found.double(), truth, rtol=0, atol=float(bar * largest), equal_nan=True)
-
-
-def check_random_call(draw: random.Random, spec, mesh) -> Tensor:
+def check_random_call(spec, draw: random.Random, mesh) -> Tensor:
     """Value and gradients of one call are those of one process; the value, as this process has it."""
+    oracle.suited[0] = spec
     shape = tuple(draw.choice([1, 2, 3, 5, 6, 7]) for _ in range(draw.choice([1, 2, 2, 3])))
     dtype = draw.choice([torch.float32, torch.float32, torch.float64])
     input, target = operands(shape, (dtype, dtype), "cpu")
@@ -102,19 +93,6 @@ def check_random_call(draw: random.Random, spec, mesh) -> Tensor:
     return value.detach().full_tensor()
 
 
-def run_random_calls(spec, mesh_shape: tuple[int, ...]) -> tuple[list[Tensor], list[str]]:
-    draw, mesh = random.Random(f"{spec.name} {mesh_shape}"), init_device_mesh("cpu", mesh_shape)
-    torch.manual_seed(0)
-    oracle.suited[0] = spec
-    values, faults = [], []
-    for case in range(CASES):
-        try:
-            values.append(check_random_call(draw, spec, mesh))
-        except Exception as error:  # the other processes have it too, or wait for this one in vain
-            faults.append(f"case {case}: {type(error).__name__}: {error}")
-    return values, faults
-
-
 def check_parameter_of_fsdp() -> None:
     """A penalty on a tensor-parallel parameter that FSDP2 keeps in shards of its own order, which adds its gradient."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
@@ -133,33 +111,22 @@ def check_parameter_of_fsdp() -> None:
     torch.testing.assert_close(weight.grad.full_tensor(), whole.weight.grad)
 
 
-def work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    limit = timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=PROCESSES, timeout=limit)
-    try:
-        found = {(spec.name, mesh): run_random_calls(spec, mesh) for spec in SPECS for mesh in MESHES}
-        check_parameter_of_fsdp()  # which ends the run, and fails all tests
-        torch.save(found, f"{folder}/{rank}.pt")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+def find() -> dict[Any, Any]:
+    check_parameter_of_fsdp()
+    return {
+        (spec.name, mesh): run_random_calls(spec.name, mesh, CASES, partial(check_random_call, spec))
+        for spec in SPECS
+        for mesh in MESHES
+    }
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict]:
     """What each process found, by loss and mesh."""
-    folder: Path = tmp_path_factory.mktemp("sharded")
-    spawn(work, (str(folder),), nprocs=PROCESSES)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
+    return found_by_all(find, tmp_path_factory.mktemp("sharded"))
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("loss", [spec.name for spec in SPECS])
 def test_random_calls_are_those_of_the_whole(loss, mesh, found):
-    (values, faults), *others = (of_process[loss, mesh] for of_process in found)
-    assert not faults
-    assert len(values) == CASES
-    for other, _ in others:
-        torch.testing.assert_close(other, values, rtol=0, atol=0, equal_nan=True)
+    assert_of_the_whole([of_process[loss, mesh] for of_process in found], CASES)

@@ -99,6 +99,10 @@ def check_the_kernels_compute(data: Data) -> None:
     kept, reference.loss = reference.loss, refuse
     try:
         cudaloss.smooth_l1_loss(data.place("input"), data.place("target"), mask=data.place("mask")).backward()
+        index = torch.zeros(SHAPE[0], dtype=torch.int64, device=data.mesh.device_type)
+        for placements, of_rows in ((ROWS, ROWS), (COLUMNS, [Replicate()])):
+            target = distribute_tensor(index, data.mesh, of_rows)
+            cudaloss.cross_entropy(data.place("input", placements), target).backward()
     finally:
         reference.loss = kept
 

@@ -4,26 +4,21 @@ are sharded no logit moves. Four processes, gloo, started once; each leaves what
 from __future__ import annotations
 
 import random
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from sharding import BARS, MESHES, PROCESSES, assert_close, assert_of_the_whole, found_by_all, run_random_calls
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
 
 import cudaloss
 from cudaloss._specs import OF_ROWS
 
-PROCESSES = 4
-MESHES = ((4,), (2, 2))
 CASES = 16  # of each loss and mesh
-BARS = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 2**-8}  # of the largest element
 ROWS, CLASSES = Shard(0), Shard(1)
 
 
@@ -61,11 +56,6 @@ def draw_call(draw: random.Random, spec, shape: tuple[int, ...]) -> tuple[list[T
     return operands, options
 
 
-def assert_close(found: Tensor, truth: Tensor, bar: float) -> None:
-    largest = truth.nan_to_num(0, 0, 0).abs().max() if truth.numel() else 0.0
-    torch.testing.assert_close(found.double(), truth, rtol=0, atol=float(bar * largest), equal_nan=True)
-
-
 def narrowed(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return [x.to(dtype) if x.is_floating_point() else x for x in tensors]
 
@@ -91,21 +81,13 @@ def check_call(spec, mesh, operands: list[Tensor], options: dict[str, Any], dtyp
     return value.detach().full_tensor()
 
 
-def run_random_calls(spec, mesh_shape: tuple[int, ...]) -> tuple[list[Tensor], list[str]]:
-    draw, mesh = random.Random(f"{spec.name} {mesh_shape}"), init_device_mesh("cpu", mesh_shape)
-    torch.manual_seed(0)
-    values, faults = [], []
-    for case in range(CASES):
-        shape = tuple(draw.choice([2, 3, 5, 6, 7]) for _ in range(draw.choice([2, 3])))
-        if spec.name in ("triplet_margin", "cosine_embedding"):
-            shape = shape[:2]
-        operands, options = draw_call(draw, spec, shape)
-        dtype = draw.choice([torch.float32, torch.float32, torch.float64])
-        try:
-            values.append(check_call(spec, mesh, operands, options, dtype, partial(place, draw, mesh)))
-        except Exception as error:  # the other processes have it too, or wait for this one in vain
-            faults.append(f"case {case}: {shape} {list(options)} {type(error).__name__}: {error}")
-    return values, faults
+def check_random_call(spec, draw: random.Random, mesh) -> Tensor:
+    shape = tuple(draw.choice([2, 3, 5, 6, 7]) for _ in range(draw.choice([2, 3])))
+    if spec.name in ("triplet_margin", "cosine_embedding"):
+        shape = shape[:2]
+    operands, options = draw_call(draw, spec, shape)
+    dtype = draw.choice([torch.float32, torch.float32, torch.float64])
+    return check_call(spec, mesh, operands, options, dtype, partial(place, draw, mesh))
 
 
 # ---- classes that are sharded: (mesh, where the logits are) ----
@@ -213,16 +195,19 @@ def check_what_moves(mesh) -> None:
         assert sharded.grad.placements == sharded.placements
 
 
-def check_second_derivatives(mesh) -> None:
-    def twice(x: Tensor, t: Tensor) -> Tensor:
-        (slope,) = torch.autograd.grad(cudaloss.cross_entropy(x, t, z_loss=0.1), x, create_graph=True)
-        return torch.autograd.grad(slope.pow(3).sum(), x)[0]
+def check_second_and_third_derivatives(mesh) -> None:
+    def derivatives(x: Tensor, t: Tensor, order: int) -> list[Tensor]:
+        found = [cudaloss.cross_entropy(x, t, z_loss=0.1)]
+        for _ in range(order):
+            found += torch.autograd.grad(found[-1].pow(3).sum(), x, create_graph=True)
+        return found[2:]
 
-    for classes in (2, 6):
+    for classes, order in ((2, 2), (6, 3)):  # of empty shards two alone are right, of pointwise losses too
         x, t = torch.randn(4, classes, dtype=torch.float64), torch.tensor([1, 0, -100, 1])
         sharded = distribute_tensor(x, mesh, [CLASSES]).requires_grad_()
-        found = twice(sharded, distribute_tensor(t, mesh, [Replicate()])).full_tensor()
-        torch.testing.assert_close(found, twice(x.clone().requires_grad_(), t))
+        found = derivatives(sharded, distribute_tensor(t, mesh, [Replicate()]), order)
+        for ours, wanted in zip(found, derivatives(x.clone().requires_grad_(), t, order), strict=True):
+            assert_close(ours.full_tensor(), wanted, 1e-12)
 
 
 def check_an_index_out_of_range(mesh) -> None:
@@ -236,46 +221,37 @@ CHECKS = (
     check_what_is_left_out,
     check_a_class_of_bytes_that_is_no_ignore_index,
     check_what_moves,
-    check_second_derivatives,
+    check_second_and_third_derivatives,
     check_an_index_out_of_range,
 )
 
 
-def work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store, limit = f"file://{folder}/store", timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=PROCESSES, timeout=limit)
-    try:
-        found: dict[Any, Any] = {(spec.name, mesh): run_random_calls(spec, mesh) for spec in OF_ROWS for mesh in MESHES}
-        for case, (shape, placements) in enumerate(VOCABULARIES):
-            torch.manual_seed(case)
-            found[case] = run_vocabulary(init_device_mesh("cpu", shape), placements)
-        mesh = init_device_mesh("cpu", (PROCESSES,))
-        for check in CHECKS:
-            torch.manual_seed(0)
-            check(mesh)  # which ends the run, and fails all tests
-        torch.save(found, f"{folder}/{rank}.pt")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+def find() -> dict[Any, Any]:
+    found: dict[Any, Any] = {
+        (spec.name, mesh): run_random_calls(spec.name, mesh, CASES, partial(check_random_call, spec))
+        for spec in OF_ROWS
+        for mesh in MESHES
+    }
+    for case, (shape, placements) in enumerate(VOCABULARIES):
+        torch.manual_seed(case)
+        found[case] = run_vocabulary(init_device_mesh("cpu", shape), placements)
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    for check in CHECKS:
+        torch.manual_seed(0)
+        check(mesh)
+    return found
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict]:
     """What each process found, by loss and mesh, or by the vocabulary's place."""
-    folder = tmp_path_factory.mktemp("sharded")
-    spawn(work, (str(folder),), nprocs=PROCESSES)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
+    return found_by_all(find, tmp_path_factory.mktemp("sharded"))
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("loss", [spec.name for spec in OF_ROWS])
 def test_random_calls_are_those_of_the_whole(loss, mesh, found):
-    (values, faults), *others = (of_process[loss, mesh] for of_process in found)
-    assert not faults
-    assert len(values) == CASES
-    for other, _ in others:
-        torch.testing.assert_close(other, values, rtol=0, atol=0, equal_nan=True)
+    assert_of_the_whole([of_process[loss, mesh] for of_process in found], CASES)
 
 
 @pytest.mark.parametrize("case", range(len(VOCABULARIES)), ids=[str(case) for case in VOCABULARIES])

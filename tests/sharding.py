@@ -1,0 +1,65 @@
+"""What the tests of DTensors share: processes over gloo, started once, and random calls that are those of the whole."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
+
+PROCESSES = 4
+MESHES = ((4,), (2, 2))
+BARS = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 2**-8}  # of the largest element
+
+
+def assert_close(found: Tensor, truth: Tensor, bar: float) -> None:
+    largest = truth.nan_to_num(0, 0, 0).abs().max() if truth.numel() else 0.0
+    torch.testing.assert_close(found.double(), truth, rtol=0, atol=float(bar * largest), equal_nan=True)
+
+
+def run_random_calls(
+    name: str, mesh_shape: tuple[int, ...], cases: int, check: Callable[[random.Random, DeviceMesh], Tensor]
+) -> tuple[list[Tensor], list[str]]:
+    """The values of that many calls, as this process has them, and what was wrong."""
+    draw, mesh = random.Random(f"{name} {mesh_shape}"), init_device_mesh("cpu", mesh_shape)
+    torch.manual_seed(0)
+    values, faults = [], []
+    for case in range(cases):
+        try:
+            values.append(check(draw, mesh))
+        except Exception as error:  # the other processes have it too, or wait for this one in vain
+            faults.append(f"case {case}: {type(error).__name__}: {error}")
+    return values, faults
+
+
+def _work(rank: int, folder: str, find: Callable[[], Any]) -> None:
+    torch.set_num_threads(1)
+    store, limit = f"file://{folder}/store", timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=PROCESSES, timeout=limit)
+    try:
+        torch.save(find(), f"{folder}/{rank}.pt")
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def found_by_all(find: Callable[[], Any], folder: Path) -> list[Any]:
+    """What each process finds. What `find` raises ends the run, and fails all tests."""
+    spawn(_work, (str(folder), find), nprocs=PROCESSES)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
+
+
+def assert_of_the_whole(of_processes: list[tuple[list[Tensor], list[str]]], cases: int) -> None:
+    """That all calls were right, and all processes have the same values."""
+    (values, faults), *others = of_processes
+    assert not faults
+    assert len(values) == cases
+    for other, _ in others:
+        torch.testing.assert_close(other, values, rtol=0, atol=0, equal_nan=True)
