@@ -224,7 +224,7 @@ def extension(found):
     """The extension with CUDA kernels of the toolkit `found`, or without any."""
     include_dirs = [pybind11.get_include(), str(ROOT / "csrc"), str(GENERATED)]
     sources = ["csrc/binding.cpp", "csrc/torch/ops.cpp"]
-    sources += [f"csrc/cpu/{name}.cpp" for name in ("blocks", "convert", "count", "gather", "row_tiles")]
+    sources += [f"csrc/cpu/{name}.cpp" for name in ("blocks", "convert", "count", "gather", "row_tiles", "vocabulary")]
     target = f"0x{TORCH_TARGET[0]:02x}{TORCH_TARGET[1]:02x}000000000000"
     macros = [
         ("TORCH_TARGET_VERSION", target),
@@ -252,7 +252,7 @@ def extension(found):
         os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(names)
         cpp_extension.CUDA_HOME = str(found.root)  # a CPU-only torch leaves it None, whatever the environment says
         sources += generate_sources(CPU)
-        shared = ["cuda/fold.cu", "cuda/count.cu", "cuda/strided.cu", "cuda/vectors.cu"]
+        shared = ["cuda/fold.cu", "cuda/count.cu", "cuda/strided.cu", "cuda/vectors.cu", "cuda/vocabulary.cu"]
         if len(names) > 1:
             sources += [one_source(shared)]
         else:

@@ -102,6 +102,14 @@ struct Rows {
   double z_loss, softcap;         // a softcap of 0 is none
 };
 
+// Of classes that processes share, those of one: where they begin among all, and what of a row's target is known or
+// wanted beside its losses and their grad_output.
+struct Part {
+  int64_t all_classes, first_class;  // of 0 classes: the pass has whole rows
+  Result targets;        // the logits at the targets, -inf where another process has that; as the losses lie
+  Operand grad_targets;  // their gradients, as grad_output lies
+};
+
 // Which elements count, and how much. An operand without data is not there.
 struct Selection {
   Operand mask;     // bool
@@ -136,6 +144,7 @@ struct Pass {
   Numbers numbers;
   Operand third;  // in the place of numbers.third
   Rows rows;
+  Part part;
   double scale;
   Denominator denominator;
 

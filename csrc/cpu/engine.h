@@ -18,6 +18,9 @@ void pass(const Pass& request, ParallelFor parallel_for);
 template <class Loss>
 void row_pass(const Pass& request, ParallelFor parallel_for);
 
+// Of a part of the classes (Pass::part).
+void vocabulary_pass(const Pass& request, ParallelFor parallel_for);
+
 void count(const Count& request, ParallelFor parallel_for);
 
 }  // namespace cudaloss::cpu

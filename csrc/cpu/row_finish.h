@@ -59,7 +59,8 @@ CUDALOSS_MULTIVERSION void finish_rows(Loss loss, double classes, RowLanes<F>& r
   RowLanes<F> own = rows;
   for (int lane = 0; lane < kLanes; ++lane) {
     const double max = static_cast<double>(own.max[lane]), target = own.target[lane];
-    const double factor = own.factor[lane], sum = sound_sum(own.sums[lane] * small, max, target);
+    const double factor = own.factor[lane], found = own.sums[lane] * small;
+    const double sum = Loss::kIsPart ? found : sound_sum(found, max, target);
     const double reference = own.reference[lane], behind = own.behind[lane];
     const double lost = lost_of(max, reference, behind, static_cast<double>(own.largest[lane]) * small);
     const OtherClasses<double> others = {reference, {sum, fused(sum, behind, own.rests[lane] * small) + lost}};
@@ -74,7 +75,8 @@ CUDALOSS_MULTIVERSION void finish_rows(Loss loss, double classes, RowLanes<F>& r
     own.loss[lane] = kept(row.loss, own.keep[lane]);
     if constexpr (!kGradients) continue;
     const Gain<F> of_exp = gain_of<F>(row.of_exp, {factor, own.factor_rest[lane]}, behind);
-    own.at_target[lane] = kept(fused(row.at_target, factor, row.at_target * own.factor_rest[lane]), own.keep[lane]);
+    const double times_factor = fused(row.at_target, factor, row.at_target * own.factor_rest[lane]);
+    own.at_target[lane] = kept(Loss::kIsPart ? row.at_target : times_factor, own.keep[lane]);
     own.share[lane] = static_cast<F>(row.of_share * factor);
     own.unlifted[lane] = of_exp.unlifted;
     own.hi[lane] = of_exp.hi;

@@ -117,6 +117,7 @@ class RowGroups {
       finish_rows<Targets::Indices, false, F>(loss_, classes, lanes);
     }
     std::copy_n(lanes.loss, group.rows, scratch.terms + group.first);
+    if constexpr (Loss::kIsPart) std::copy_n(lanes.target, group.rows, scratch.of_targets + group.first);
     if (pass_.grad_input.data) write_grad_input(group, scratch);
     if (pass_.grad_target.data) write_grad_target(group, scratch);
   }
@@ -156,7 +157,9 @@ class RowGroups {
       F& own = group.tiles[shape_.at(row, index)];
       lanes.target[row] = static_cast<double>(own);
       own = F(-INFINITY);
-      if (!of_indices_) {
+      if (Loss::kIsPart) {
+        lanes.weight[row] = scratch.of_targets[group.first + row];
+      } else if (!of_indices_) {
         lanes.weight[row] = static_cast<double>(group.shares[shape_.at(row, index)]);
       } else if (!class_weights_.empty()) {
         lanes.weight[row] = static_cast<double>(class_weights_[index]);

@@ -134,6 +134,10 @@ class RowRun {
     if (pass_.selection.weight.data) {
       multiply_with_rests<F>(scratch.weights, count, scratch.factors, scratch.rests);
     }
+    if (pass_.part.grad_targets.data) {
+      const double* found = read(pass_.part.grad_targets, strips_.walk(), at, kGradOutput, count, scratch.of_targets);
+      if (found != scratch.of_targets) std::copy(found, found + count, scratch.of_targets);
+    }
   }
 
   void find_all_offsets(const Position& at, int64_t count, Scratch& scratch) const {
@@ -146,16 +150,18 @@ class RowRun {
     if (pass_.grad_target.data) find_offsets(walk, at, kSecond, count, scratch.of_second);
   }
 
-  // Which of the rows selected have a class.
+  // Which of the rows selected have a class, of a part's one of all.
   void select_indices(int64_t count, Scratch& scratch) const {
     read_indices(pass_.target, scratch.of_target, count, scratch.index);
+    const int64_t classes = pass_.rows.classes, all = pass_.part.all_classes ? pass_.part.all_classes : classes;
     for (int64_t row = 0; row < count; ++row) {
       int64_t& index = scratch.index[row];
       const bool wanted = scratch.keep[row] && index != pass_.rows.ignore_index;
-      const bool is_class = index >= 0 && index < pass_.rows.classes;
+      const bool is_class = index >= 0 && index < all;
       if (wanted && !is_class) fault_.note(index);
       scratch.keep[row] = -static_cast<int64_t>(wanted && is_class);
-      if (!scratch.keep[row]) index = -1;
+      index -= pass_.part.first_class;
+      if (!scratch.keep[row] || index < 0 || index >= classes) index = -1;
     }
   }
 
@@ -163,6 +169,10 @@ class RowRun {
     double* out = writable(pass_.losses, strips_.walk(), at, kFirst, count, scratch.buffer);
     scaled(scratch.terms, pass_.scale, count, out);
     write(pass_.losses, strips_.walk(), at, kFirst, count, out);
+    if (!pass_.part.targets.data) return;
+    out = writable(pass_.part.targets, strips_.walk(), at, kFirst, count, scratch.buffer);
+    std::copy(scratch.of_targets, scratch.of_targets + count, out);
+    write(pass_.part.targets, strips_.walk(), at, kFirst, count, out);
   }
 
   const Pass& pass_;
@@ -191,12 +201,13 @@ void run_rows(const Pass& request, const Groups& groups, int64_t row_elements, P
       for (int64_t index = first; index < last; ++index) run(strips.strip(index), nullptr, scratch);
     });
   }
-  fault.raise(request.rows.classes);
+  fault.raise(request.part.all_classes ? request.part.all_classes : request.rows.classes);
 }
 
 // Whether an operand, or a result that no gradient is, is of float64.
 inline bool wants_float64_rows(const Pass& r) {
   const auto is_float64 = [](const auto& has) { return has.data && has.dtype == DType::Float64; };
+  if (r.part.all_classes) return is_float64(r.input);  // whose losses are float64 of any logits
   return is_float64(r.input) || is_float64(r.target) || is_float64(r.selection.weight) || is_float64(r.third) ||
          is_float64(r.losses) || is_float64(r.reduction) || (is_float64(r.grad_output) && varies(r.inner, kGradOutput));
 }

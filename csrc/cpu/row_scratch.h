@@ -15,6 +15,7 @@ struct RowScratch {
   int64_t between;                      // how far apart the input's rows are
   int64_t index[kBlock], keep[kBlock];  // a target; -1 if there is none that counts
   double weights[kBlock], factors[kBlock], rests[kBlock], terms[kBlock], of_segments[kBlock], segment_rests[kBlock],
+      of_targets[kBlock],  // of a part: their gradients, then their logits
       buffer[kBlock];
   uint8_t mask[kBlock];
   RowLanes<F> lanes = {};

@@ -35,6 +35,9 @@ void pass(const Pass& request, const Memory& memory, Stream stream);
 template <class Loss>
 void row_pass(const Pass& request, const Memory& memory, Stream stream);
 
+// Of a part of the classes (Pass::part).
+void vocabulary_pass(const Pass& request, const Memory& memory, Stream stream);
+
 void count(const Count& request, const Memory& memory, Stream stream);
 
 bool is_capturing(Stream stream);

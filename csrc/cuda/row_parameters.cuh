@@ -36,6 +36,7 @@ struct RowParameters {
   Result grad_input, grad_target, losses;
   bool sums;  // the losses: one partial a block, or of several segments one a row
   Fold<P, SegmentLoss> fold;
+  Part part;
 };
 
 // A row, and its indices along two dimensions, where there are no more.
@@ -182,16 +183,18 @@ __device__ __forceinline__ Task<F> task_at(const RowParameters<P>& p, uint32_t r
   }
   return task;
 }
-// its target, where that is an index,
-template <class F, class P>
+// its target, where that is an index, of a part's classes one of all,
+template <bool kIsPart = false, class F, class P>
 __device__ __forceinline__ void read_target(const RowParameters<P>& p, Task<F>& task) {
   if (task.held) return;
   task.counts = !p.mask || p.mask[offset(p, task.at, kMask)] != 0;
   if (!task.counts) return;
   const int64_t index = index_at(p.target, offset(p, task.at, kTarget));
+  const int64_t all = kIsPart ? p.part.all_classes : p.classes, own = kIsPart ? index - p.part.first_class : index;
   task.counts = index != p.ignore_index;
-  task.is_class = static_cast<uint64_t>(index) < static_cast<uint64_t>(p.classes);
-  if (task.counts && task.is_class) task.target = static_cast<int32_t>(index);
+  task.is_class = static_cast<uint64_t>(index) < static_cast<uint64_t>(all);
+  const bool has = !kIsPart || static_cast<uint64_t>(own) < static_cast<uint64_t>(p.classes);
+  if (task.counts && task.is_class && has) task.target = static_cast<int32_t>(own);
 }
 // and what its gradients are multiplied by.
 template <class F, class P>
@@ -206,12 +209,19 @@ __device__ __forceinline__ void read_factors(const RowParameters<P>& p, RowFacto
   if (p.weight.data) task.factor = times(task.factor, Constant<F>{task.weight, F(0)});
 }
 
+// The gradient at the target of a part's row, where it has that.
+template <class F, class P>
+__device__ __forceinline__ F grad_target_of(const RowParameters<P>& p, const Task<F>& task) {
+  if (task.target < 0 || !p.part.grad_targets.data) return F(0);
+  return floating_at<F>(p.part.grad_targets, offset(p, task.at, kGradOutput));
+}
+
 // kIndices: the targets are indices.
-template <class F, bool kIndices, class P>
+template <class F, bool kIndices, bool kIsPart = false, class P>
 __device__ __forceinline__ Task<F> task_of(const RowParameters<P>& p, RowFactor<F>& of_rows, uint32_t row) {
   Task<F> task = task_at<F>(p, row);
   if (kIndices) {
-    read_target(p, task);
+    read_target<kIsPart>(p, task);
   } else if (!task.held) {
     task.counts = !p.mask || p.mask[offset(p, task.at, kMask)] != 0;
     task.is_class = true;
@@ -245,6 +255,12 @@ __device__ __forceinline__ void hand_in(const RowParameters<P>& p, const RowPlac
   }
 }
 
+// Of a part, beside its loss.
+template <class P>
+__device__ __forceinline__ void hand_in_target(const RowParameters<P>& p, const RowPlace& at, double logit) {
+  if (p.part.targets.data) store_scalar(p.part.targets, offset(p, at, kFirst), logit);
+}
+
 // The same of the block's threads. kLeaders: more threads than the first have a sum. `counted` is what count_rows
 // found; null where the pass has no indices.
 template <int kThreads, bool kLeaders, class P>
@@ -262,6 +278,7 @@ __device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& 
 
 inline bool is_fp64(const void* data, DType dtype) { return data && dtype == DType::Float64; }
 inline bool wants_float64_rows(const Pass& r) {
+  if (r.part.all_classes) return is_fp64(r.input.data, r.input.dtype);  // whose losses are fp64 of any logits
   return is_fp64(r.input.data, r.input.dtype) || is_fp64(r.target.data, r.target.dtype) ||
          is_fp64(r.selection.weight.data, r.selection.weight.dtype) || is_fp64(r.third.data, r.third.dtype) ||
          is_fp64(r.reduction.data, r.reduction.dtype) || is_fp64(r.losses.data, r.losses.dtype);
@@ -309,6 +326,7 @@ RowParameters<P> row_parameters(const Pass& r) {
   p.grad_target = r.grad_target;
   p.losses = r.losses;
   p.sums = r.reduction.data != nullptr;
+  p.part = r.part;
   return p;
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "core/softmax.h"
+#include "core/vocabulary_part.h"
 #include "cuda/accessor.cuh"
 #include "cuda/row_lanes.cuh"
 
@@ -299,6 +300,34 @@ __device__ __forceinline__ RowResult<E> finished(const Loss& loss, const RowSums
   const Gain gain = gain_of<E>(of_exp, factor.hi * row.share, fused(factor.hi, row.at_target, -from_others));
   const Gain nothing = {NAN, 0.0f, 0.0f, NAN, 1.0f};
   return {softmax, sums.below, class_weight, softmax.is_nan ? nothing : gain.in_reference(softmax.ratio)};
+}
+
+// The same of a part of the classes: its loss is what is known of the others, and `grad_target` stands at the target.
+template <class E>
+struct PartResult {
+  RowNumber<E> others;
+  Reference reference;
+  float max;
+  Gain gain;
+
+  __device__ __forceinline__ double loss(const vocabulary_part::InFloat&) const {
+    if (max != max || max == INFINITY) return NAN;
+    const double sum = as_double(others) * Elements<E>::kBack;
+    if (sum == 0.0) return -INFINITY;
+    return fused(double{reference.power}, ExpParts<double>::ln2, double{reference.shift}) + rounded(log_of(sum));
+  }
+};
+template <class E>
+__device__ __forceinline__ PartResult<E> finished(const vocabulary_part::InFloat&, const RowSums<E>& sums, float,
+                                                  float grad_target, Constant<float> factor) {
+  using N = RowNumber<E>;
+  const Reference reference = reference_of(sums.max);
+  const N others = Elements<E>(reference.power).mended(sums.others, sums.max - reference.shift);
+  const N of_exp = quotient_of(number_of<N>(factor), others, reciprocal_of(value_of(others)));
+  const Gain gain = gain_of<E>(of_exp, 0.0f, grad_target), nothing = {0.0f, 0.0f, 0.0f, grad_target, 1.0f},
+             none = {NAN, 0.0f, 0.0f, NAN, 1.0f};
+  const bool is_nan = sums.max != sums.max || sums.max == INFINITY;
+  return {others, reference, sums.max, is_nan ? none : sums.max == -INFINITY ? nothing : gain};
 }
 
 // Of a row that does not count, or whose target is no class.

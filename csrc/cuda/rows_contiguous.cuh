@@ -133,11 +133,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int32_t tiles = kTiled ? (p.classes + span.skew() + Tile::kSize - 1) / Tile::kSize : 1;
     Tile tile;
     if (!task.held) tile.load(span, from, lane);  // before it is known whether the row counts
-    read_target(p, task);
-    const bool reads = task.target >= 0;
-    const float target = reads ? widen<float>(span.input[task.target]) : 0.0f;
+    read_target<Loss::kIsPart>(p, task);
+    const bool reads = Loss::kIsPart ? task.counts && task.is_class : task.target >= 0;
+    const float target = task.target >= 0 ? widen<float>(span.input[task.target]) : (Loss::kIsPart ? -INFINITY : 0.0f);
     const float base = select(target == -INFINITY, 0.0f, target);
     read_factors(p, factor, task);
+    if constexpr (Loss::kIsPart) task.class_weight = grad_target_of(p, task);
     PartSums<E> part = {-INFINITY, 0.0f, {}};
     Reference own = reference_of(part.max);
     typename Elements<E>::Sum of_exp;
@@ -164,11 +165,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     const Reference reference = reference_of(part.max);
     const float nothing = without_target(task.counts);
-    const RowResult<E> result =
-        finished<E>(loss, {part.max, part.others, part.below}, target, task.class_weight, task.factor);
+    const auto result = finished<E>(loss, {part.max, part.others, part.below}, target, task.class_weight, task.factor);
     const Gain gain = result.gain;
     if (lane == 0 && !task.held) {
       hand_in(p, task.at, weighted(p, task, reads ? as_double(result.loss(loss)) : double{nothing}), sum);
+      if constexpr (Loss::kIsPart) hand_in_target(p, task.at, target);
     }
     if (!span.gradient || task.held) continue;
     if (!reads) {
@@ -198,7 +199,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     // Over what stands there: by the thread that has written it.
     const int32_t at = task.target - from;
-    if (at >= 0 && at % Tile::kStep < Tile::n) span.gradient[task.target] = narrow<E>(gain.at_target);
+    if ((!Loss::kIsPart || task.target >= 0) && at >= 0 && at % Tile::kStep < Tile::n)
+      span.gradient[task.target] = narrow<E>(gain.at_target);
   }
   hand_in_sum<kThreads, (kLanes < kThreads)>(p, sum, &counted);
 }

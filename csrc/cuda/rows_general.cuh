@@ -72,7 +72,7 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
     own = static_cast<double>(x.value) + static_cast<double>(x.rest);
   }
   const double top = max != max || own != own ? NAN : select(own > max, own, static_cast<double>(max));
-  const bool is_nan = !task.is_class || !(absolute(top) <= DBL_MAX);
+  const bool is_nan = !task.is_class || !(absolute(top) <= DBL_MAX || (Loss::kIsPart && top == -INFINITY));
   const bool sums_shares = g.probabilities || loss.smoothing != 0.0;
   const F floor = floor_below(max);
   P of_exp = {}, below = {}, shares = {}, largest = {};
@@ -103,11 +103,13 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
       const WithRest<double> others = more > 0.0 ? sum_of({more, 0.0}, sum_of_exp) : sum_of_exp;
       result = loss.finish({bound, others}, bound, 0.0, shared);
     } else {
-      result = loss.finish({bound, sum_of_exp}, own, static_cast<double>(task.class_weight), shared, p.classes);
+      const auto beside = static_cast<double>(Loss::kIsPart ? grad_target_of(p, task) : task.class_weight);
+      result = loss.finish({bound, sum_of_exp}, own, beside, shared, p.classes);
     }
   }
   if (task.counts && (is_nan || !reads)) result = {NAN, {NAN, 0.0}, NAN, NAN, {NAN, 0.0}};
   if (lane == 0) hand_in(p, task.at, P{result.loss * static_cast<double>(task.weight)}, sum);
+  if (Loss::kIsPart && lane == 0) hand_in_target(p, task.at, own);
   const double factor = static_cast<double>(task.factor.hi) + static_cast<double>(task.factor.lo);
   const WithRest<double> of_hard = WithRest<double>{task.factor.hi, task.factor.lo} * one_less(loss.smoothing);
   const double nothing = task.counts ? NAN : 0.0;
@@ -118,7 +120,7 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
       const double share = sums_shares ? row.share(j) : 0.0;
       const double e = row.exp(x, max, floor), of_exp = fused(e, result.of_exp.value, e * result.of_exp.rest);
       gradient = j == task.target ? result.at_target : fused(of_exp, 1.0 / kLifted<F>, -result.of_share * share);
-      gradient *= factor * static_cast<double>(x.slope);
+      gradient *= (Loss::kIsPart && j == task.target ? 1.0 : factor) * static_cast<double>(x.slope);
       const WithRest<double> lower = difference_of(top, static_cast<double>(x.value)),
                              lowered = {lower.value, lower.rest - static_cast<double>(x.rest)},
                              above = difference_of(lowered, -result.log_all);
@@ -144,7 +146,8 @@ __global__ void __launch_bounds__(kGeneralThreads)
 #pragma unroll 1
   for (uint32_t first = blockIdx.x * rows; first < p.rows; first += gridDim.x * rows) {
     const uint32_t at = first + (threadIdx.x >> g.lanes_shift);
-    const Task<F> task = g.probabilities ? task_of<F, false>(p, factor, at) : task_of<F, true>(p, factor, at);
+    const Task<F> task =
+        g.probabilities ? task_of<F, false>(p, factor, at) : task_of<F, true, Loss::kIsPart>(p, factor, at);
     if (!task.held) general_row(g, loss, task, lane, lanes, sum);  // all of a row's threads, which are whole warps
   }
   hand_in_sum<kGeneralThreads, true>(p, sum, &counted);

@@ -122,6 +122,17 @@ struct ContiguousLauncher {
   bool ragged() const { return !layout.aligned || r.rows.classes % (kVectorBytes / sizeof(E)) != 0; }
 };
 
+// Rows of a part, whose kernels are few: what they save of short rows the collectives would hide.
+template <class E, class Loss>
+bool fast_parts(const Pass& r, const Memory& memory, Stream stream) {
+  const RowLayout layout = layout_of<E>(r);
+  if (!layout.vectors || r.rows.classes <= 1024) return false;
+  const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes));
+  const ContiguousLauncher<E, Loss> rows = {r, loss, layout, memory, stream};
+  rows.template in_tiles<8, 512, sizeof(E) == sizeof(float) ? 1 : 2>();
+  return true;
+}
+
 template <class E, class Loss>
 bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
   const RowLayout layout = layout_of<E>(r);
@@ -162,6 +173,15 @@ bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
   return true;
 }
 
+template <class E, class Loss>
+bool fast_pass(const Pass& r, const Memory& memory, Stream stream) {
+  if constexpr (Loss::kIsPart) {
+    return fast_parts<E, Loss>(r, memory, stream);
+  } else {
+    return fast_rows<E, Loss>(r, memory, stream);
+  }
+}
+
 template <class Loss>
 bool is_fast(const Pass& r) {
   return !is_floating(r.target.dtype) && r.rows.softcap == 0.0 && !r.grad_target.data &&
@@ -175,13 +195,13 @@ void classes_pass(const Pass& r, const Memory& memory, Stream stream) {
     bool done = false;
     switch (r.input.dtype) {
       case DType::Float32:
-        done = fast_rows<float, Loss>(r, memory, stream);
+        done = fast_pass<float, Loss>(r, memory, stream);
         break;
       case DType::Float16:
-        done = fast_rows<Half, Loss>(r, memory, stream);
+        done = fast_pass<Half, Loss>(r, memory, stream);
         break;
       case DType::BFloat16:
-        done = fast_rows<BFloat16, Loss>(r, memory, stream);
+        done = fast_pass<BFloat16, Loss>(r, memory, stream);
         break;
       default:
         break;

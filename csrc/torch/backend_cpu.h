@@ -26,6 +26,7 @@ struct Cpu {
   static void pass(const Pass& request, const Tensor& input) {
     run_of<CpuKernels, CpuRowKernels>(request.loss)(request, input);
   }
+  static void vocabulary_pass(const Pass& request, const Tensor&) { cpu::vocabulary_pass(request, parallel_for); }
   static void count(const Count& request, const Tensor&) { cpu::count(request, parallel_for); }
 };
 

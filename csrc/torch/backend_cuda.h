@@ -51,6 +51,9 @@ struct Cuda {
   static void pass(const Pass& request, const Tensor& input) {
     run_of<CudaKernels, CudaRowKernels>(request.loss)(request, input);
   }
+  static void vocabulary_pass(const Pass& request, const Tensor& input) {
+    with_scratch(request, input, cuda::vocabulary_pass);
+  }
   static void count(const Count& request, const Tensor& input) { with_scratch(request, input, cuda::count); }
 };
 

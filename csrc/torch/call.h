@@ -72,6 +72,11 @@ inline bool declines(const Call& call, const char* fault) {
   return true;
 }
 
+// Of an op that autograd does not see: who calls it says that he knows.
+inline void require_below_autograd(const Call& call) {
+  require(call.mode.is_below_autograd, "autograd does not see this op: call the loss's own, torch.ops.cudaloss.*");
+}
+
 // Whether everything lies as the input does, densely, so that there is one dimension.
 inline bool is_flat(const Call& call, const Tensor* grad_output, std::initializer_list<const Maybe*> gradients) {
   const auto lies = [&](const Tensor& tensor) { return same_order(call.input, tensor); };

@@ -3,6 +3,7 @@
 
 #include "torch/backend_cpu.h"
 #include "torch/passes.h"
+#include "torch/vocabulary.h"
 
 #if defined(CUDALOSS_WITH_CUDA)
 #include "torch/backend_cuda.h"
@@ -20,6 +21,8 @@ void register_ops(torch::stable::detail::StableLibrary& library) {
   library.impl("_pointwise_count", TORCH_BOX(&count<Engine>));
   library.impl("_pointwise_backward", TORCH_BOX(&backward<Engine>));
   library.impl("_pointwise_rescale_", TORCH_BOX(&rescale<Engine>));
+  library.impl("_pointwise_part", TORCH_BOX(&vocabulary_part<Engine>));
+  library.impl("_pointwise_part_backward", TORCH_BOX(&vocabulary_part_backward<Engine>));
 }
 
 }  // namespace

@@ -104,11 +104,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward_with_grad(CUDALOSS_PARAMETERS
           or_undefined(found.denominators)};
 }
 
-// Of an op that autograd does not see: who calls it says that he knows.
-inline void require_below_autograd(const Call& call) {
-  require(call.mode.is_below_autograd, "autograd does not see this op: call the loss's own, torch.ops.cudaloss.*");
-}
-
 // The two for calls without options: five arguments and one result less take the dispatcher 0.9 of 4.4 us (smooth L1 of
 // 64 elements on the CPU).
 template <class Engine>

@@ -65,7 +65,7 @@ def _is_readable(tensor: Tensor, device: torch.device) -> bool:
     )
 
 
-def _is_served(
+def is_served(
     input: Tensor,
     target: Tensor,
     third: Tensor | None,
@@ -104,7 +104,7 @@ def in_play(input: Tensor, target: Tensor, weight: Tensor | None, options: Optio
     if weight is None and mask is None and not ignores:
         return None
     rank = max(input.dim(), target.dim())
-    if not _is_served(input, target, None, torch.float64, options._replace(weight=weight, normalizer=None), rank):
+    if not is_served(input, target, None, torch.float64, options._replace(weight=weight, normalizer=None), rank):
         return reference.in_play(joint_shape(input, target), target, weight, options)
     how = pack("mean", torch.float64, batch_dims=kept) | (IGNORE_NAN if ignores else 0)
     found = _private.count(input, target, how, weight, mask)
@@ -171,15 +171,15 @@ def loss(
     decomposes = not is_plain and ((reduction == "none" and is_compiled()) or _is_exporting_to_onnx())
     for_third = third is not None and third.requires_grad and torch.is_grad_enabled()
     has_labels = isinstance(rows, VectorNumbers) and not spec.differentiable_third
-    is_served = _is_served(input, target, third, dtype, options, rank, has_labels)
+    served = is_served(input, target, third, dtype, options, rank, has_labels)
     if isinstance(rows, VectorNumbers) and (rows.p != 2 or input.shape[class_dim(input)] == 0):
-        is_served = False
+        served = False
     if for_third and not (is_plain and type(third) in PLAIN_TENSORS and spec.has_third_gradient):
-        is_served = False
-    if decomposes or not is_served:
+        served = False
+    if decomposes or not served:
         value = reference.loss(spec, input, target, reduction, parameter, dtype, options, second, rows)
         like = target if rows is None else input  # of rows the loss is contiguous
-        return _private.laid_out(value, input, like) if reduction == "none" and is_served else value
+        return _private.laid_out(value, input, like) if reduction == "none" and served else value
     how = pack(reduction, dtype, spec.mode, batch_dims) | (IGNORE_NAN if ignore_nan else 0)
     divisor = None if normalizer is None or isinstance(normalizer, Tensor) else normalizer
     call = scale, weight, mask, normalizer if divisor is None else None, divisor

@@ -1,4 +1,5 @@
-"""The private ops: what is compiled, as PyTorch's dispatcher and compilers see it. Eight serve all losses:
+"""The private ops: what is compiled, as PyTorch's dispatcher and compilers see it. Eight serve all losses, and two a
+cross entropy whose classes processes share:
 
 ``_pointwise_forward``            the loss, and the denominators that had to be counted for it.
 ``_pointwise_forward_with_grad``  the loss, the gradients that are wanted, for a grad_output of 1, and the denominators.
@@ -10,12 +11,14 @@
 
 Which loss, which reduction and which gradients is in ``how`` (``_modes``). What is not wanted or not there is None.
 Under autograd and under transforms they are what :mod:`._dispatch` makes of them. Autograd does not see the other
-three, which refuse to be called but by itself (``BELOW_AUTOGRAD``), from eager code; that takes 0.5 us less than to
+five, which refuse to be called but by itself (``BELOW_AUTOGRAD``), from eager code; that takes 0.5 us less than to
 step around it:
 
 ``_pointwise_loss``, ``_pointwise_loss_with_grad``
                                   the first two of a call without options: 0.9 of 4.4 us sooner.
 ``_pointwise_rescale_``           what ``finish`` does, in place; nothing where the grad_output is 1.
+``_pointwise_part``, ``_pointwise_part_backward``
+                                  see :mod:`._sharded_vocabulary`.
 
 A private op whose schema or meaning changes needs a new name: PyTorch keeps compiled graphs on disk over an upgrade of
 this package, and they call the ops by name.
@@ -74,6 +77,9 @@ class Call(NamedTuple):
     softcap: float = 0.0
 
 
+_PART = (
+    "Tensor input, Tensor target, int how, Tensor? mask, int first_class, int all_classes, int ignore_index"
+)
 _SCHEMAS = {
     "loss": "(Tensor input, Tensor target, int how, float parameter) -> Tensor",
     "loss_with_grad": "(Tensor input, Tensor target, int how, float parameter) -> (Tensor, Tensor, Tensor)",
@@ -83,12 +89,14 @@ _SCHEMAS = {
     "backward": f"(Tensor grad_output, Tensor? denominators, {_CALL}) -> (Tensor, Tensor)",
     "rescale_": "(Tensor(a!)? grad_input, Tensor(b!)? grad_target, Tensor grad_output, Tensor? denominators, "
     f"{_CALL}) -> bool",
+    "part": f"({_PART}) -> (Tensor, Tensor)",
+    "part_backward": f"(Tensor grad_log_sums, Tensor grad_targets, {_PART}) -> Tensor",
     "finish": f"(Tensor? grad_input, Tensor? grad_target, Tensor grad_output, Tensor? denominators, {_CALL})"
     " -> (Tensor, Tensor)",
 }
 
 
-UNSEEN = ("loss", "loss_with_grad", "rescale_")  # by autograd, and by what captures a call
+UNSEEN = ("loss", "loss_with_grad", "rescale_", "part", "part_backward")  # by autograd, and by what captures a call
 
 AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
@@ -218,6 +226,8 @@ count = _define("count", _fake_count)
 backward = _define("backward", _fake_backward)
 rescale_ = _define("rescale_", lambda *call: True)
 finish = _define("finish", _fake_finish)
+part = _define("part", lambda _, target, *call: 2 * (torch.empty_like(target, dtype=torch.float64),))
+part_backward = _define("part_backward", lambda _, __, input, *call: _empty_as(input, input.dtype))
 
 
 def _declining(answer: Any) -> Callable[..., Any]:
@@ -276,6 +286,8 @@ for _kind, _answer in {
     "forward": (None,) * 2,
     "count": None,
     "forward_with_grad": (None,) * 4,
+    "part": None,  # which never declines
+    "part_backward": None,
 }.items():
     for _key in (*_NOT_COMPILED, *(_CAPTURES if _kind in UNSEEN else ())):
         LIBRARY.impl(f"_pointwise_{_kind}", _declining(_answer), _key)

@@ -175,14 +175,12 @@ def loss(*given: Any) -> Tensor:
     assert isinstance(input, DTensor) and isinstance(target, DTensor)
     rank = max(input.dim(), target.dim()) if call.rows is None else input.dim() - 1
     kept = rank if call.reduction == "none" else call.options.batch_dims
-    if _keeps_vocabulary(call):
+    plan = plan_of(input, target, kept, call.rows is not None, _keeps_vocabulary(call))
+    own = call.shares(plan)
+    if plan.vocabulary is not None:
         from . import _sharded_vocabulary
 
-        return _sharded_vocabulary.loss(
-            call, plan_of(input, target, kept, is_of_rows=True, keeps_vocabulary=True), kept
-        )
-    plan = plan_of(input, target, kept, call.rows is not None)
-    own = call.shares(plan)
+        own = _sharded_vocabulary.of_parts(own, plan, input.shape[class_dim(input)])
     divisor: Any = None
     empty = None
     if call.reduction == "mean" and own.options.normalizer is None and plan.reduced:

@@ -10,6 +10,7 @@
 namespace cudaloss::losses {
 
 struct cross_entropy {
+  static constexpr bool kIsPart = false;
   double smoothing, z_loss;
 
   explicit cross_entropy(const Pass& pass) : smoothing(pass.numbers.second), z_loss(pass.rows.z_loss) {}

@@ -1,0 +1,44 @@
+// Of the classes that one process has of a row: log(sum of exp(x)) of those that are not the target's. With the
+// target's own logit it is all that a cross entropy must know of them, whose loss then is one over two classes a
+// process.
+#pragma once
+
+#include "core/numbers.h"
+#include "core/pass.h"
+#include "core/softmax.h"
+
+namespace cudaloss {
+
+struct vocabulary_part {
+  static constexpr bool kIsPart = true;
+  static constexpr double smoothing = 0.0;
+
+  explicit vocabulary_part(const Pass&) {}
+
+  struct Shared {
+    double below_max, shares;
+  };
+  struct Row {
+    double loss;
+    WithRest<double> of_exp;
+    double of_share, at_target;
+    WithRest<double> log_all;
+  };
+  // Of no class but the target's the loss is -inf, and has no gradient.
+  CUDALOSS_INLINE Row finish(const OtherClasses<double>& others, double, double grad_target, const Shared&,
+                             double = 0.0) const {
+    const WithRest<double> log = log_of(others.sum), one = {1.0, 0.0}, nothing = {0.0, 0.0};
+    const bool is_empty = others.sum.value == 0.0;
+    const WithRest<double> share = quotient_of(one, others.sum, reciprocal_of(others.sum.value));
+    const double log_sum = select(is_empty, -static_cast<double>(INFINITY), others.max + rounded(log));
+    return {log_sum, select(is_empty, nothing, share), 0.0, grad_target, log};
+  }
+
+  struct InFloat {
+    static constexpr float z_loss = 0.0f;
+    static constexpr bool smooths = false;
+    InFloat(const vocabulary_part&, double) {}
+  };
+};
+
+}  // namespace cudaloss
