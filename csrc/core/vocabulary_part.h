@@ -28,7 +28,7 @@ struct vocabulary_part {
   CUDALOSS_INLINE Row finish(const OtherClasses<double>& others, double, double grad_target, const Shared&,
                              double = 0.0) const {
     const WithRest<double> log = log_of(others.sum), one = {1.0, 0.0}, nothing = {0.0, 0.0};
-    const bool is_empty = others.sum.value == 0.0;
+    const bool is_empty = others.max == -DBL_MAX && !(others.sum.value != others.sum.value);  // as bounded() has it
     const WithRest<double> share = quotient_of(one, others.sum, reciprocal_of(others.sum.value));
     const double log_sum = select(is_empty, -static_cast<double>(INFINITY), others.max + rounded(log));
     return {log_sum, select(is_empty, nothing, share), 0.0, grad_target, log};

@@ -77,9 +77,7 @@ class Call(NamedTuple):
     softcap: float = 0.0
 
 
-_PART = (
-    "Tensor input, Tensor target, int how, Tensor? mask, int first_class, int all_classes, int ignore_index"
-)
+_PART = "Tensor input, Tensor target, int how, Tensor? mask, int first_class, int all_classes, int ignore_index"
 _SCHEMAS = {
     "loss": "(Tensor input, Tensor target, int how, float parameter) -> Tensor",
     "loss_with_grad": "(Tensor input, Tensor target, int how, float parameter) -> (Tensor, Tensor, Tensor)",

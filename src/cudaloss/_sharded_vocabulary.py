@@ -23,6 +23,7 @@ from ._sharded import Call, collectives
 from ._sharded_plan import Plan
 from ._specs import LossSpec, RowNumbers
 
+
 class _Place(NamedTuple):
     """Which classes of all a process has, as the private ops take it."""
 
