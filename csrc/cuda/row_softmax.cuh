@@ -311,9 +311,9 @@ struct PartResult {
   Gain gain;
 
   __device__ __forceinline__ double loss(const vocabulary_part::InFloat&) const {
-    if (max != max || max == INFINITY) return NAN;
+    if (max == -INFINITY) return max;  // of which exp is tiny, not 0
+    if (!(max <= FLT_MAX)) return NAN;
     const double sum = as_double(others) * Elements<E>::kBack;
-    if (sum == 0.0) return -INFINITY;
     return fused(double{reference.power}, ExpParts<double>::ln2, double{reference.shift}) + rounded(log_of(sum));
   }
 };
@@ -326,7 +326,7 @@ __device__ __forceinline__ PartResult<E> finished(const vocabulary_part::InFloat
   const N of_exp = quotient_of(number_of<N>(factor), others, reciprocal_of(value_of(others)));
   const Gain gain = gain_of<E>(of_exp, 0.0f, grad_target), nothing = {0.0f, 0.0f, 0.0f, grad_target, 1.0f},
              none = {NAN, 0.0f, 0.0f, NAN, 1.0f};
-  const bool is_nan = sums.max != sums.max || sums.max == INFINITY;
+  const bool is_nan = !(sums.max <= FLT_MAX);
   return {others, reference, sums.max, is_nan ? none : sums.max == -INFINITY ? nothing : gain};
 }
 

@@ -110,7 +110,11 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
   if (task.counts && (is_nan || !reads)) result = {NAN, {NAN, 0.0}, NAN, NAN, {NAN, 0.0}};
   if (lane == 0) hand_in(p, task.at, P{result.loss * static_cast<double>(task.weight)}, sum);
   if (Loss::kIsPart && lane == 0) hand_in_target(p, task.at, own);
-  const double factor = static_cast<double>(task.factor.hi) + static_cast<double>(task.factor.lo);
+  double factor = static_cast<double>(task.factor.hi) + static_cast<double>(task.factor.lo);
+  if (Loss::kIsPart) {  // where the target's gradient is what it is
+    result.of_exp = result.of_exp * WithRest<double>{task.factor.hi, task.factor.lo};
+    factor = 1.0;
+  }
   const WithRest<double> of_hard = WithRest<double>{task.factor.hi, task.factor.lo} * one_less(loss.smoothing);
   const double nothing = task.counts ? NAN : 0.0;
   for (int32_t j = lane; j < p.classes; j += lanes) {
@@ -120,7 +124,7 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
       const double share = sums_shares ? row.share(j) : 0.0;
       const double e = row.exp(x, max, floor), of_exp = fused(e, result.of_exp.value, e * result.of_exp.rest);
       gradient = j == task.target ? result.at_target : fused(of_exp, 1.0 / kLifted<F>, -result.of_share * share);
-      gradient *= (Loss::kIsPart && j == task.target ? 1.0 : factor) * static_cast<double>(x.slope);
+      gradient *= factor * static_cast<double>(x.slope);
       const WithRest<double> lower = difference_of(top, static_cast<double>(x.value)),
                              lowered = {lower.value, lower.rest - static_cast<double>(x.rest)},
                              above = difference_of(lowered, -result.log_all);

@@ -57,7 +57,7 @@ def by_numpy(input, target, place, grads):
 BARS = {torch.float64: 2**-51, torch.float32: 2**-25, torch.float16: 2**-20, torch.bfloat16: 2**-20}
 
 
-def assert_right(input, target, counts, place, grads=None):
+def assert_right(input, target, counts, place, grads=None, ulps=2.0):
     """Gradients within 2 ulp; log-sums so that a cross entropy of them is."""
     grads = torch.rand(2, *target.shape, dtype=torch.float64, device=input.device) + 0.5 if grads is None else grads
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -70,7 +70,7 @@ def assert_right(input, target, counts, place, grads=None):
     np.testing.assert_array_equal(found[1][kept], targets[kept].astype(float))
     gradient = _private.part_backward(*grads, input, target, HOW, counts, *place)
     assert gradient.dtype == input.dtype and gradient.shape == input.shape
-    assert error(gradient, np.where(np.expand_dims(kept, min(input.dim() - 1, 1)), expected, 0)) <= 2.0
+    assert error(gradient, np.where(np.expand_dims(kept, min(input.dim() - 1, 1)), expected, 0)) <= ulps
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -121,7 +121,8 @@ def test_a_nearly_certain_class(device, classes):
     input[:, 3] = 90.0
     assert_right(input, target, torch.ones(4, dtype=torch.bool, device=device), place)
     assert_right(input - 3e5, target, torch.ones(4, dtype=torch.bool, device=device), place)
-    assert_right(1e7 + input.round(), target, torch.ones(4, dtype=torch.bool, device=device), place)
+    # Beyond 2^20 a GPU's threads have maxima for references, and each sum is brought to the row's by an exp of its own.
+    assert_right(1e7 + input.round(), target, torch.ones(4, dtype=torch.bool, device=device), place, ulps=3.0)
 
 
 def test_targets_that_are_no_class(device):
