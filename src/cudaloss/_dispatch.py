@@ -93,6 +93,60 @@ def is_served(
     )
 
 
+def serves(
+    spec: LossSpec,
+    input: Tensor,
+    target: Tensor,
+    parameter: Third | None,
+    dtype: torch.dtype,
+    options: Options,
+    rows: RowNumbers | VectorNumbers | None,
+) -> bool:
+    """Whether they serve a checked call."""
+    if isinstance(rows, VectorNumbers) and (rows.p != 2 or input.shape[class_dim(input)] == 0):
+        return False
+    third = parameter if isinstance(parameter, Tensor) else None
+    rank = max(input.dim(), target.dim()) if rows is None else input.dim() - 1
+    has_labels = isinstance(rows, VectorNumbers) and not spec.differentiable_third
+    return is_served(input, target, third, dtype, options, rank, has_labels)
+
+
+def packed(
+    spec: LossSpec,
+    reduction: str,
+    parameter: Third | None,
+    dtype: torch.dtype,
+    options: Options,
+    second: float,
+    rows: RowNumbers | VectorNumbers | None,
+) -> tuple[int, Any, tuple[Any, ...]]:
+    """What the private ops take behind the operands: the mode, the loss's number, and the rest."""
+    third = parameter if isinstance(parameter, Tensor) else None
+    weight, mask, normalizer, scale, batch_dims, ignore_nan = options
+    how = pack(reduction, dtype, spec.mode, batch_dims) | (IGNORE_NAN if ignore_nan else 0)
+    divisor = None if normalizer is None or isinstance(normalizer, Tensor) else normalizer
+    call = scale, weight, mask, normalizer if divisor is None else None, divisor
+    if isinstance(rows, VectorNumbers):
+        number, second = rows.in_call(spec)
+        return how, number, (*call, third, second) if third is not None or second != 0 else call
+    if rows is not None:
+        return how, rows.z_loss, (*call, third, second, rows.ignore_index, rows.softcap)
+    number = parameter if third is None else spec.default
+    return how, number, call if third is None and second == 0 else (*call, third, second)
+
+
+def goes_in_one_pass(
+    input: Tensor, target: Tensor, wanting: list[Tensor], reduction: str, rows: RowNumbers | VectorNumbers | None
+) -> bool:
+    """Whether the gradients of the operands that want one come with the loss."""
+    whole = (
+        rows is not None
+        or input.shape == target.shape
+        or all(x.shape == torch.broadcast_shapes(input.shape, target.shape) for x in wanting)
+    )
+    return bool(wanting) and whole and takes_one_pass(reduction, [x.dtype for x in wanting])
+
+
 _FULL = ("weight", "mask")  # of the options: those that may be as large as the data
 
 
@@ -166,43 +220,24 @@ def loss(
         value = loss(spec, input.view(merged), target.view(merged), reduction, parameter, dtype, options, second)
         return value.view(shape if reduction == "none" else shape[:kept])
     is_plain = type(input) in PLAIN_TENSORS and type(target) in PLAIN_TENSORS and not is_captured()
-    weight, mask, normalizer, scale, batch_dims, ignore_nan = options
     # A compiler fuses PyTorch's own ops with what comes next, where that is of the data's size; ONNX knows no other.
     decomposes = not is_plain and ((reduction == "none" and is_compiled()) or _is_exporting_to_onnx())
     for_third = third is not None and third.requires_grad and torch.is_grad_enabled()
-    has_labels = isinstance(rows, VectorNumbers) and not spec.differentiable_third
-    served = is_served(input, target, third, dtype, options, rank, has_labels)
-    if isinstance(rows, VectorNumbers) and (rows.p != 2 or input.shape[class_dim(input)] == 0):
-        served = False
+    served = serves(spec, input, target, parameter, dtype, options, rows)
     if for_third and not (is_plain and type(third) in PLAIN_TENSORS and spec.has_third_gradient):
         served = False
     if decomposes or not served:
         value = reference.loss(spec, input, target, reduction, parameter, dtype, options, second, rows)
         like = target if rows is None else input  # of rows the loss is contiguous
         return _private.laid_out(value, input, like) if reduction == "none" and served else value
-    how = pack(reduction, dtype, spec.mode, batch_dims) | (IGNORE_NAN if ignore_nan else 0)
-    divisor = None if normalizer is None or isinstance(normalizer, Tensor) else normalizer
-    call = scale, weight, mask, normalizer if divisor is None else None, divisor
-    if isinstance(rows, VectorNumbers):
-        number, second = rows.in_call(spec)
-        call = (*call, third, second) if third is not None or second != 0 else call
-    elif rows is not None:
-        call, number = (*call, third, second, rows.ignore_index, rows.softcap), rows.z_loss
-    else:
-        call = call if third is None and second == 0 else (*call, third, second)
-        number = parameter if third is None else spec.default
+    how, number, call = packed(spec, reduction, parameter, dtype, options, second, rows)
     wanting = []
     if torch.is_grad_enabled():
         how |= (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
         wanting = [operand for operand in (input, target) if operand.requires_grad]
     if not wanting and not for_third:
         return _private.forward(input, target, how, number, *call)[0]
-    whole = (
-        rows is not None
-        or input.shape == target.shape
-        or all(x.shape == torch.broadcast_shapes(input.shape, target.shape) for x in wanting)
-    )
-    if wanting and whole and takes_one_pass(reduction, [x.dtype for x in wanting]):
+    if goes_in_one_pass(input, target, wanting, reduction, rows):
         way = _autograd.one_pass if is_plain else _autograd.traced_one_pass
     else:
         way = _autograd.two_passes if is_plain else _autograd.traced_two_passes

@@ -137,6 +137,16 @@ class Call(NamedTuple):
     def tensors(self) -> list[DTensor]:
         return [x for x in (self.input, self.target, self.third, *self.options) if isinstance(x, DTensor)]
 
+    def mapped(self, kind: Any, change: Any) -> Call:
+        """The call with all of that kind among its operands and options changed."""
+
+        def changed(x: Any) -> Any:
+            return change(x) if isinstance(x, kind) else x
+
+        input, target, third = changed(self.input), changed(self.target), changed(self.third)
+        options = Options(*map(changed, self.options))
+        return self._replace(input=input, target=target, third=third, options=options)
+
     def shares(self, plan: Plan) -> Call:
         """The call of this process's shards."""
         beside = {k: _share(v, plan) for k, v in self.options._asdict().items() if isinstance(v, Tensor)}
@@ -145,9 +155,9 @@ class Call(NamedTuple):
         return self._replace(input=x, target=t, third=third, options=self.options._replace(**beside))
 
 
-def divisor_of(own: Call, plan: Plan, kept: int) -> tuple[Any, Tensor | None]:
+def divisor_of(own: Call, plan: Plan, kept: int, sum_over: Any = None) -> tuple[Any, Tensor | None]:
     """What the mean over the whole divides by, from the shares: one number for all, or what had to be counted, one for
-    each index kept, with 1 where that is 0; and where it is (`empty`)."""
+    each index kept, with 1 where that is 0; and where it is (`empty`). `sum_over` sums over the processes."""
     x, t, options = own.input, own.target, own.options
     if own.rows is None:
         shape = joint_shape(x, t)
@@ -157,7 +167,7 @@ def divisor_of(own: Call, plan: Plan, kept: int) -> tuple[Any, Tensor | None]:
         found = reference.denominators(own.spec, x, t, options, own.third, own.rows)
         counted = None if found is None else found[:, 0].view(shape[:kept])
     if counted is not None:
-        counted = Sum.apply(counted, plan)
+        counted = Sum.apply(counted, plan) if sum_over is None else sum_over(counted, plan)
         empty = counted == 0
         return torch.where(empty, 1, counted), empty
     if _dispatch.is_compiled():  # for another whole of which this process has as much the same graph may serve
@@ -171,11 +181,25 @@ def loss(*given: Any) -> Tensor:
     """The loss of a call that has been checked, with a DTensor among its tensors."""
     call = Call(*given)
     _check_alike(call)
+    from . import _sharded_eager
+
+    value = _sharded_eager.loss(call)
+    if value is not None:
+        return value
+    rank = max(call.input.dim(), call.target.dim()) if call.rows is None else call.input.dim() - 1
+    kept = rank if call.reduction == "none" else call.options.batch_dims
+    return composed(call, planned(call, kept), kept)
+
+
+def planned(call: Call, kept: int) -> Plan:
     input, target = call.input, call.target
     assert isinstance(input, DTensor) and isinstance(target, DTensor)
-    rank = max(input.dim(), target.dim()) if call.rows is None else input.dim() - 1
-    kept = rank if call.reduction == "none" else call.options.batch_dims
-    plan = plan_of(input, target, kept, call.rows is not None, _keeps_vocabulary(call))
+    return plan_of(input, target, kept, call.rows is not None, _keeps_vocabulary(call))
+
+
+def composed(call: Call, plan: Plan, kept: int) -> Tensor:
+    """The loss by nodes of its own for each step."""
+    input, target = call.input, call.target
     own = call.shares(plan)
     if plan.vocabulary is not None:
         from . import _sharded_vocabulary

@@ -1,0 +1,189 @@
+"""Losses of DTensors in one node of autograd's graph: what :mod:`._sharded` does in four or five, for the host's time.
+
+It serves reduced losses in eager mode whose shards lie where they are wanted and go through one fused pass; a step of
+few elements takes the host half the time so (benchmarks/sharded.py). All else, derivatives of the gradients too, is
+:mod:`._sharded`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from . import _autograd, _dispatch, _private, _sharded
+from ._modes import BELOW_AUTOGRAD, FOR_INPUT, FOR_TARGET
+from ._sharded_plan import USUAL, Placements, Plan, strides_of
+
+_ON_THIS_STREAM = dist.AllreduceOptions()
+_ON_THIS_STREAM.asyncOp = False
+_LIMIT = 1024  # calls that are known at a time
+
+
+class _Known(NamedTuple):
+    """What is the same of all calls whose operands lie alike."""
+
+    plan: Plan
+    result: DTensorSpec
+    gradients: tuple[DTensorSpec, DTensorSpec]  # the input's and the target's
+
+
+_known: dict[Any, _Known | None] = {}  # None: not served
+
+
+def _spec_of(plan: Plan, placements: Placements, like: Any, dtype: torch.dtype) -> DTensorSpec:
+    return DTensorSpec(plan.mesh, placements, TensorMeta(like.shape, like.stride(), dtype))
+
+
+def _find(call: _sharded.Call) -> _Known | None:
+    input, target = call.input, call.target
+    plan = _sharded.planned(call, 0)
+    if plan.vocabulary is not None:
+        return None
+    operands = [(x, x is call.third and call.is_of_classes()) for x in call.tensors()]
+    if any(x.placements != plan.of_operand(x, of_classes) or not _is_usual(x) for x, of_classes in operands):
+        return None
+    scalar = TensorMeta(torch.Size(()), strides_of(torch.Size(()), input, target), call.dtype)
+    result = DTensorSpec(plan.mesh, plan.of_result()[0], scalar)
+    input_spec, target_spec = (_spec_of(plan, plan.of_gradient(x), x, x.dtype) for x in (input, target))
+    return _Known(plan, result, (input_spec, target_spec))
+
+
+def _is_usual(operand: DTensor) -> bool:
+    return all(type(placement) in USUAL for placement in operand.placements)
+
+
+def _look_up(call: _sharded.Call) -> _Known | None:
+    tensors = call.input, call.target, call.third, *call.options[:3]
+    key = [call.spec.mode, call.reduction, call.dtype, call.second, getattr(call.rows, "softcap", 0.0)]
+    for x in tensors:
+        if isinstance(x, DTensor):
+            key.append(x._spec)
+        elif isinstance(x, Tensor):
+            return None
+        else:
+            key.append(x is None)
+    key = tuple(key)
+    if key not in _known:
+        if len(_known) >= _LIMIT:
+            _known.clear()
+        _known[key] = _find(call)
+    return _known[key]
+
+
+def all_reduced(share: Tensor, plan: Plan) -> Tensor:
+    """:func:`._sharded.all_reduced` in place, by what torch.distributed.all_reduce calls, 20 us of the host sooner."""
+    if plan.mesh.get_coordinate() is not None:
+        for mesh_dim in plan.reduced:
+            if plan.mesh.size(mesh_dim) > 1:
+                work = plan.mesh.get_group(mesh_dim).allreduce([share], _ON_THIS_STREAM)
+                if work is not None:
+                    work.wait()
+    return share
+
+
+class _Kept:
+    """Stands for a node of :mod:`._autograd`: what its forward leaves to its backward."""
+
+    needs_input_grad = (False,) * 16
+    saved_tensors: tuple[Tensor | None, ...]
+    numbers: tuple[Any, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        self.saved_tensors = tensors
+
+
+def _whole(share: Tensor, known: _Known, dtype: torch.dtype, empty: Tensor | None) -> DTensor:
+    value = all_reduced(share, known.plan).to(dtype)
+    if empty is not None:
+        value = torch.where(empty, value / 0, value)
+    return DTensor(value, known.result, requires_grad=False)
+
+
+_NOTHING = (None,) * 4  # the gradients of what is passed before the operands
+
+
+class _Loss(torch.autograd.Function):
+    """The operands are saved too: one that is changed in place before the backward is noticed so."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: _sharded.Call, known: _Known, local: Any, empty: Tensor | None, *operands: DTensor
+    ) -> DTensor:
+        ctx.set_materialize_grads(False)
+        own = _Kept()
+        share = _autograd._one_pass_forward(own, *local)
+        ctx.save_for_backward(*own.saved_tensors, *operands)
+        ctx.count, own.saved_tensors = len(own.saved_tensors), ()
+        ctx.own, ctx.of_share = own, (known, share.dtype, empty)
+        ctx.call = call.mapped(DTensor, lambda _: ...)  # saved, which hooks may want
+        return _whole(share, known, call.dtype, empty)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        saved, grad_output = ctx.saved_tensors, grads[0]
+        nothing = (None,) * (len(saved) - ctx.count - 2)
+        if grad_output is None:
+            return *_NOTHING, None, None, *nothing
+        known, dtype, empty = ctx.of_share
+        if torch.is_grad_enabled():
+            operands = iter(saved[ctx.count :])
+            call = ctx.call.mapped(type(...), lambda _: next(operands))
+            needed = ctx.needs_input_grad[len(_NOTHING) :]
+            wanted = [x for x, is_needed in zip((call.input, call.target), needed, strict=False) if is_needed]
+            value = _sharded.composed(call, known.plan, 0)
+            found = iter(torch.autograd.grad(value, wanted, grad_output, create_graph=True))
+            return *_NOTHING, *(next(found) if is_needed else None for is_needed in needed[:2]), *nothing
+        if isinstance(grad_output, DTensor):
+            if grad_output.placements != known.result.placements:
+                grad_output = grad_output.redistribute(known.plan.mesh, known.result.placements)
+            grad_output = grad_output._local_tensor
+        grad = grad_output.to(dtype)
+        ctx.own.saved_tensors = saved[: ctx.count]
+        found = _autograd._backward(ctx.own, grad if empty is None else torch.where(empty, 0, grad))[:2]
+        ctx.own.saved_tensors = ()
+        back = (
+            None if x is None else DTensor(x, spec, requires_grad=False)
+            for x, spec in zip(found, known.gradients, strict=True)
+        )
+        return *_NOTHING, *back, *nothing
+
+
+def loss(call: _sharded.Call) -> Tensor | None:
+    """The loss of a call that has been checked; None where it is not served."""
+    input, target, options = call.input, call.target, call.options
+    if call.reduction == "none" or options.batch_dims or _dispatch.is_captured():
+        return None
+    wants_grad = torch.is_grad_enabled()
+    if wants_grad and any(isinstance(x, Tensor) and x.requires_grad for x in (call.third, *options[:3])):
+        return None
+    known = _look_up(call)
+    if known is None:
+        return None
+    plan, wants = known.plan, wants_grad and (input.requires_grad or target.requires_grad)
+    with torch.no_grad():
+        own, empty = call.mapped(DTensor, lambda x: x._local_tensor), None
+        of_sum = torch.promote_types(call.dtype, torch.float32) if plan.reduced else call.dtype
+        if not _dispatch.serves(own.spec, own.input, own.target, own.third, of_sum, own.options, own.rows):
+            return None
+        wanting = [
+            local for local, whole in ((own.input, input), (own.target, target)) if wants and whole.requires_grad
+        ]
+        if wants and not _dispatch.goes_in_one_pass(own.input, own.target, wanting, call.reduction, own.rows):
+            return None
+        if call.reduction == "mean" and options.normalizer is None and plan.reduced:
+            divisor, empty = _sharded.divisor_of(own, plan, 0, all_reduced)
+            own = own._replace(options=own.options._replace(normalizer=divisor))
+        how, number, rest = _dispatch.packed(
+            own.spec, own.reduction, own.third, of_sum, own.options, own.second, own.rows
+        )
+        if not wants:
+            share = _private.forward(own.input, own.target, how, number, *rest)[0]
+            return _whole(share, known, call.dtype, empty)
+    how |= BELOW_AUTOGRAD | (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
+    local = own.input, own.target, how, number, *rest
+    return _Loss.apply(call, known, local, empty, *call.tensors())  # pyright: ignore[reportReturnType]
