@@ -1,0 +1,155 @@
+"""Losses of DTensors in one node: the same as in several, whatever is asked of the node. Four processes, gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sharding import PROCESSES, found_by_all
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+import cudaloss
+from cudaloss import _sharded_eager
+
+SHAPE = (10, 6)
+ROWS = [Shard(0)]
+
+
+def operands(mesh: DeviceMesh, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    x, t, w = torch.randn(3, *SHAPE)
+    found = {"input": x.to(dtype), "target": t, "weight": w.abs() + 0.1, "mask": w > 0}
+    return {name: distribute_tensor(whole, mesh, ROWS) for name, whole in found.items()}
+
+
+def in_several(call: Callable[[], Tensor]) -> Tensor:
+    """Of which a mode sees each."""
+    with CommDebugMode() as mode:
+        value = call()
+    assert mode.get_total_counts() > 0
+    return value
+
+
+def is_in_one(value: Tensor) -> bool:
+    return type(value.grad_fn).__name__ == "_LossBackward"
+
+
+def check_the_same_as_in_several(mesh: DeviceMesh) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        x, t, w, mask = operands(mesh, dtype).values()
+        nothing, one = torch.zeros_like(mask), torch.full((), 3.0)
+        number = distribute_tensor(one, mesh, [Replicate()])
+        for given in (
+            {},
+            {"reduction": "sum", "scale": 0.5},
+            {"mask": mask},
+            {"weight": w},
+            {"mask": nothing},
+            {"weight": w, "mask": mask, "normalizer": number},
+            {"ignore_nan": True},
+        ):
+            leaves = [[y.detach().requires_grad_() for y in (x, t)] for _ in range(2)]
+            ours = cudaloss.smooth_l1_loss(*leaves[0], **given)
+            theirs = in_several(lambda leaves=leaves, given=given: cudaloss.smooth_l1_loss(*leaves[1], **given))
+            assert is_in_one(ours) and not is_in_one(theirs)
+            assert ours.placements == theirs.placements and ours.dtype == theirs.dtype
+            torch.testing.assert_close(ours.to_local(), theirs.to_local(), rtol=0, atol=0, equal_nan=True)
+            for value in (ours, theirs):
+                (2 * value).backward()
+            for own, other in zip(*leaves, strict=True):
+                assert own.grad.placements == other.grad.placements
+                torch.testing.assert_close(own.grad.to_local(), other.grad.to_local(), rtol=0, atol=0)
+
+
+def check_a_second_backward(mesh: DeviceMesh) -> None:
+    x, t, _, mask = operands(mesh).values()
+    x.requires_grad_()
+    value = cudaloss.smooth_l1_loss(x, t, mask=mask)
+    assert is_in_one(value)
+    (first,) = torch.autograd.grad(value, x, retain_graph=True)
+    kept = first.to_local().clone()
+    first.to_local().zero_()
+    (second,) = torch.autograd.grad(value, x)
+    torch.testing.assert_close(second.to_local(), kept, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="second time"):
+        value.backward()
+
+
+def check_hooks_on_saved_tensors(mesh: DeviceMesh) -> None:
+    """All that the node keeps passes them, the operands too, which derivatives of the gradients want."""
+    x, t, _, mask = operands(mesh, torch.float64).values()
+    found = []
+    for hooks in (False, True):
+        leaf, kept = x.detach().requires_grad_(), []
+        pack = (lambda y, kept=kept: kept.append(y) or len(kept) - 1) if hooks else lambda y: y
+        unpack = (lambda i, kept=kept: kept[i]) if hooks else lambda y: y
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            value = cudaloss.log_cosh_loss(leaf, t, mask=mask)
+        assert is_in_one(value) and (len(kept) > 0) == hooks
+        (slope,) = torch.autograd.grad(value, leaf, create_graph=True)
+        (curve,) = torch.autograd.grad(slope.square().sum(), leaf)
+        found.append([value.detach(), slope.detach(), curve])
+    for ours, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(ours.full_tensor(), wanted.full_tensor(), rtol=0, atol=0)
+
+
+def check_what_goes_in_several(mesh: DeviceMesh) -> None:
+    x, t, w, _ = operands(mesh).values()
+    x.requires_grad_()
+    assert is_in_one(cudaloss.mse_loss(x, t))
+    columns = distribute_tensor(t.full_tensor(), mesh, [Shard(1)])
+    for call in (
+        lambda: cudaloss.mse_loss(x, t, reduction="none"),
+        lambda: cudaloss.mse_loss(x, t, batch_dims=1),
+        lambda: cudaloss.mse_loss(x, columns),
+        lambda: cudaloss.mse_loss(x, t, weight=w.detach().requires_grad_()),
+        lambda: cudaloss.mse_loss(x.half(), t),
+    ):
+        assert not is_in_one(call())
+
+
+def check_no_gradients(mesh: DeviceMesh) -> None:
+    x, t, _, mask = operands(mesh).values()
+    wanted = cudaloss.mse_loss(x, t, mask=mask)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            found = cudaloss.mse_loss(x, t, mask=mask)
+        assert isinstance(found, DTensor) and not found.requires_grad
+        torch.testing.assert_close(found.to_local(), wanted.to_local(), rtol=0, atol=0)
+
+
+def check_calls_that_are_known_are_few(mesh: DeviceMesh) -> None:
+    for columns in range(1, 2 * _sharded_eager._LIMIT):
+        x = distribute_tensor(torch.zeros(4, columns), mesh, ROWS)
+        cudaloss.mse_loss(x, x)
+    cudaloss.mse_loss(x, x)
+    assert len(_sharded_eager._known) <= _sharded_eager._LIMIT
+
+
+CHECKS = {name.removeprefix("check_"): check for name, check in globals().items() if name.startswith("check_")}
+
+
+def find() -> dict[str, Any]:
+    mesh, faults = init_device_mesh("cpu", (PROCESSES,)), {}
+    _sharded_eager._LIMIT = 64
+    for name, check in CHECKS.items():
+        torch.manual_seed(0)
+        try:
+            check(mesh)
+        except Exception as error:  # the other processes have it too, or wait for this one in vain
+            faults[name] = f"{type(error).__name__}: {error}"
+    return faults
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory) -> list[dict[str, str]]:
+    return found_by_all(find, tmp_path_factory.mktemp("sharded"))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_in_one_node(check: str, faults) -> None:
+    assert [of_process.get(check) for of_process in faults] == [None] * PROCESSES
