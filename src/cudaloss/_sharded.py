@@ -204,7 +204,7 @@ def composed(call: Call, plan: Plan, kept: int) -> Tensor:
     if plan.vocabulary is not None:
         from . import _sharded_vocabulary
 
-        own = _sharded_vocabulary.of_parts(own, plan, input.shape[class_dim(input)])
+        own = _sharded_vocabulary.of_parts(own, plan, _sharded_vocabulary.place_of(call, plan))
     divisor: Any = None
     empty = None
     if call.reduction == "mean" and own.options.normalizer is None and plan.reduced:

@@ -18,6 +18,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from . import _autograd, _dispatch, _private, _sharded
 from ._modes import BELOW_AUTOGRAD, FOR_INPUT, FOR_TARGET
 from ._sharded_plan import USUAL, Placements, Plan, strides_of
+from ._sharded_vocabulary import Place, of_parts, part_gradient, place_of
 
 _ON_THIS_STREAM = dist.AllreduceOptions()
 _ON_THIS_STREAM.asyncOp = False
@@ -30,6 +31,7 @@ class _Known(NamedTuple):
     plan: Plan
     result: DTensorSpec
     gradients: tuple[DTensorSpec, DTensorSpec]  # the input's and the target's
+    place: Place | None  # of the classes, where they are sharded
 
 
 _known: dict[Any, _Known | None] = {}  # None: not served
@@ -42,15 +44,14 @@ def _spec_of(plan: Plan, placements: Placements, like: Any, dtype: torch.dtype) 
 def _find(call: _sharded.Call) -> _Known | None:
     input, target = call.input, call.target
     plan = _sharded.planned(call, 0)
-    if plan.vocabulary is not None:
-        return None
     operands = [(x, x is call.third and call.is_of_classes()) for x in call.tensors()]
     if any(x.placements != plan.of_operand(x, of_classes) or not _is_usual(x) for x, of_classes in operands):
         return None
     scalar = TensorMeta(torch.Size(()), strides_of(torch.Size(()), input, target), call.dtype)
     result = DTensorSpec(plan.mesh, plan.of_result()[0], scalar)
     input_spec, target_spec = (_spec_of(plan, plan.of_gradient(x), x, x.dtype) for x in (input, target))
-    return _Known(plan, result, (input_spec, target_spec))
+    place = None if plan.vocabulary is None else place_of(call, plan)
+    return _Known(plan, result, (input_spec, target_spec), place)
 
 
 def _is_usual(operand: DTensor) -> bool:
@@ -58,21 +59,25 @@ def _is_usual(operand: DTensor) -> bool:
 
 
 def _look_up(call: _sharded.Call) -> _Known | None:
-    tensors = call.input, call.target, call.third, *call.options[:3]
-    key = [call.spec.mode, call.reduction, call.dtype, call.second, getattr(call.rows, "softcap", 0.0)]
-    for x in tensors:
-        if isinstance(x, DTensor):
-            key.append(x._spec)
-        elif isinstance(x, Tensor):
+    softcap, ignore_index = (getattr(call.rows, name, None) for name in ("softcap", "ignore_index"))
+    mesh = id(getattr(call.input, "device_mesh", None))  # kept: one that is equal may be of other process groups
+    key: tuple[Any, ...] = mesh, call.spec.mode, call.reduction, call.dtype, call.second, softcap, ignore_index
+    for x in (call.input, call.target, call.third, *call.options[:3]):
+        if isinstance(x, Tensor) and not isinstance(x, DTensor):
             return None
-        else:
-            key.append(x is None)
-    key = tuple(key)
-    if key not in _known:
+        key = *key, getattr(x, "_spec", None)
+    found: Any = _known.get(key, key)
+    if found is key:
         if len(_known) >= _LIMIT:
             _known.clear()
-        _known[key] = _find(call)
-    return _known[key]
+        found = _known[key] = _find(call)
+    return found
+
+
+def _local(x: DTensor) -> Tensor:
+    """The shard where it lies, and to_local() where a collective may still be writing it: that takes 13 us."""
+    found = x._local_tensor
+    return found if type(found) is Tensor else x.to_local()
 
 
 def all_reduced(share: Tensor, plan: Plan) -> Tensor:
@@ -104,6 +109,7 @@ def _whole(share: Tensor, known: _Known, dtype: torch.dtype, empty: Tensor | Non
     return DTensor(value, known.result, requires_grad=False)
 
 
+_MASK = _private.Call._fields.index("mask")
 _NOTHING = (None,) * 4  # the gradients of what is passed before the operands
 
 
@@ -116,7 +122,7 @@ class _Loss(torch.autograd.Function):
     ) -> DTensor:
         ctx.set_materialize_grads(False)
         own = _Kept()
-        share = _autograd._one_pass_forward(own, *local)
+        share: Any = _autograd._one_pass_forward(own, *local)
         ctx.save_for_backward(*own.saved_tensors, *operands)
         ctx.count, own.saved_tensors = len(own.saved_tensors), ()
         ctx.own, ctx.of_share = own, (known, share.dtype, empty)
@@ -141,10 +147,14 @@ class _Loss(torch.autograd.Function):
         if isinstance(grad_output, DTensor):
             if grad_output.placements != known.result.placements:
                 grad_output = grad_output.redistribute(known.plan.mesh, known.result.placements)
-            grad_output = grad_output._local_tensor
+            grad_output = _local(grad_output)
         grad = grad_output.to(dtype)
         ctx.own.saved_tensors = saved[: ctx.count]
         found = _autograd._backward(ctx.own, grad if empty is None else torch.where(empty, 0, grad))[:2]
+        if known.place is not None and found[0] is not None:
+            x, t = (_local(operand) for operand in saved[ctx.count : ctx.count + 2])
+            counts = _autograd._kept(ctx.own)[1][_MASK]
+            found = part_gradient(found[0], x, t, counts, known.plan, ctx.call.spec, known.place), None
         ctx.own.saved_tensors = ()
         back = (
             None if x is None else DTensor(x, spec, requires_grad=False)
@@ -166,7 +176,9 @@ def loss(call: _sharded.Call) -> Tensor | None:
         return None
     plan, wants = known.plan, wants_grad and (input.requires_grad or target.requires_grad)
     with torch.no_grad():
-        own, empty = call.mapped(DTensor, lambda x: x._local_tensor), None
+        own, empty = call.mapped(DTensor, _local), None
+        if known.place is not None:
+            own = of_parts(own, plan, known.place)
         of_sum = torch.promote_types(call.dtype, torch.float32) if plan.reduced else call.dtype
         if not _dispatch.serves(own.spec, own.input, own.target, own.third, of_sum, own.options, own.rows):
             return None

@@ -24,7 +24,7 @@ from ._sharded_plan import Plan
 from ._specs import LossSpec, RowNumbers
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Which classes of all a process has, as the private ops take it."""
 
     first: int
@@ -32,7 +32,7 @@ class _Place(NamedTuple):
     ignore_index: int
 
 
-def _by_torch(input: Tensor, target: Tensor, mask: Tensor, place: _Place) -> Tensor:
+def _by_torch(input: Tensor, target: Tensor, mask: Tensor, place: Place) -> Tensor:
     """What :class:`_Part` gives, in plain PyTorch; of rows that do not count zeros."""
     dim, x = class_dim(input), input.to(reference.widest(input.device))
     if target.device.type == "cpu":  # on a GPU the row is NaN
@@ -60,26 +60,34 @@ def _is_served(input: Tensor, target: Tensor) -> bool:
     return has_classes and not is_captured() and is_served(input, target, None, torch.float64, NONE, target.dim())
 
 
+def _how(spec: LossSpec) -> int:
+    return pack("none", torch.float64, spec.mode) | BELOW_AUTOGRAD
+
+
+def _gradient(grads: Tensor, input: Tensor, target: Tensor, mask: Tensor, spec: LossSpec, place: Place) -> Tensor:
+    if not torch.is_grad_enabled() and _is_served(input, target):
+        return _private.part_backward(*grads, input, target, _how(spec), mask, *place)
+    is_wanted = torch.is_grad_enabled()
+    with torch.enable_grad():
+        leaf = input if input.requires_grad else input.detach().requires_grad_()
+        found = _by_torch(leaf, target, mask, place)
+    return torch.autograd.grad(found, leaf, grads, create_graph=is_wanted)[0]
+
+
 class _Part(torch.autograd.Function):
     """The two numbers of each row, (2, *rows) of float64."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, target: Tensor, mask: Tensor, spec: LossSpec, place: _Place) -> Tensor:
+    def forward(ctx: Any, input: Tensor, target: Tensor, mask: Tensor, spec: LossSpec, place: Place) -> Tensor:
         ctx.save_for_backward(input, target, mask)
-        ctx.place, ctx.how = place, pack("none", torch.float64, spec.mode) | BELOW_AUTOGRAD
+        ctx.call = spec, place
         if not _is_served(input, target):
             return _by_torch(input, target, mask, place)
-        return torch.stack(_private.part(input, target, ctx.how, mask, *place))
+        return torch.stack(_private.part(input, target, _how(spec), mask, *place))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        input, target, mask = ctx.saved_tensors
-        others = (None,) * 4
-        if not torch.is_grad_enabled() and _is_served(input, target):
-            return _private.part_backward(*grads[0], input, target, ctx.how, mask, *ctx.place), *others
-        with torch.enable_grad():
-            found = _by_torch(input, target, mask, ctx.place)
-        return *torch.autograd.grad(found, input, *grads, create_graph=torch.is_grad_enabled()), *others
+        return _gradient(grads[0], *ctx.saved_tensors, *ctx.call), *(None,) * 4
 
 
 class _OfAll(torch.autograd.Function):
@@ -112,16 +120,32 @@ class _Own(torch.autograd.Function):
         return _OfAll.apply(grads[0], ctx.plan), None
 
 
-def of_parts(own: Call, plan: Plan, classes: int) -> Call:
-    """The same call of the parts' numbers, from this process's share of it; `classes` are all."""
-    assert plan.vocabulary is not None and plan.classes is not None and isinstance(own.rows, RowNumbers)
-    size = -(-classes // plan.mesh.size(plan.vocabulary))  # of each shard but the last
-    first = min(size * plan.mesh.get_local_rank(plan.vocabulary), classes)
+def place_of(call: Call, plan: Plan) -> Place:
+    assert plan.vocabulary is not None and plan.classes is not None and isinstance(call.rows, RowNumbers)
+    classes = call.input.shape[plan.classes]
+    first = _shard_size(classes, plan) * plan.mesh.get_local_rank(plan.vocabulary)
+    return Place(min(first, classes), classes, call.rows.ignore_index)
+
+
+def _shard_size(classes: int, plan: Plan) -> int:
+    """Of each shard but the last."""
+    assert plan.vocabulary is not None
+    return -(-classes // plan.mesh.size(plan.vocabulary))
+
+
+def of_parts(own: Call, plan: Plan, place: Place) -> Call:
+    """The same call of the parts' numbers, from this process's share of it."""
+    assert plan.classes is not None
     target, mask = own.target.long(), own.options.mask  # of uint8 156 would be -100
-    counts = target != own.rows.ignore_index
+    counts = target != place.ignore_index
     counts = counts if mask is None else counts & mask
-    place = _Place(first, classes, own.rows.ignore_index)
     of_all: Any = _OfAll.apply(_Part.apply(own.input, target, counts, own.spec, place), plan)
-    owner = target.div(size, rounding_mode="floor")
+    owner = target.div(_shard_size(place.all_classes, plan), rounding_mode="floor")
     options = own.options._replace(mask=counts)
     return own._replace(input=of_all.movedim(0, plan.classes), target=2 * owner + 1, options=options)
+
+
+def part_gradient(grad: Tensor, input: Tensor, target: Tensor, counts: Tensor, plan: Plan, *call: Any) -> Tensor:
+    """The gradient of this process's logits, from that of the parts' numbers as :func:`of_parts` has these."""
+    own: Any = _Own.apply(grad.movedim(plan.classes or 0, 0), plan)
+    return _gradient(own, input, target.long(), counts, *call)

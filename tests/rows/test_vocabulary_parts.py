@@ -10,7 +10,7 @@ from exact_rows import error
 
 from cudaloss import _private
 from cudaloss._modes import BELOW_AUTOGRAD, pack
-from cudaloss._sharded_vocabulary import _Place
+from cudaloss._sharded_vocabulary import Place
 from cudaloss._specs import OF_ROWS
 
 HOW = pack("none", torch.float64, next(x for x in OF_ROWS if x.name == "cross_entropy").mode) | BELOW_AUTOGRAD
@@ -32,7 +32,7 @@ def drawn(shape, dtype, device):
         input.to(dtype).to(device),
         target.to(device),
         counts.to(device),
-        _Place(FIRST, FIRST + shape[dim] + BEHIND, -100),
+        Place(FIRST, FIRST + shape[dim] + BEHIND, -100),
     )
 
 
