@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
 
 import cudaloss
+from cudaloss import _sharded_eager
 from cudaloss.bench import measure
 from cudaloss.bench.environment import environment
 
@@ -53,7 +54,28 @@ def works(size: int, device: str, mesh: Any) -> dict[str, Callable[[], None]]:
     for name, (x, t, mask) in {"local": own, "sharded": sharded}.items():
         found[name] = step(cudaloss.smooth_l1_loss, x, t)
         found[f"{name}, mask"] = step(cudaloss.smooth_l1_loss, x, t, mask=mask)
+    if size > FEW:
+        return found
+    for name in ("sharded", "sharded, mask"):
+        found[f"{name}, in several nodes"] = in_several_nodes(found[name])
+    compiled = torch.compile(cudaloss.smooth_l1_loss, fullgraph=True, dynamic=False)
+    for name, (x, t, mask) in {"local, compiled": own, "sharded, compiled": sharded}.items():
+        found[name] = step(compiled, x, t)
+        found[f"{name}, mask"] = step(compiled, x, t, mask=mask)
     return found
+
+
+def in_several_nodes(run: Callable[[], None]) -> Callable[[], None]:
+    """Without what _sharded_eager.py saves."""
+
+    def without() -> None:
+        kept, _sharded_eager.loss = _sharded_eager.loss, lambda call: None
+        try:
+            run()
+        finally:
+            _sharded_eager.loss = kept
+
+    return without
 
 
 def vocabulary(device: str, mesh: Any) -> dict[str, Callable[[], None]]:

@@ -87,7 +87,8 @@ def test_rows_are_not_counted_again_for_an_incoming_gradient_of_1():
         return sum(event.time_range.elapsed_us() for event in on_gpu if "count_kernel" in event.name)
 
     microseconds_of_count(1.0)  # the profiler's own first time
-    skipped, counted = microseconds_of_count(1.0), microseconds_of_count(0.5)
+    # The least of several: other processes' kernels may run beside it.
+    skipped, counted = (min(microseconds_of_count(number) for _ in range(5)) for number in (1.0, 0.5))
     assert 0 < skipped < counted / 2, (skipped, counted)
 
 
