@@ -145,6 +145,7 @@ struct Pass {
   Operand third;  // in the place of numbers.third
   Rows rows;
   Part part;
+  int64_t all_classes() const { return part.all_classes ? part.all_classes : rows.classes; }
   double scale;
   Denominator denominator;
 

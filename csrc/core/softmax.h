@@ -62,6 +62,21 @@ struct OtherClasses {
   WithRest<F> sum;
 };
 
+// Sums over all classes, max being the largest of all: of share (max - x), and of the shares. An index's are the class
+// weights, and read where there is smoothing alone; a probability's are w q'.
+struct ClassShares {
+  double below_max, shares;
+};
+// What a loss makes of a row: itself, and the gradients for an incoming one of 1: of another class `of_exp` times its
+// exp(x - max of the others) less `of_share` times its share; of the target's `at_target`. A rounded `of_exp` would be
+// an error of all of a row's gradients.
+struct ClassRow {
+  double loss;
+  WithRest<double> of_exp;
+  double of_share, at_target;
+  WithRest<double> log_all;  // log(sum of exp(x - the largest of all))
+};
+
 // A row against the class at which its target is.
 template <class F>
 struct Softmax {

@@ -15,18 +15,9 @@ struct vocabulary_part {
 
   explicit vocabulary_part(const Pass&) {}
 
-  struct Shared {
-    double below_max, shares;
-  };
-  struct Row {
-    double loss;
-    WithRest<double> of_exp;
-    double of_share, at_target;
-    WithRest<double> log_all;
-  };
-  // Of no class but the target's the loss is -inf, and has no gradient.
-  CUDALOSS_INLINE Row finish(const OtherClasses<double>& others, double, double grad_target, const Shared&,
-                             double = 0.0) const {
+  // Of no class but the target's the loss is -inf, and has no gradient. At the target stands `grad_target` itself.
+  CUDALOSS_INLINE ClassRow finish(const OtherClasses<double>& others, double, double grad_target, const ClassShares&,
+                                  double = 0.0) const {
     const WithRest<double> log = log_of(others.sum), one = {1.0, 0.0}, nothing = {0.0, 0.0};
     const bool is_empty = others.max == -DBL_MAX && !(others.sum.value != others.sum.value);  // as bounded() has it
     const WithRest<double> share = quotient_of(one, others.sum, reciprocal_of(others.sum.value));

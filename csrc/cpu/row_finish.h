@@ -43,8 +43,8 @@ CUDALOSS_INLINE double lost_of(double max, double reference, double behind, doub
 enum class Targets { Indices, Probabilities };
 
 template <Targets kOf, class Loss>
-CUDALOSS_INLINE typename Loss::Row finish_row(const Loss& loss, const OtherClasses<double>& others, double target,
-                                              double weight, const typename Loss::Shared& shared, double classes) {
+CUDALOSS_INLINE ClassRow finish_row(const Loss& loss, const OtherClasses<double>& others, double target, double weight,
+                                    const ClassShares& shared, double classes) {
   if constexpr (kOf == Targets::Indices) {
     return loss.finish(others, target, weight, shared, classes);
   } else {

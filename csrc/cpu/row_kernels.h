@@ -75,7 +75,7 @@ struct RowLanes {
   double sums[kLanes], rests[kLanes];          // of exp(x - reference) / small,
   F largest[kLanes];                           // which is this of the maximum
   double target[kLanes], weight[kLanes];       // the target's logit and class weight
-  double below_max[kLanes], shares[kLanes];    // as Loss::Shared has them
+  double below_max[kLanes], shares[kLanes];    // as ClassShares has them
   double factor[kLanes], factor_rest[kLanes];  // of all gradients of the row
   int64_t keep[kLanes];                        // all bits where the row counts, else none
   double loss[kLanes], at_target[kLanes];

@@ -153,7 +153,7 @@ class RowRun {
   // Which of the rows selected have a class, of a part's one of all.
   void select_indices(int64_t count, Scratch& scratch) const {
     read_indices(pass_.target, scratch.of_target, count, scratch.index);
-    const int64_t classes = pass_.rows.classes, all = pass_.part.all_classes ? pass_.part.all_classes : classes;
+    const int64_t classes = pass_.rows.classes, all = pass_.all_classes();
     for (int64_t row = 0; row < count; ++row) {
       int64_t& index = scratch.index[row];
       const bool wanted = scratch.keep[row] && index != pass_.rows.ignore_index;
@@ -201,7 +201,7 @@ void run_rows(const Pass& request, const Groups& groups, int64_t row_elements, P
       for (int64_t index = first; index < last; ++index) run(strips.strip(index), nullptr, scratch);
     });
   }
-  fault.raise(request.part.all_classes ? request.part.all_classes : request.rows.classes);
+  fault.raise(request.all_classes());
 }
 
 // Whether an operand, or a result that no gradient is, is of float64.

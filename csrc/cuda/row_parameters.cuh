@@ -255,12 +255,6 @@ __device__ __forceinline__ void hand_in(const RowParameters<P>& p, const RowPlac
   }
 }
 
-// Of a part, beside its loss.
-template <class P>
-__device__ __forceinline__ void hand_in_target(const RowParameters<P>& p, const RowPlace& at, double logit) {
-  if (p.part.targets.data) store_scalar(p.part.targets, offset(p, at, kFirst), logit);
-}
-
 // The same of the block's threads. kLeaders: more threads than the first have a sum. `counted` is what count_rows
 // found; null where the pass has no indices.
 template <int kThreads, bool kLeaders, class P>
@@ -272,6 +266,12 @@ __device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& 
   SegmentLoss store = p.fold.store;
   if (counted && p.counts_rows) store.denominator.constant = *counted;
   store(total, 0);
+}
+
+// Of a part, beside its loss.
+template <class P>
+__device__ __forceinline__ void hand_in_target(const RowParameters<P>& p, const RowPlace& at, double logit) {
+  if (p.part.targets.data) store_scalar(p.part.targets, offset(p, at, kFirst), logit);
 }
 
 // ---- host code ---------------------------------------------------------------------------------------------

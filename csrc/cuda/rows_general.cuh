@@ -49,7 +49,6 @@ template <class F, class Loss>
 __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const Loss& loss, const Task<F>& task,
                                             int lane, int lanes, Partial<F>& sum) {
   using P = Partial<F>;
-  using Row = typename Loss::Row;
   const RowParameters<P>& p = g.rows;
   const bool reads = task.counts && task.is_class;
   const GeneralRow<F> row = {g,
@@ -90,8 +89,8 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
   }
   const auto add = [](const P& a, const P& b) { return a + b; };
   of_exp = together(of_exp, lanes, add);
-  Row result = {};
-  typename Loss::Shared shared = {};
+  ClassRow result = {};
+  ClassShares shared = {};
   if (sums_shares) {
     shared = {value_in(together(below, lanes, add)), value_in(together(shares, lanes, add))};
   }
@@ -111,7 +110,7 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
   if (lane == 0) hand_in(p, task.at, P{result.loss * static_cast<double>(task.weight)}, sum);
   if (Loss::kIsPart && lane == 0) hand_in_target(p, task.at, own);
   double factor = static_cast<double>(task.factor.hi) + static_cast<double>(task.factor.lo);
-  if (Loss::kIsPart) {  // where the target's gradient is what it is
+  if constexpr (Loss::kIsPart) {  // where the target's gradient is what it is
     result.of_exp = result.of_exp * WithRest<double>{task.factor.hi, task.factor.lo};
     factor = 1.0;
   }

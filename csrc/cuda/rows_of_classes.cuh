@@ -122,7 +122,7 @@ struct ContiguousLauncher {
   bool ragged() const { return !layout.aligned || r.rows.classes % (kVectorBytes / sizeof(E)) != 0; }
 };
 
-// Rows of a part, whose kernels are few: what they save of short rows the collectives would hide.
+// Rows of a part have one kernel a dtype, for the size of the binary: short ones go to the general kernel.
 template <class E, class Loss>
 bool fast_parts(const Pass& r, const Memory& memory, Stream stream) {
   const RowLayout layout = layout_of<E>(r);

@@ -102,7 +102,7 @@ def serves(
     options: Options,
     rows: RowNumbers | VectorNumbers | None,
 ) -> bool:
-    """Whether they serve a checked call."""
+    """Whether the compiled kernels serve a checked call, the third operand's gradient apart."""
     if isinstance(rows, VectorNumbers) and (rows.p != 2 or input.shape[class_dim(input)] == 0):
         return False
     third = parameter if isinstance(parameter, Tensor) else None

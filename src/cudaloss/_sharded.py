@@ -10,16 +10,21 @@ import math
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from . import _dispatch, reference
 from ._checks import class_dim, joint_shape, rows_shape
 from ._options import Options
-from ._sharded_plan import USUAL, Plan, as_dtensor, placed, plan_of, strides_of
+from ._sharded_plan import USUAL, Placements, Plan, as_dtensor, placed, plan_of, strides_of
 from ._specs import LossSpec, RowNumbers, Third, VectorNumbers
 
 collectives = torch.ops._c10d_functional
+# What torch.distributed.all_reduce calls, whose wrappers cost the host more than the rest of it.
+_ON_THIS_STREAM = dist.AllreduceOptions()
+_ON_THIS_STREAM.asyncOp = False
 
 
 class _Share(torch.autograd.Function):
@@ -83,14 +88,17 @@ class Whole(torch.autograd.Function):
         (grad_output,), (placements, shares) = grads, ctx.plan.of_result()
         if grad_output is None:
             return None, *others
-        if not isinstance(grad_output, DTensor):  # everywhere the same
-            grad_output = DTensor.from_local(grad_output, ctx.plan.mesh, (Replicate(),) * len(placements))
-        if grad_output.placements != placements:
-            grad_output = grad_output.redistribute(ctx.plan.mesh, placements)
-        grad = grad_output.to_local(grad_placements=shares).to(ctx.dtype)
+        grad = brought(grad_output, ctx.plan.mesh, placements).to_local(grad_placements=shares).to(ctx.dtype)
         if ctx.empty is not None:
             grad = torch.where(ctx.empty, 0, grad)
         return grad, *others
+
+
+def brought(grad_output: Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
+    """A gradient of the loss as the loss is placed."""
+    if not isinstance(grad_output, DTensor):  # everywhere the same
+        grad_output = DTensor.from_local(grad_output, mesh, (Replicate(),) * len(placements))
+    return grad_output if grad_output.placements == placements else grad_output.redistribute(mesh, placements)
 
 
 class Sum(torch.autograd.Function):
@@ -109,11 +117,17 @@ class Sum(torch.autograd.Function):
 def all_reduced(share: Tensor, plan: Plan) -> Tensor:
     if plan.mesh.get_coordinate() is None:  # a process outside the mesh
         return share
-    # The ops that a trace has: torch.distributed's own function wraps the result, which costs the host more.
+    is_captured = _dispatch.is_captured()
     for mesh_dim in plan.reduced:
         if plan.mesh.size(mesh_dim) > 1:
-            share = collectives.all_reduce(share, "sum", plan.mesh.get_group(mesh_dim).group_name)
-            share = collectives.wait_tensor(share)
+            group = plan.mesh.get_group(mesh_dim)
+            if is_captured:  # the ops that a trace has
+                share = collectives.wait_tensor(collectives.all_reduce(share, "sum", group.group_name))
+            else:
+                share = share.clone()
+                work = group.allreduce([share], _ON_THIS_STREAM)
+                if work is not None:  # one that the stream does not wait for by itself
+                    work.wait()
     return share
 
 
@@ -152,12 +166,19 @@ class Call(NamedTuple):
         beside = {k: _share(v, plan) for k, v in self.options._asdict().items() if isinstance(v, Tensor)}
         third = _share(self.third, plan, self.is_of_classes()) if isinstance(self.third, Tensor) else self.third
         x, t = _share(self.input, plan), _share(self.target, plan)
-        return self._replace(input=x, target=t, third=third, options=self.options._replace(**beside))
+        found = self._replace(input=x, target=t, third=third, options=self.options._replace(**beside))
+        return found.in_sum(plan)
+
+    def in_sum(self, plan: Plan) -> Call:
+        """With the dtype of a share: halves are rounded once, behind the sum."""
+        return self._replace(dtype=torch.promote_types(self.dtype, torch.float32)) if plan.reduced else self
 
 
-def divisor_of(own: Call, plan: Plan, kept: int, sum_over: Any = None) -> tuple[Any, Tensor | None]:
+def divisor_of(own: Call, plan: Plan, kept: int) -> tuple[Any, Tensor | None]:
     """What the mean over the whole divides by, from the shares: one number for all, or what had to be counted, one for
-    each index kept, with 1 where that is 0; and where it is (`empty`). `sum_over` sums over the processes."""
+    each index kept, with 1 where that is 0; and where it is (`empty`). None where the shares' own divisor will do."""
+    if own.reduction != "mean" or own.options.normalizer is not None or not plan.reduced:
+        return None, None
     x, t, options = own.input, own.target, own.options
     if own.rows is None:
         shape = joint_shape(x, t)
@@ -167,7 +188,7 @@ def divisor_of(own: Call, plan: Plan, kept: int, sum_over: Any = None) -> tuple[
         found = reference.denominators(own.spec, x, t, options, own.third, own.rows)
         counted = None if found is None else found[:, 0].view(shape[:kept])
     if counted is not None:
-        counted = Sum.apply(counted, plan) if sum_over is None else sum_over(counted, plan)
+        counted = Sum.apply(counted, plan)
         empty = counted == 0
         return torch.where(empty, 1, counted), empty
     if _dispatch.is_compiled():  # for another whole of which this process has as much the same graph may serve
@@ -205,14 +226,9 @@ def composed(call: Call, plan: Plan, kept: int) -> Tensor:
         from . import _sharded_vocabulary
 
         own = _sharded_vocabulary.of_parts(own, plan, _sharded_vocabulary.place_of(call, plan))
-    divisor: Any = None
-    empty = None
-    if call.reduction == "mean" and own.options.normalizer is None and plan.reduced:
-        divisor, empty = divisor_of(own, plan, kept)
-    of_sum = torch.promote_types(call.dtype, torch.float32) if plan.reduced else call.dtype  # halves are rounded once
-    own = own._replace(dtype=of_sum)
+    divisor, empty = divisor_of(own, plan, kept)
     if empty is not None and kept:  # which a normalizer, one for all, cannot be
-        share = (_dispatch.loss(*own._replace(reduction="sum")) / divisor).to(of_sum)
+        share = (_dispatch.loss(*own._replace(reduction="sum")) / divisor).to(own.dtype)
     else:
         options = own.options if divisor is None else own.options._replace(normalizer=divisor)
         share = _dispatch.loss(*own._replace(options=options))

@@ -1,8 +1,8 @@
 """Losses of DTensors in one node of autograd's graph: what :mod:`._sharded` does in four or five, for the host's time.
 
-It serves reduced losses in eager mode whose shards lie where they are wanted and go through one fused pass. A step of
-few elements takes the host 420 us so, in several nodes 730 (one CPU core); benchmarks/sharded.py times both. All else,
-derivatives of the gradients too, is :mod:`._sharded`'s.
+It serves reduced losses in eager mode whose shards lie where they are wanted and go through one fused pass. Two processes
+over gloo on a CPU of 2 cores: a step of smooth L1 on 320 elements takes 1,668 us so and 1,987 in several nodes, most of
+it gloo's (benchmarks/sharded.py). All else, derivatives of the gradients too, is :mod:`._sharded`'s.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from . import _autograd, _dispatch, _private, _sharded
 from ._modes import BELOW_AUTOGRAD, FOR_INPUT, FOR_TARGET
-from ._sharded_plan import USUAL, Placements, Plan, strides_of
+from ._sharded_plan import USUAL, Plan
 from ._sharded_vocabulary import Place, of_parts, part_gradient, place_of
 
-_ON_THIS_STREAM = dist.AllreduceOptions()
-_ON_THIS_STREAM.asyncOp = False
 _LIMIT = 1024  # calls that are known at a time
 
 
@@ -30,38 +27,30 @@ class _Known(NamedTuple):
 
     plan: Plan
     result: DTensorSpec
-    gradients: tuple[DTensorSpec, DTensorSpec]  # the input's and the target's
+    gradients: tuple[DTensorSpec, ...]  # the input's and the target's
     place: Place | None  # of the classes, where they are sharded
 
 
 _known: dict[Any, _Known | None] = {}  # None: not served
 
 
-def _spec_of(plan: Plan, placements: Placements, like: Any, dtype: torch.dtype) -> DTensorSpec:
-    return DTensorSpec(plan.mesh, placements, TensorMeta(like.shape, like.stride(), dtype))
-
-
 def _find(call: _sharded.Call) -> _Known | None:
-    input, target = call.input, call.target
     plan = _sharded.planned(call, 0)
-    operands = [(x, x is call.third and call.is_of_classes()) for x in call.tensors()]
-    if any(x.placements != plan.of_operand(x, of_classes) or not _is_usual(x) for x, of_classes in operands):
-        return None
-    scalar = TensorMeta(torch.Size(()), strides_of(torch.Size(()), input, target), call.dtype)
-    result = DTensorSpec(plan.mesh, plan.of_result()[0], scalar)
-    input_spec, target_spec = (_spec_of(plan, plan.of_gradient(x), x, x.dtype) for x in (input, target))
-    place = None if plan.vocabulary is None else place_of(call, plan)
-    return _Known(plan, result, (input_spec, target_spec), place)
-
-
-def _is_usual(operand: DTensor) -> bool:
-    return all(type(placement) in USUAL for placement in operand.placements)
+    for x in call.tensors():
+        wanted = plan.of_operand(x, x is call.third and call.is_of_classes())
+        if x.placements != wanted or not all(type(placement) in USUAL for placement in wanted):
+            return None
+    result = DTensorSpec(plan.mesh, plan.of_result()[0], TensorMeta(torch.Size(()), (), call.dtype))
+    gradients = (
+        DTensorSpec(plan.mesh, plan.of_gradient(x), TensorMeta(x.shape, x.stride(), x.dtype))
+        for x in (call.input, call.target)
+    )
+    return _Known(plan, result, tuple(gradients), None if plan.vocabulary is None else place_of(call, plan))
 
 
 def _look_up(call: _sharded.Call) -> _Known | None:
-    softcap, ignore_index = (getattr(call.rows, name, None) for name in ("softcap", "ignore_index"))
     mesh = id(getattr(call.input, "device_mesh", None))  # kept: one that is equal may be of other process groups
-    key: tuple[Any, ...] = mesh, call.spec.mode, call.reduction, call.dtype, call.second, softcap, ignore_index
+    key: tuple[Any, ...] = mesh, call.spec.mode, call.reduction, call.dtype, call.second, call.rows
     for x in (call.input, call.target, call.third, *call.options[:3]):
         if isinstance(x, Tensor) and not isinstance(x, DTensor):
             return None
@@ -75,20 +64,9 @@ def _look_up(call: _sharded.Call) -> _Known | None:
 
 
 def _local(x: DTensor) -> Tensor:
-    """The shard where it lies, and to_local() where a collective may still be writing it: that takes 13 us."""
+    """The shard where it lies, or, where a collective may still be writing it, what waits for that."""
     found = x._local_tensor
     return found if type(found) is Tensor else x.to_local()
-
-
-def all_reduced(share: Tensor, plan: Plan) -> Tensor:
-    """:func:`._sharded.all_reduced` in place, by what torch.distributed.all_reduce calls, 20 us of the host sooner."""
-    if plan.mesh.get_coordinate() is not None:
-        for mesh_dim in plan.reduced:
-            if plan.mesh.size(mesh_dim) > 1:
-                work = plan.mesh.get_group(mesh_dim).allreduce([share], _ON_THIS_STREAM)
-                if work is not None:
-                    work.wait()
-    return share
 
 
 class _Kept:
@@ -103,7 +81,7 @@ class _Kept:
 
 
 def _whole(share: Tensor, known: _Known, dtype: torch.dtype, empty: Tensor | None) -> DTensor:
-    value = all_reduced(share, known.plan).to(dtype)
+    value = _sharded.all_reduced(share, known.plan).to(dtype)
     if empty is not None:
         value = torch.where(empty, value / 0, value)
     return DTensor(value, known.result, requires_grad=False)
@@ -144,11 +122,7 @@ class _Loss(torch.autograd.Function):
             value = _sharded.composed(call, known.plan, 0)
             found = iter(torch.autograd.grad(value, wanted, grad_output, create_graph=True))
             return *_NOTHING, *(next(found) if is_needed else None for is_needed in needed[:2]), *nothing
-        if isinstance(grad_output, DTensor):
-            if grad_output.placements != known.result.placements:
-                grad_output = grad_output.redistribute(known.plan.mesh, known.result.placements)
-            grad_output = _local(grad_output)
-        grad = grad_output.to(dtype)
+        grad = _local(_sharded.brought(grad_output, known.plan.mesh, known.result.placements)).to(dtype)
         ctx.own.saved_tensors = saved[: ctx.count]
         found = _autograd._backward(ctx.own, grad if empty is None else torch.where(empty, 0, grad))[:2]
         if known.place is not None and found[0] is not None:
@@ -176,22 +150,21 @@ def loss(call: _sharded.Call) -> Tensor | None:
         return None
     plan, wants = known.plan, wants_grad and (input.requires_grad or target.requires_grad)
     with torch.no_grad():
-        own, empty = call.mapped(DTensor, _local), None
+        own = call.mapped(DTensor, _local).in_sum(plan)
         if known.place is not None:
             own = of_parts(own, plan, known.place)
-        of_sum = torch.promote_types(call.dtype, torch.float32) if plan.reduced else call.dtype
-        if not _dispatch.serves(own.spec, own.input, own.target, own.third, of_sum, own.options, own.rows):
+        if not _dispatch.serves(own.spec, own.input, own.target, own.third, own.dtype, own.options, own.rows):
             return None
         wanting = [
             local for local, whole in ((own.input, input), (own.target, target)) if wants and whole.requires_grad
         ]
         if wants and not _dispatch.goes_in_one_pass(own.input, own.target, wanting, call.reduction, own.rows):
             return None
-        if call.reduction == "mean" and options.normalizer is None and plan.reduced:
-            divisor, empty = _sharded.divisor_of(own, plan, 0, all_reduced)
+        divisor, empty = _sharded.divisor_of(own, plan, 0)
+        if divisor is not None:
             own = own._replace(options=own.options._replace(normalizer=divisor))
         how, number, rest = _dispatch.packed(
-            own.spec, own.reduction, own.third, of_sum, own.options, own.second, own.rows
+            own.spec, own.reduction, own.third, own.dtype, own.options, own.second, own.rows
         )
         if not wants:
             share = _private.forward(own.input, own.target, how, number, *rest)[0]

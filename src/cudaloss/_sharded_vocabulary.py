@@ -145,7 +145,10 @@ def of_parts(own: Call, plan: Plan, place: Place) -> Call:
     return own._replace(input=of_all.movedim(0, plan.classes), target=2 * owner + 1, options=options)
 
 
-def part_gradient(grad: Tensor, input: Tensor, target: Tensor, counts: Tensor, plan: Plan, *call: Any) -> Tensor:
+def part_gradient(
+    grad: Tensor, input: Tensor, target: Tensor, counts: Tensor, plan: Plan, spec: LossSpec, place: Place
+) -> Tensor:
     """The gradient of this process's logits, from that of the parts' numbers as :func:`of_parts` has these."""
-    own: Any = _Own.apply(grad.movedim(plan.classes or 0, 0), plan)
-    return _gradient(own, input, target.long(), counts, *call)
+    assert plan.classes is not None
+    own: Any = _Own.apply(grad.movedim(plan.classes, 0), plan)
+    return _gradient(own, input, target.long(), counts, spec, place)

@@ -15,24 +15,9 @@ struct cross_entropy {
 
   explicit cross_entropy(const Pass& pass) : smoothing(pass.numbers.second), z_loss(pass.rows.z_loss) {}
 
-  // Sums over all classes, max being the largest of all: of share (max - x), and of the shares. An index's are the
-  // class weights, and read where there is smoothing alone; a probability's are w q'.
-  struct Shared {
-    double below_max, shares;
-  };
-  // The loss, and the gradients for an incoming one of 1: of another class `of_exp` times its exp(x - max of the
-  // others) less `of_share` times its share; of the target's `at_target`. A rounded `of_exp` would be an error of all
-  // of a row's gradients.
-  struct Row {
-    double loss;
-    WithRest<double> of_exp;
-    double of_share, at_target;
-    WithRest<double> log_all;  // log(sum of exp(x - the largest of all))
-  };
-
   // Of an index whose class has this weight.
-  CUDALOSS_INLINE Row finish(const OtherClasses<double>& others, double target, double weight, const Shared& shared,
-                             double classes) const {
+  CUDALOSS_INLINE ClassRow finish(const OtherClasses<double>& others, double target, double weight,
+                                  const ClassShares& shared, double classes) const {
     const Softmax<double> softmax = softmax_of(others, target);
     const double hard = (1.0 - smoothing) * weight, each = smoothing / classes;
     const double log_all = rounded(softmax.log_all), top = select(target > others.max, target, others.max);
@@ -47,8 +32,8 @@ struct cross_entropy {
 
   // Of probabilities, one class with the largest logit and its share in the place of the target's: the sum is without
   // it, as lse - x of a class that is nearly certain is no more than that.
-  CUDALOSS_INLINE Row finish(const OtherClasses<double>& others, double largest, double share,
-                             const Shared& shared) const {
+  CUDALOSS_INLINE ClassRow finish(const OtherClasses<double>& others, double largest, double share,
+                                  const ClassShares& shared) const {
     const Softmax<double> softmax = softmax_of(others, largest);
     const double log_all = rounded(softmax.log_all), top = select(largest > others.max, largest, others.max);
     const double lse = top + log_all, own = 1.0 - rounded(softmax.not_target);
