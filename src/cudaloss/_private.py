@@ -18,7 +18,7 @@ step around it:
                                   the first two of a call without options: 0.9 of 4.4 us sooner.
 ``_pointwise_rescale_``           what ``finish`` does, in place; nothing where the grad_output is 1.
 ``_pointwise_part``, ``_pointwise_part_backward``
-                                  see :mod:`._sharded_vocabulary`.
+                                  see :mod:`._sharded_vocabulary`, which defines them: an import need not.
 
 A private op whose schema or meaning changes needs a new name: PyTorch keeps compiled graphs on disk over an upgrade of
 this package, and they call the ops by name.
@@ -105,7 +105,7 @@ def op(kind: str) -> torch._ops.OpOverload:
     return getattr(torch.ops.cudaloss, f"_pointwise_{kind}").default
 
 
-def _define(kind: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+def define(kind: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     """The op as we call it: past autograd, which is the caller's own."""
     LIBRARY.define(f"_pointwise_{kind}{_SCHEMAS[kind]}", tags=TAGS)
     if kind in UNSEEN:
@@ -128,7 +128,7 @@ def _define(kind: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     return below_autograd
 
 
-def _empty_as(like, dtype):
+def empty_as(like, dtype):
     """What ``empty_as`` of ``csrc/torch/layout.h`` gives: in the layout of `like` where that is dense, else in its
     order of dimensions, or contiguous where it is expanded."""
     if like.is_contiguous():  # said first: of sizes that a compiler does not know nothing more can be asked
@@ -148,7 +148,7 @@ def laid_out(losses, input, target):
     """Single losses in the layout in which the kernels write them."""
     for like in (input, target):
         if like.shape == losses.shape and not like.is_contiguous():
-            wanted = _empty_as(like.detach(), losses.dtype)
+            wanted = empty_as(like.detach(), losses.dtype)
             return losses if losses.stride() == wanted.stride() else wanted.copy_(losses)
         if like.shape == losses.shape:
             break
@@ -179,7 +179,7 @@ def _fake_forward(*arguments):
         return input.new_empty(leading, dtype=dtype_of(how)), denominators
     for like in () if of_rows else (input, target):
         if like.shape == shape:
-            return _empty_as(like, dtype_of(how)), denominators
+            return empty_as(like, dtype_of(how)), denominators
     return input.new_empty(shape, dtype=dtype_of(how)), denominators
 
 
@@ -188,7 +188,7 @@ def _fake_forward_with_grad(input, target, how, *call):
     if value is None:
         return None, None, None, None
     wanted = ((input, FOR_INPUT), (target, FOR_TARGET))
-    return value, *(_empty_as(x, x.dtype) if how & flag else None for x, flag in wanted), denominators
+    return value, *(empty_as(x, x.dtype) if how & flag else None for x, flag in wanted), denominators
 
 
 def _fake_backward(grad_output, denominators, *arguments):
@@ -199,7 +199,7 @@ def _fake_backward(grad_output, denominators, *arguments):
     def gradient(operand, wanted):
         if not how & wanted:
             return None
-        return _empty_as(operand, operand.dtype) if shape in (None, operand.shape) else operand.new_empty(operand.shape)
+        return empty_as(operand, operand.dtype) if shape in (None, operand.shape) else operand.new_empty(operand.shape)
 
     if how & FOR_THIRD:
         return gradient(call.third, FOR_THIRD), None
@@ -216,16 +216,14 @@ def _fake_finish(grad_input, grad_target, *call):
     return tuple(None if gradient is None else gradient.view_as(gradient) for gradient in (grad_input, grad_target))
 
 
-loss = _define("loss", lambda *call: _fake_forward(*call)[0])
-loss_with_grad = _define("loss_with_grad", lambda *call: _fake_forward_with_grad(*call)[:3])
-forward = _define("forward", _fake_forward)
-forward_with_grad = _define("forward_with_grad", _fake_forward_with_grad)
-count = _define("count", _fake_count)
-backward = _define("backward", _fake_backward)
-rescale_ = _define("rescale_", lambda *call: True)
-finish = _define("finish", _fake_finish)
-part = _define("part", lambda _, target, *call: 2 * (torch.empty_like(target, dtype=torch.float64),))
-part_backward = _define("part_backward", lambda _, __, input, *call: _empty_as(input, input.dtype))
+loss = define("loss", lambda *call: _fake_forward(*call)[0])
+loss_with_grad = define("loss_with_grad", lambda *call: _fake_forward_with_grad(*call)[:3])
+forward = define("forward", _fake_forward)
+forward_with_grad = define("forward_with_grad", _fake_forward_with_grad)
+count = define("count", _fake_count)
+backward = define("backward", _fake_backward)
+rescale_ = define("rescale_", lambda *call: True)
+finish = define("finish", _fake_finish)
 
 
 def _declining(answer: Any) -> Callable[..., Any]:
@@ -277,6 +275,14 @@ _NOT_COMPILED = ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCU
 # What captures a call, but for a trace before dispatch, whose own dispatcher asks no kernel: what autograd does not
 # see, no graph may have.
 _CAPTURES = ("Python", "Tracer")
+
+
+def decline(kind: str, answer: Any) -> None:
+    """What the op does where there is no compiled kernel, or where it must not be seen."""
+    for key in (*_NOT_COMPILED, *(_CAPTURES if kind in UNSEEN else ())):
+        LIBRARY.impl(f"_pointwise_{kind}", _declining(answer), key)
+
+
 for _kind, _answer in {
     "loss": None,
     "loss_with_grad": (None,) * 3,
@@ -284,8 +290,5 @@ for _kind, _answer in {
     "forward": (None,) * 2,
     "count": None,
     "forward_with_grad": (None,) * 4,
-    "part": None,  # which never declines
-    "part_backward": None,
 }.items():
-    for _key in (*_NOT_COMPILED, *(_CAPTURES if _kind in UNSEEN else ())):
-        LIBRARY.impl(f"_pointwise_{_kind}", _declining(_answer), _key)
+    decline(_kind, _answer)

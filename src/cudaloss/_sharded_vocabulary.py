@@ -32,6 +32,12 @@ class Place(NamedTuple):
     ignore_index: int
 
 
+part = _private.define("part", lambda _, target, *call: 2 * (torch.empty_like(target, dtype=torch.float64),))
+part_backward = _private.define("part_backward", lambda _, __, input, *call: _private.empty_as(input, input.dtype))
+for _kind in ("part", "part_backward"):
+    _private.decline(_kind, None)
+
+
 def _by_torch(input: Tensor, target: Tensor, mask: Tensor, place: Place) -> Tensor:
     """What :class:`_Part` gives, in plain PyTorch; of rows that do not count zeros."""
     dim, x = class_dim(input), input.to(reference.widest(input.device))
@@ -66,7 +72,7 @@ def _how(spec: LossSpec) -> int:
 
 def _gradient(grads: Tensor, input: Tensor, target: Tensor, mask: Tensor, spec: LossSpec, place: Place) -> Tensor:
     if not torch.is_grad_enabled() and _is_served(input, target):
-        return _private.part_backward(*grads, input, target, _how(spec), mask, *place)
+        return part_backward(*grads, input, target, _how(spec), mask, *place)
     is_wanted = torch.is_grad_enabled()
     with torch.enable_grad():
         leaf = input if input.requires_grad else input.detach().requires_grad_()
@@ -83,7 +89,7 @@ class _Part(torch.autograd.Function):
         ctx.call = spec, place
         if not _is_served(input, target):
             return _by_torch(input, target, mask, place)
-        return torch.stack(_private.part(input, target, _how(spec), mask, *place))
+        return torch.stack(part(input, target, _how(spec), mask, *place))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -8,9 +8,8 @@ import pytest
 import torch
 from exact_rows import error
 
-from cudaloss import _private
 from cudaloss._modes import BELOW_AUTOGRAD, pack
-from cudaloss._sharded_vocabulary import Place
+from cudaloss._sharded_vocabulary import Place, part, part_backward
 from cudaloss._specs import OF_ROWS
 
 HOW = pack("none", torch.float64, next(x for x in OF_ROWS if x.name == "cross_entropy").mode) | BELOW_AUTOGRAD
@@ -63,12 +62,12 @@ def assert_right(input, target, counts, place, grads=None, ulps=2.0):
     with np.errstate(divide="ignore", invalid="ignore"):
         log_sums, targets, expected = by_numpy(input, target, place, grads)
     kept = counts.cpu().numpy()
-    found = [x.cpu().numpy() for x in _private.part(input, target, HOW, counts, *place)]
+    found = [x.cpu().numpy() for x in part(input, target, HOW, counts, *place)]
     bar = BARS[input.dtype]
     of_size = bar if input.dtype == torch.float64 else 2**-52
     np.testing.assert_allclose(found[0][kept], log_sums[kept], rtol=of_size, atol=bar)
     np.testing.assert_array_equal(found[1][kept], targets[kept].astype(float))
-    gradient = _private.part_backward(*grads, input, target, HOW, counts, *place)
+    gradient = part_backward(*grads, input, target, HOW, counts, *place)
     assert gradient.dtype == input.dtype and gradient.shape == input.shape
     assert error(gradient, np.where(np.expand_dims(kept, min(input.dim() - 1, 1)), expected, 0)) <= ulps
 
@@ -104,12 +103,12 @@ def test_rows_of_infinities(device, classes, dtype):
     counts = torch.tensor([True, True, True, False, False], device=device)
     assert_right(input, target, counts, place)
     grads = torch.ones(2, 5, dtype=torch.float64, device=device)
-    found = _private.part_backward(*grads, input, target, HOW, counts, *place)
+    found = part_backward(*grads, input, target, HOW, counts, *place)
     assert not found[3:].any()
     if classes > 1:
-        log_sums, _ = _private.part(input, target, HOW, None, *place)
+        log_sums, _ = part(input, target, HOW, None, *place)
         assert log_sums[3:].isnan().all()
-        found = _private.part_backward(*grads, input, target, HOW, None, *place)
+        found = part_backward(*grads, input, target, HOW, None, *place)
         assert found[3:, 1:].isnan().all()
 
 
@@ -133,20 +132,20 @@ def test_targets_that_are_no_class(device):
     )
     if device == "cpu":
         with pytest.raises(RuntimeError, match=r"target must hold class indices at least 0 and below 3080, or ignore_"):
-            _private.part(input, target, HOW, counts, *place)
+            part(input, target, HOW, counts, *place)
     else:
-        assert _private.part(input, target, HOW, counts, *place)[0].isnan().all()
+        assert part(input, target, HOW, counts, *place)[0].isnan().all()
     ignoring = place._replace(ignore_index=place.all_classes)
-    log_sums, _ = _private.part(input[:1], target[:1], HOW, None, *ignoring)
+    log_sums, _ = part(input[:1], target[:1], HOW, None, *ignoring)
     assert log_sums.item() == 0
 
 
 def test_bad_calls(device):
     input, target, counts, place = drawn((2, 30), torch.float32, device)
     with pytest.raises(RuntimeError, match="first_class must be"):
-        _private.part(input, target, HOW, counts, 81, 110, -100)
+        part(input, target, HOW, counts, 81, 110, -100)
     with pytest.raises(RuntimeError, match="autograd does not see"):
-        _private.part(input, target, HOW & ~BELOW_AUTOGRAD, counts, *place)
+        part(input, target, HOW & ~BELOW_AUTOGRAD, counts, *place)
     grads = torch.ones(2, 2, dtype=torch.float64, device=device)
     with pytest.raises(RuntimeError, match="rows' shape"):
-        _private.part_backward(grads[0], grads[1, :1], input, target, HOW, counts, *place)
+        part_backward(grads[0], grads[1, :1], input, target, HOW, counts, *place)
