@@ -2,8 +2,9 @@
 cross entropy whose classes are sharded beside that of all classes in one process.
 
 Two processes: NCCL where there are two GPUs, else gloo. Times are medians of the first process, in microseconds: of the
-host for few elements (with the collectives, which gloo waits for), on the device for many. Elements are those of a
-process, of the cross entropy those of all. ``--json`` keeps them.
+host for few elements (with the collectives, which gloo waits for), on the device for many, there with the memory that a
+step takes at its peak, in MiB. Elements are those of a process, of the cross entropy those of all. ``--json`` keeps
+them.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def step(loss: Callable[..., Tensor], input: Tensor, target: Tensor, **options: 
     input = input.detach().requires_grad_()
 
     def run() -> None:
-        input.grad = None
         loss(input, target, **options).backward()
+        input.grad = None
 
     return run
 
@@ -96,6 +97,14 @@ def collective(mesh: Any) -> Callable[[], None]:
     return lambda: dist.all_reduce(number, group=mesh.get_group(0)) and None
 
 
+def peak(run: Callable[[], None]) -> float:
+    """Of the memory that PyTorch allocates on the GPU, above what was there before."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
 def measured(device: str, rounds: int) -> list[dict[str, Any]]:
     mesh = init_device_mesh(device, (PROCESSES,))
     few = works(FEW, device, mesh) | {"all_reduce of a number": collective(mesh)}
@@ -104,7 +113,9 @@ def measured(device: str, rounds: int) -> list[dict[str, Any]]:
     many = {MANY[device]: works(MANY[device], device, mesh), math.prod(LOGITS[device]): vocabulary(device, mesh)}
     for size, of_size in many.items():
         timings = measure.throughput(of_size, device, rounds)
-        rows += [{"size": size, "of": name, "us": timing.median * 1e6} for name, timing in timings.items()]
+        for name, timing in timings.items():
+            memory = {"peak_mib": peak(of_size[name])} if device == "cuda" else {}
+            rows.append({"size": size, "of": name, "us": timing.median * 1e6, **memory})
     return rows
 
 
@@ -133,9 +144,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="cudaloss-") as folder:
         spawn(work, (folder, device, arguments.rounds), nprocs=PROCESSES)
         rows = json.loads(Path(folder, "rows.json").read_text())
-    table = Table("elements", "step", "us", title=f"{PROCESSES} processes, {device}")
+    table = Table("elements", "step", "us", "peak, MiB", title=f"{PROCESSES} processes, {device}")
     for row in rows:
-        table.add_row(f"{row['size']:,}", row["of"], f"{row['us']:.0f}")
+        memory = f"{row['peak_mib']:.2f}" if "peak_mib" in row else ""
+        table.add_row(f"{row['size']:,}", row["of"], f"{row['us']:.0f}", memory)
     Console().print(table)
     if arguments.json:
         arguments.json.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n")

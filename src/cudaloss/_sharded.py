@@ -60,8 +60,8 @@ def _share(operand: Tensor, plan: Plan, is_of_classes: bool = False) -> Tensor:
 
 class Whole(torch.autograd.Function):
     """The loss, from each process's share of it: summed over the mesh's reduced dimensions, then rounded to `dtype`.
-    Where there was nothing to divide by (`empty`) it is that sum over 0, and has no gradient. It saves the operands
-    too: one that is changed in place before the backward is noticed so, their shards do not tell."""
+    Where there was nothing to divide by, which `some` says, it is that sum over 0, and has no gradient. It saves the
+    operands too: one that is changed in place before the backward is noticed so, their shards do not tell."""
 
     @staticmethod
     def forward(
@@ -70,15 +70,15 @@ class Whole(torch.autograd.Function):
         plan: Plan,
         strides: tuple[int, ...],
         dtype: torch.dtype,
-        empty: Tensor | None,
+        some: Tensor | None,
         *operands: Tensor,
     ) -> DTensor:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*operands)
-        ctx.plan, ctx.dtype, ctx.empty = plan, share.dtype, empty
+        ctx.plan, ctx.dtype, ctx.some = plan, share.dtype, some
         value = all_reduced(share, plan).to(dtype)
-        if empty is not None:
-            value = torch.where(empty, value / 0, value)
+        if some is not None:
+            value = value / some
         return as_dtensor(value.view_as(value), plan, plan.of_result()[0], plan.shape[: len(strides)], strides)
 
     @staticmethod
@@ -89,8 +89,8 @@ class Whole(torch.autograd.Function):
         if grad_output is None:
             return None, *others
         grad = brought(grad_output, ctx.plan.mesh, placements).to_local(grad_placements=shares).to(ctx.dtype)
-        if ctx.empty is not None:
-            grad = torch.where(ctx.empty, 0, grad)
+        if ctx.some is not None:
+            grad = torch.where(ctx.some, grad, 0)
         return grad, *others
 
 
@@ -114,7 +114,7 @@ class Sum(torch.autograd.Function):
         return Sum.apply(grads[0], ctx.plan), None
 
 
-def all_reduced(share: Tensor, plan: Plan) -> Tensor:
+def all_reduced(share: Tensor, plan: Plan, *, may_overwrite: bool = False) -> Tensor:
     if plan.mesh.get_coordinate() is None:  # a process outside the mesh
         return share
     is_captured = _dispatch.is_captured()
@@ -124,7 +124,7 @@ def all_reduced(share: Tensor, plan: Plan) -> Tensor:
             if is_captured:  # the ops that a trace has
                 share = collectives.wait_tensor(collectives.all_reduce(share, "sum", group.group_name))
             else:
-                share = share.clone()
+                share = share if may_overwrite else share.clone()
                 work = group.allreduce([share], _ON_THIS_STREAM)
                 if work is not None:  # one that the stream does not wait for by itself
                     work.wait()
@@ -176,7 +176,7 @@ class Call(NamedTuple):
 
 def divisor_of(own: Call, plan: Plan, kept: int) -> tuple[Any, Tensor | None]:
     """What the mean over the whole divides by, from the shares: one number for all, or what had to be counted, one for
-    each index kept, with 1 where that is 0; and where it is (`empty`). None where the shares' own divisor will do."""
+    each index kept, with 1 where that is 0; and where it is not 0 (`some`). None where the shares' own will do."""
     if own.reduction != "mean" or own.options.normalizer is not None or not plan.reduced:
         return None, None
     x, t, options = own.input, own.target, own.options
@@ -188,9 +188,9 @@ def divisor_of(own: Call, plan: Plan, kept: int) -> tuple[Any, Tensor | None]:
         found = reference.denominators(own.spec, x, t, options, own.third, own.rows)
         counted = None if found is None else found[:, 0].view(shape[:kept])
     if counted is not None:
-        counted = Sum.apply(counted, plan)
-        empty = counted == 0
-        return torch.where(empty, 1, counted), empty
+        counted = Sum.apply(counted, plan) if torch.is_grad_enabled() else all_reduced(counted, plan)
+        some = counted != 0
+        return torch.where(some, counted, 1), some
     if _dispatch.is_compiled():  # for another whole of which this process has as much the same graph may serve
         count = x.new_full((), math.prod(shape[kept:]), dtype=reference.widest(x.device))
         return all_reduced(count, plan), None
@@ -201,12 +201,12 @@ def divisor_of(own: Call, plan: Plan, kept: int) -> tuple[Any, Tensor | None]:
 def loss(*given: Any) -> Tensor:
     """The loss of a call that has been checked, with a DTensor among its tensors."""
     call = Call(*given)
-    _check_alike(call)
     from . import _sharded_eager
 
     value = _sharded_eager.loss(call)
     if value is not None:
         return value
+    check_alike(call)
     rank = max(call.input.dim(), call.target.dim()) if call.rows is None else call.input.dim() - 1
     kept = rank if call.reduction == "none" else call.options.batch_dims
     return composed(call, planned(call, kept), kept)
@@ -226,15 +226,15 @@ def composed(call: Call, plan: Plan, kept: int) -> Tensor:
         from . import _sharded_vocabulary
 
         own = _sharded_vocabulary.of_parts(own, plan, _sharded_vocabulary.place_of(call, plan))
-    divisor, empty = divisor_of(own, plan, kept)
-    if empty is not None and kept:  # which a normalizer, one for all, cannot be
+    divisor, some = divisor_of(own, plan, kept)
+    if some is not None and kept:  # which a normalizer, one for all, cannot be
         share = (_dispatch.loss(*own._replace(reduction="sum")) / divisor).to(own.dtype)
     else:
         options = own.options if divisor is None else own.options._replace(normalizer=divisor)
         share = _dispatch.loss(*own._replace(options=options))
     strides = strides_of(plan.shape[:kept], input, target)
     operands = call.tensors() if share.requires_grad else []
-    return Whole.apply(share, plan, strides, call.dtype, empty, *operands)  # pyright: ignore[reportReturnType]
+    return Whole.apply(share, plan, strides, call.dtype, some, *operands)  # pyright: ignore[reportReturnType]
 
 
 def _keeps_vocabulary(call: Call) -> bool:
@@ -250,7 +250,7 @@ def _keeps_vocabulary(call: Call) -> bool:
     return is_plain and input.placements.count(Shard(class_dim(input))) == 1 and input.dtype in _dispatch.DTYPES
 
 
-def _check_alike(call: Call) -> None:
+def check_alike(call: Call) -> None:
     """All DTensors, but for numbers, and of one mesh."""
     names, own = list(call.spec.operands), call.options._asdict()
     if call.is_of_classes():

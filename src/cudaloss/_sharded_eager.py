@@ -35,6 +35,7 @@ _known: dict[Any, _Known | None] = {}  # None: not served
 
 
 def _find(call: _sharded.Call) -> _Known | None:
+    _sharded.check_alike(call)  # as it is of all calls that are found again
     plan = _sharded.planned(call, 0)
     for x in call.tensors():
         wanted = plan.of_operand(x, x is call.third and call.is_of_classes())
@@ -80,10 +81,10 @@ class _Kept:
         self.saved_tensors = tensors
 
 
-def _whole(share: Tensor, known: _Known, dtype: torch.dtype, empty: Tensor | None) -> DTensor:
-    value = _sharded.all_reduced(share, known.plan).to(dtype)
-    if empty is not None:
-        value = torch.where(empty, value / 0, value)
+def _whole(share: Tensor, known: _Known, dtype: torch.dtype, some: Tensor | None) -> DTensor:
+    value = _sharded.all_reduced(share, known.plan, may_overwrite=True).to(dtype)
+    if some is not None:
+        value = value / some
     return DTensor(value, known.result, requires_grad=False)
 
 
@@ -96,16 +97,16 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: _sharded.Call, known: _Known, local: Any, empty: Tensor | None, *operands: DTensor
+        ctx: Any, call: _sharded.Call, known: _Known, local: Any, some: Tensor | None, *operands: DTensor
     ) -> DTensor:
         ctx.set_materialize_grads(False)
         own = _Kept()
         share: Any = _autograd._one_pass_forward(own, *local)
         ctx.save_for_backward(*own.saved_tensors, *operands)
         ctx.count, own.saved_tensors = len(own.saved_tensors), ()
-        ctx.own, ctx.of_share = own, (known, share.dtype, empty)
+        ctx.own, ctx.of_share = own, (known, share.dtype, some)
         ctx.call = call.mapped(DTensor, lambda _: ...)  # saved, which hooks may want
-        return _whole(share, known, call.dtype, empty)
+        return _whole(share, known, call.dtype, some)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -113,7 +114,7 @@ class _Loss(torch.autograd.Function):
         nothing = (None,) * (len(saved) - ctx.count - 2)
         if grad_output is None:
             return *_NOTHING, None, None, *nothing
-        known, dtype, empty = ctx.of_share
+        known, dtype, some = ctx.of_share
         if torch.is_grad_enabled():
             operands = iter(saved[ctx.count :])
             call = ctx.call.mapped(type(...), lambda _: next(operands))
@@ -124,7 +125,7 @@ class _Loss(torch.autograd.Function):
             return *_NOTHING, *(next(found) if is_needed else None for is_needed in needed[:2]), *nothing
         grad = _local(_sharded.brought(grad_output, known.plan.mesh, known.result.placements)).to(dtype)
         ctx.own.saved_tensors = saved[: ctx.count]
-        found = _autograd._backward(ctx.own, grad if empty is None else torch.where(empty, 0, grad))[:2]
+        found = _autograd._backward(ctx.own, grad if some is None else torch.where(some, grad, 0))[:2]
         if known.place is not None and found[0] is not None:
             x, t = (_local(operand) for operand in saved[ctx.count : ctx.count + 2])
             counts = _autograd._kept(ctx.own)[1][_MASK]
@@ -160,7 +161,7 @@ def loss(call: _sharded.Call) -> Tensor | None:
         ]
         if wants and not _dispatch.goes_in_one_pass(own.input, own.target, wanting, call.reduction, own.rows):
             return None
-        divisor, empty = _sharded.divisor_of(own, plan, 0)
+        divisor, some = _sharded.divisor_of(own, plan, 0)
         if divisor is not None:
             own = own._replace(options=own.options._replace(normalizer=divisor))
         how, number, rest = _dispatch.packed(
@@ -168,7 +169,7 @@ def loss(call: _sharded.Call) -> Tensor | None:
         )
         if not wants:
             share = _private.forward(own.input, own.target, how, number, *rest)[0]
-            return _whole(share, known, call.dtype, empty)
+            return _whole(share, known, call.dtype, some)
     how |= BELOW_AUTOGRAD | (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
     local = own.input, own.target, how, number, *rest
-    return _Loss.apply(call, known, local, empty, *call.tensors())  # pyright: ignore[reportReturnType]
+    return _Loss.apply(call, known, local, some, *call.tensors())  # pyright: ignore[reportReturnType]
