@@ -9,7 +9,7 @@ SOURCES := $(shell find csrc -type f) $(STUB_SOURCES) $(BUILD_SOURCES) pyproject
 # Without a GPU nothing runs the CUDA kernels: one architecture is enough to see them compile.
 export TORCH_CUDA_ARCH_LIST ?= $(if $(shell command -v nvidia-smi),,9.0)
 
-.PHONY: demo test lint workflows format types docs gpu-check readme-figures sdist wheel wheel-check clean
+.PHONY: demo test lint workflows format types docs gpu-check readme-figures clients sdist wheel wheel-check clean
 
 demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
@@ -55,6 +55,10 @@ readme-figures: $(VENV)/.built
 	$(BIN)/python benchmarks/plot.py $(REPORT) docs
 	$(BIN)/python benchmarks/readme.py $(REPORT) README.md docs/performance.md $(if $(ROWS),--rows $(ROWS))
 
+# Other projects' software with these losses, in an environment of its own; writes the table of docs/clients.md.
+clients: build/clients/.built
+	build/clients/bin/python clients/run.py $(ARGS)
+
 sdist: $(VENV)/.packages
 	$(BIN)/python -m build --sdist --no-isolation
 
@@ -72,6 +76,12 @@ build/npm/.installed: tools/package.json tools/package-lock.json
 	mkdir -p $(@D)
 	cp $^ $(@D)
 	npm ci --prefix $(@D) --silent --no-audit --no-fund
+	touch $@
+
+build/clients/.built: requirements/clients.txt $(SOURCES)
+	$(PYTHON) -m venv build/clients
+	build/clients/bin/pip install --quiet --requirement $<
+	CUDALOSS_CUDA=0 build/clients/bin/pip install --quiet --no-build-isolation --no-deps .
 	touch $@
 
 $(TOOLS)/.packages: requirements/wheels.txt
