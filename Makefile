@@ -57,7 +57,7 @@ readme-figures: $(VENV)/.built
 
 # Other projects' software with these losses, in an environment of its own; writes the table of docs/clients.md.
 clients: build/clients/.built
-	build/clients/bin/python clients/run.py $(ARGS)
+	build/clients/bin/python benchmarks/clients.py $(ARGS)
 
 sdist: $(VENV)/.packages
 	$(BIN)/python -m build --sdist --no-isolation

@@ -97,14 +97,6 @@ def collective(mesh: Any) -> Callable[[], None]:
     return lambda: dist.all_reduce(number, group=mesh.get_group(0)) and None
 
 
-def peak(run: Callable[[], None]) -> float:
-    """Of the memory that PyTorch allocates on the GPU, above what was there before."""
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-
 def measured(device: str, rounds: int) -> list[dict[str, Any]]:
     mesh = init_device_mesh(device, (PROCESSES,))
     few = works(FEW, device, mesh) | {"all_reduce of a number": collective(mesh)}
@@ -114,8 +106,9 @@ def measured(device: str, rounds: int) -> list[dict[str, Any]]:
     for size, of_size in many.items():
         timings = measure.throughput(of_size, device, rounds)
         for name, timing in timings.items():
-            memory = {"peak_mib": peak(of_size[name])} if device == "cuda" else {}
-            rows.append({"size": size, "of": name, "us": timing.median * 1e6, **memory})
+            rows.append({"size": size, "of": name, "us": timing.median * 1e6})
+            if device == "cuda":  # above what is there when the step has ended, which leaves nothing
+                rows[-1]["peak_mib"] = (measure.peak_bytes(of_size[name]) - torch.cuda.memory_allocated()) / 2**20
     return rows
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -26,16 +25,3 @@ def gradients(name: str, model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     loss.backward()
     found = [x.grad.flatten() for x in model.parameters() if x.grad is not None]
     return {f"{name}: loss": loss.detach().clone(), f"{name}: gradients": torch.cat(found)}
-
-
-def trained(name: str, model: nn.Module, loss: Callable[[], Tensor], steps: int = 5) -> dict[str, Tensor]:
-    """The losses of some steps of gradient descent, and what the model is then."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        value = loss()
-        value.backward()
-        optimizer.step()
-        losses.append(value.detach().clone())
-    return {f"{name}: losses": torch.stack(losses), **state(name, model)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch.nn.functional
@@ -26,17 +25,9 @@ def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def names(module: ModuleType) -> list[str]:
-    """The losses that both have."""
+def swap() -> None:
     import cudaloss
 
-    return [name for name in cudaloss.functional.__all__ if hasattr(module, name)]
-
-
-def swap(*modules: ModuleType) -> None:
-    """Swaps in these modules, beside ``torch.nn.functional``."""
-    import cudaloss
-
-    for module in (torch.nn.functional, *modules):
-        for name in names(module):
-            setattr(module, name, _counted(name, getattr(cudaloss, name)))
+    for name in cudaloss.functional.__all__:
+        if hasattr(torch.nn.functional, name):
+            setattr(torch.nn.functional, name, _counted(name, getattr(cudaloss, name)))

@@ -77,8 +77,8 @@ def _spans() -> dict[str, Tensor]:
     return {"input_ids": _ids(2, 8), "start_positions": torch.tensor([1, 9]), "end_positions": torch.tensor([3, 9])}
 
 
-def _image(labels: Tensor, size: int = 16) -> dict[str, Tensor]:
-    return {"pixel_values": torch.randn(2, 3, size, size, dtype=torch.float64), "labels": labels}
+def _image(labels: Tensor) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(2, 3, 16, 16, dtype=torch.float64), "labels": labels}
 
 
 def _series(future: str, shape: tuple[int, ...]) -> dict[str, Tensor]:

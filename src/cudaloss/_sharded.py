@@ -76,9 +76,7 @@ class Whole(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*operands)
         ctx.plan, ctx.dtype, ctx.some = plan, share.dtype, some
-        value = all_reduced(share, plan).to(dtype)
-        if some is not None:
-            value = value / some
+        value = whole_value(share, plan, dtype, some)
         return as_dtensor(value.view_as(value), plan, plan.of_result()[0], plan.shape[: len(strides)], strides)
 
     @staticmethod
@@ -114,7 +112,7 @@ class Sum(torch.autograd.Function):
         return Sum.apply(grads[0], ctx.plan), None
 
 
-def all_reduced(share: Tensor, plan: Plan, *, may_overwrite: bool = False) -> Tensor:
+def all_reduced(share: Tensor, plan: Plan) -> Tensor:
     if plan.mesh.get_coordinate() is None:  # a process outside the mesh
         return share
     is_captured = _dispatch.is_captured()
@@ -124,11 +122,17 @@ def all_reduced(share: Tensor, plan: Plan, *, may_overwrite: bool = False) -> Te
             if is_captured:  # the ops that a trace has
                 share = collectives.wait_tensor(collectives.all_reduce(share, "sum", group.group_name))
             else:
-                share = share if may_overwrite else share.clone()
+                share = share.clone()
                 work = group.allreduce([share], _ON_THIS_STREAM)
                 if work is not None:  # one that the stream does not wait for by itself
                     work.wait()
     return share
+
+
+def whole_value(share: Tensor, plan: Plan, dtype: torch.dtype, some: Tensor | None) -> Tensor:
+    """The loss, as :class:`Whole` has it."""
+    value = all_reduced(share, plan).to(dtype)
+    return value if some is None else value / some
 
 
 class Call(NamedTuple):
@@ -188,7 +192,7 @@ def divisor_of(own: Call, plan: Plan, kept: int) -> tuple[Any, Tensor | None]:
         found = reference.denominators(own.spec, x, t, options, own.third, own.rows)
         counted = None if found is None else found[:, 0].view(shape[:kept])
     if counted is not None:
-        counted = Sum.apply(counted, plan) if torch.is_grad_enabled() else all_reduced(counted, plan)
+        counted = Sum.apply(counted, plan)
         some = counted != 0
         return torch.where(some, counted, 1), some
     if _dispatch.is_compiled():  # for another whole of which this process has as much the same graph may serve

@@ -1,7 +1,7 @@
 """Losses of DTensors in one node of autograd's graph: what :mod:`._sharded` does in four or five, for the host's time.
 
 It serves reduced losses in eager mode whose shards lie where they are wanted and go through one fused pass. A step of
-smooth L1 on 320 elements takes 694 us so and 1,069 in several nodes (two H200 over NCCL, benchmarks/sharded.py). All
+smooth L1 on 320 elements takes 658 us so and 1,016 in several nodes (two H200 over NCCL, benchmarks/sharded.py). All
 else, derivatives of the gradients too, is :mod:`._sharded`'s.
 """
 
@@ -82,10 +82,7 @@ class _Kept:
 
 
 def _whole(share: Tensor, known: _Known, dtype: torch.dtype, some: Tensor | None) -> DTensor:
-    value = _sharded.all_reduced(share, known.plan, may_overwrite=True).to(dtype)
-    if some is not None:
-        value = value / some
-    return DTensor(value, known.result, requires_grad=False)
+    return DTensor(_sharded.whole_value(share, known.plan, dtype, some), known.result, requires_grad=False)
 
 
 _MASK = _private.Call._fields.index("mask")

@@ -43,11 +43,13 @@ def check_the_same_as_in_several(mesh: DeviceMesh) -> None:
         x, t, w, mask = operands(mesh, dtype).values()
         nothing, one = torch.zeros_like(mask), torch.full((), 3.0)
         number = distribute_tensor(one, mesh, [Replicate()])
+        cancelling = distribute_tensor(torch.tensor([1.0, -1.0]).repeat(SHAPE[0], SHAPE[1] // 2), mesh, ROWS)
         for given in (
             {},
             {"reduction": "sum", "scale": 0.5},
             {"mask": mask},
             {"weight": w},
+            {"weight": cancelling},
             {"mask": nothing},
             {"weight": w, "mask": mask, "normalizer": number},
             {"ignore_nan": True},
@@ -129,6 +131,14 @@ def check_what_goes_in_several(mesh: DeviceMesh) -> None:
         lambda: cudaloss.mse_loss(x.half(), t),
     ):
         assert not is_in_one(call())
+
+
+def check_two_meshes(mesh: DeviceMesh) -> None:
+    x, t, _, _ = operands(mesh).values()
+    cudaloss.mse_loss(x, t)  # known from now on
+    other = DeviceMesh("cpu", list(reversed(range(PROCESSES))))
+    with pytest.raises(RuntimeError, match="target must be on the mesh of input"):
+        cudaloss.mse_loss(x, DTensor.from_local(t.to_local(), other, ROWS, shape=t.shape, stride=t.stride()))
 
 
 def check_no_gradients(mesh: DeviceMesh) -> None:
