@@ -195,6 +195,24 @@ def rows_tables(report: dict[str, Any]) -> str | None:
     return "\n\n".join(table for table in made if table) or None
 
 
+def loss_of(row: Row) -> str:
+    """The function that a case of benchmarks/rows.py calls: its name comes first, where it is not cross_entropy."""
+    return row["case"].partition("(")[0].strip() or "cross_entropy"
+
+
+def cases_table(what: str, cases: list[Row]) -> str:
+    body = [
+        [
+            f"{row['case']}",
+            f"{row['ms']['cudaloss']:.3f}",
+            *(f"{row['ratio'][rival]:.2f}x" if rival in row["ratio"] else "" for rival in COLUMNS),
+            str(row["gigabytes_per_second"]),
+        ]
+        for row in cases
+    ]
+    return markdown([what, "ms", "x eager", "x compile", "GB/s"], body)
+
+
 def rows_table(stage: dict[str, Any], seen: set[str] = frozenset()) -> str | None:  # pyright: ignore[reportArgumentType]
     """Of a stage's cases that have not been seen; with a caption of its own where it is another report's."""
     found = {**stage.get("report", {})}
@@ -205,23 +223,13 @@ def rows_table(stage: dict[str, Any], seen: set[str] = frozenset()) -> str | Non
     what = (
         "forward + backward, one gradient, unless said" if seen else "`cross_entropy`, forward + backward, unless said"
     )
-    header = [what, "ms", "x eager", "x compile", "GB/s"]
-    body = [
-        [
-            f"{row['case']}",
-            f"{row['ms']['cudaloss']:.3f}",
-            *(f"{row['ratio'][rival]:.2f}x" if rival in row["ratio"] else "" for rival in COLUMNS),
-            str(row["gigabytes_per_second"]),
-        ]
-        for row in found["cases"]
-    ]
     times = ", ".join(f"`{name}` {times:.2f}" for name, times in found["times_of_plain"].items())
     own = f"The loss's own arguments at the first shape, times of the plain step: {times}."
     small = found["small_times_of_eager"]
     ways = [way for way in small[0] if way != "case"]
     cells = [[row["case"], *(f"{row[way]:.2f}" for way in ways)] for row in small]
     of_plain = [] if seen else [own]
-    tables = [markdown(header, body), *of_plain, markdown(["our time over eager's", *ways], cells)]
+    tables = [cases_table(what, found["cases"]), *of_plain, markdown(["our time over eager's", *ways], cells)]
     return "\n\n".join([caption(stage["environment"]), *tables] if "environment" in stage else tables)
 
 

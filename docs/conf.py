@@ -14,15 +14,30 @@ author = "the cudaloss authors"
 copyright = f"2026, {author}"
 version = release = cudaloss.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "losses"]
-exclude_patterns = ["_ext"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "catalogue",  # docs/_ext: the pages of docs/losses
+    "formulas",
+    "schemas",
+]
+exclude_patterns = ["_ext", "_inventory", "_static"]
 
 html_theme = "furo"
 html_title = f"cudaloss {version}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+html_math_renderer = "mathml"  # docs/_ext/formulas.py: no script, no network
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 maximum_signature_line_length = 88
 
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
@@ -32,5 +47,7 @@ napoleon_numpy_docstring = False
 napoleon_preprocess_types = True
 napoleon_custom_sections = [("Keywords of a call", "params_style"), "Shape"]
 
-# PyTorch's names have their pages elsewhere, and a build without a network cannot look them up.
-nitpick_ignore_regex = [("py:.*", r"torch\..*"), ("py:class", "Tensor|optional")]
+# The names of PyTorch that the pages link to, stored so that a build needs no network.
+intersphinx_mapping = {"torch": ("https://docs.pytorch.org/docs/stable/", "_inventory/torch.txt")}
+# Names without a page: what docstrings call a tensor, and a class that PyTorch does not document under its own name.
+nitpick_ignore_regex = [("py:class", r"Tensor|optional|torch\.distributed\.distributed_c10d\.ProcessGroup")]

@@ -64,7 +64,7 @@ ROWS = (
         name="cosine_similarity",
         module="CosineSimilarityLoss",
         arguments=(
-            Argument("dim", "int", "int", 1, "along which the vectors lie, as in :func:`torch.cosine_similarity`"),
+            Argument("dim", "int", "int", 1, "along which the vectors lie, as in :func:`torch.nn.functional.cosine_similarity`"),
             Argument("eps", "float", "float", 1e-8, "above 0; the least norm that is divided by"),
         ),
         reads="vectors",
@@ -82,7 +82,7 @@ ROWS = (
         operands=("input1", "input2", "target"),
         arguments=(Argument("margin", "float", "float", 0.0, f"{_MARGIN}, as a cosine"),),
         reads="vectors",
-        formula="1 - cos or max(0, cos - margin)",
+        formula="1 - cos where target == 1, else max(0, cos - margin)",
         about=_ABOUT_COSINE_EMBEDDING,
         example=_OF_COSINE_EMBEDDING,
         source="Hadsell, Chopra and LeCun, Dimensionality Reduction by Learning an Invariant Mapping, 2006",

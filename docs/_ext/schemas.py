@@ -1,8 +1,4 @@
-"""Directives whose content comes from the package's rows: a loss that is added there is on the page.
-
-``loss-functions`` and ``loss-modules`` document every public function and module, ``loss-ops`` shows the schema of
-every public op as torch has it registered.
-"""
+"""``loss-ops``: the schema of every public op, as torch has it registered."""
 
 from __future__ import annotations
 
@@ -16,16 +12,6 @@ from sphinx.util.docutils import SphinxDirective
 from cudaloss._specs import PUBLIC
 
 WIDTH = 88  # characters of a literal block that a page shows without scrolling
-
-
-class Functions(SphinxDirective):
-    def run(self) -> list[nodes.Node]:
-        return self.parse_text_to_nodes("\n".join(f".. autofunction:: cudaloss.{spec.function}" for spec in PUBLIC))
-
-
-class Modules(SphinxDirective):
-    def run(self) -> list[nodes.Node]:
-        return self.parse_text_to_nodes("\n".join(f".. autoclass:: cudaloss.{spec.module}" for spec in PUBLIC))
 
 
 def schema(name: str) -> str:
@@ -42,7 +28,5 @@ class Ops(SphinxDirective):
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    app.add_directive("loss-functions", Functions)
-    app.add_directive("loss-modules", Modules)
     app.add_directive("loss-ops", Ops)
     return {"parallel_read_safe": True}

@@ -1,0 +1,130 @@
+"""Fills the pages of ``docs/losses``: each loss with its formula, its picture, its speed, its accuracy and its API.
+
+``<!-- losses: of_difference -->`` in a page stands for the losses of ``cudaloss._rows.of_difference``, in the order of
+that module, and ``<!-- losses -->`` for a table of all. So a loss that is added to a module is on the page. The figures
+are of the committed report of the GPU check.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import curves
+import formulas
+from sphinx.application import Sphinx
+
+from cudaloss._specs import PUBLIC, LossSpec, RowSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+
+import readme  # noqa: E402
+
+MARK = re.compile(r"<!-- losses(?:: (\w+))? -->")
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+# The kinds of errors that a report has: of the reduced loss, of the losses of single elements, of gradients.
+ERRORS = {"mean": "value", "single losses": "single", "gradient": "gradient"}
+
+
+def report() -> dict[str, Any]:
+    newest = max((ROOT / "benchmarks" / "results").glob("gpu_check-*.json"))
+    return json.loads(newest.read_text())
+
+
+def of_module(module: str) -> tuple[LossSpec, ...]:
+    return importlib.import_module(f"cudaloss._rows.{module}").ROWS
+
+
+def speed(spec: LossSpec, measured: dict[str, Any]) -> str:
+    """The loss's row of the tables in docs/performance.md."""
+    if isinstance(spec, RowSpec):
+        cases = [row for row in measured["rows"]["report"]["cases"] if readme.loss_of(row) == spec.function]
+        return readme.cases_table("forward + backward, one gradient, unless said", cases)
+    rows = [row for row in measured["bench"]["report"]["rows"] if row.get("loss") == spec.name and "skipped" not in row]
+    return readme.speed_table(rows) or ""
+
+
+def _ulps(found: float | None) -> str:
+    if found is None:
+        return ""
+    return f"{found:.2f}" if found < 1000 else f"{found:.0e}".replace("e+0", "e").replace("e+", "e")
+
+
+def accuracy(spec: LossSpec, measured: dict[str, Any]) -> str:
+    """The largest errors that the report has of the loss, by dtype, PyTorch's in brackets."""
+    rows = [row for row in measured["accuracy"]["report"] if row["loss"] == spec.name]
+    if not rows:
+        return f"The tests hold value and gradient to {spec.ulps:g} ulp in float32 ([numerics](../numerics.md#rows))."
+    kinds = {title: kind for title, kind in ERRORS.items() if any(f"cudaloss_{kind}_ulp" in row for row in rows)}
+    body = []
+    for dtype in DTYPES:
+        of_dtype = [row for row in rows if row["dtype"] == dtype]
+        cells = []
+        for kind in kinds.values():
+            ours, theirs = (
+                max((row[key] for row in of_dtype if key in row), default=None)
+                for key in (f"cudaloss_{kind}_ulp", f"torch_{kind}_ulp")
+            )
+            cells.append(f"{_ulps(ours)} ({_ulps(theirs)})" if ours is not None else "")
+        body.append([dtype, *cells])
+    return readme.markdown(["largest error in ulp (PyTorch's)", *kinds], body)
+
+
+def recipes(spec: LossSpec) -> str:
+    """Links to the recipes that call the loss."""
+    found = []
+    for page in sorted((ROOT / "docs" / "recipes").glob("*.md")):
+        text = page.read_text()
+        if re.search(rf"cudaloss\.({spec.function}|{spec.module})\b", text):
+            found.append(f"[{text.splitlines()[0].removeprefix('# ')}](../recipes/{page.name})")
+    return f"Recipes: {', '.join(found)}." if found else ""
+
+
+def section(spec: LossSpec, picture: str, measured: dict[str, Any]) -> str:
+    parts = [
+        f"(loss-{spec.name})=\n## `{spec.function}`",
+        f"```{{math}}\n{formulas.latex(spec.formula)}\n```",
+        f"![{spec.function} and its gradient]({picture})",
+        recipes(spec),
+        f"**Speed**\n\n{speed(spec, measured)}",
+        f"**Accuracy**\n\n{accuracy(spec, measured)}",
+        f"```{{eval-rst}}\n.. autofunction:: cudaloss.{spec.function}\n\n.. autoclass:: cudaloss.{spec.module}\n```",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def everything() -> str:
+    body = [
+        [f"[`{spec.function}`](#loss-{spec.name})", f"{{py:class}}`~cudaloss.{spec.module}`", f"{{math}}`{formulas.latex(spec.formula)}`"]
+        for spec in PUBLIC
+    ]
+    return readme.markdown(["function", "module", "loss of one element or row"], body)
+
+
+def expand(app: Sphinx, page: str, source: list[str]) -> None:
+    if not MARK.search(source[0]):
+        return
+    folder = Path(app.doctreedir) / "losses"
+    of_page = Path(app.srcdir, page).parent
+    measured = report()
+
+    def text(mark: re.Match[str]) -> str:
+        if mark[1] is None:
+            return everything()
+        sections = [
+            section(spec, os.path.relpath(curves.draw(spec, folder), of_page), measured) for spec in of_module(mark[1])
+        ]
+        return "\n\n".join([readme.caption(measured["environment"]), *sections])
+
+    source[0] = MARK.sub(text, source[0])
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("source-read", expand)
+    return {"parallel_read_safe": True}

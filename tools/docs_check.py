@@ -1,0 +1,149 @@
+"""Opens every page of the built documentation in headless Chromium, at the width of a desktop and of a phone.
+
+python -m tools.docs_check build/docs
+
+A page fails by a message on its console, a request that is not served from the folder, a picture that does not load, a
+link to a page or heading that is not there, or content that is wider than the window. The search must find a page too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import http.server
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlsplit
+
+from playwright.sync_api import Browser, Page, sync_playwright
+from rich.console import Console
+from rich.progress import track
+
+WIDTHS = {"desktop": (1280, 800), "phone": (390, 844)}
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# As root a browser has no sandbox; the others keep it from asking its maker's hosts, which a build's network may refuse.
+FLAGS = ("--no-sandbox", "--disable-quic", "--disable-background-networking", "--disable-component-update")
+SEARCHED = "mask"
+
+# What only the browser knows of a page: its headings' names, its links, pictures that did not load, and what sticks out.
+FACTS = """() => ({
+  names: [...document.querySelectorAll("[id]")].map(e => e.id),
+  links: [...document.querySelectorAll("a[href]")].map(e => e.href),
+  broken: [...document.images].filter(i => !(i.complete && i.naturalWidth)).map(i => i.src),
+  overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+})"""
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 the base class's name
+        pass
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    handler = functools.partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def browser_path() -> str:
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if not found:
+        sys.exit(f"docs_check needs a browser, one of {', '.join(BROWSERS)}: for example apt-get install chromium")
+    return found
+
+
+def opened(page: Page, address: str, root: str) -> list[str]:
+    """Opens the address; what went wrong meanwhile."""
+    wrong: list[str] = []
+    listeners = {
+        "console": lambda message: wrong.append(f"console: {message.text}") if message.type in ("error", "warning") else None,
+        "pageerror": lambda error: wrong.append(f"script: {error}"),
+        "requestfailed": lambda request: wrong.append(f"not loaded: {request.url}"),
+        "request": lambda request: None if request.url.startswith((root, "data:")) else wrong.append(f"asks for {request.url}"),
+        "response": lambda response: wrong.append(f"{response.status}: {response.url}") if response.status >= 400 else None,
+    }
+    for event, listener in listeners.items():
+        page.on(event, listener)
+    page.goto(address, wait_until="load")
+    page.evaluate("for (const image of document.images) image.loading = 'eager'")
+    page.wait_for_load_state("networkidle")
+    for event, listener in listeners.items():
+        page.remove_listener(event, listener)
+    return wrong
+
+
+def broken_links(links: dict[str, list[str]], names: dict[str, set[str]], folder: Path, root: str) -> list[str]:
+    """Links within the folder whose file or heading is not there. Other hosts are not asked."""
+    wrong = []
+    for page, found in links.items():
+        for link in found:
+            if not link.startswith(root):
+                continue
+            address, name = urldefrag(link)
+            path = unquote(urlsplit(address).path).lstrip("/") or "index.html"
+            if not (folder / path).is_file():
+                wrong.append(f"{page}: link to {path}, which is not there")
+            elif name and path in names and unquote(name) not in names[path]:
+                wrong.append(f"{page}: link to {path}#{name}, which has no such heading")
+    return wrong
+
+
+def check_pages(browser: Browser, folder: Path, root: str) -> list[str]:
+    wrong: list[str] = []
+    links: dict[str, list[str]] = {}
+    names: dict[str, set[str]] = {}
+    pages = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.html"))
+    for device, (width, height) in WIDTHS.items():
+        window = browser.new_page(viewport={"width": width, "height": height})
+        for page in track(pages, device, Console(stderr=True)):
+            found = opened(window, root + page, root)
+            facts = window.evaluate(FACTS)
+            found += [f"picture does not load: {source}" for source in facts["broken"]]
+            if facts["overflow"] > 0:
+                found.append(f"{facts['overflow']} pixels wider than the window")
+            wrong += [f"{page} ({device}): {text}" for text in found]
+            links[page], names[page] = facts["links"], set(facts["names"])
+        window.close()
+    return wrong + broken_links(links, names, folder, root)
+
+
+def check_search(browser: Browser, root: str) -> list[str]:
+    window = browser.new_page()
+    wrong = opened(window, f"{root}search.html?q={SEARCHED}", root)
+    try:
+        window.wait_for_selector("#search-results li a", timeout=10_000)
+    except TimeoutError:
+        wrong.append(f"finds nothing for {SEARCHED!r}")
+    window.close()
+    return [f"search: {text}" for text in wrong]
+
+
+def check(folder: Path) -> list[str]:
+    """What is wrong with the pages of the folder."""
+    with served(folder) as root, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=list(FLAGS))
+        wrong = check_pages(browser, folder, root)
+        if (folder / "search.html").is_file():
+            wrong += check_search(browser, root)
+        browser.close()
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    wrong = check(folder.resolve())
+    print("\n".join(wrong) or f"every page of {folder} is whole, at {' and '.join(WIDTHS)} width")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
