@@ -9,7 +9,7 @@ SOURCES := $(shell find csrc -type f) $(STUB_SOURCES) $(BUILD_SOURCES) pyproject
 # Without a GPU nothing runs the CUDA kernels: one architecture is enough to see them compile.
 export TORCH_CUDA_ARCH_LIST ?= $(if $(shell command -v nvidia-smi),,9.0)
 
-.PHONY: demo test lint workflows format types docs gpu-check readme-figures clients sdist wheel wheel-check clean
+.PHONY: demo test lint workflows format types docs docs-check gpu-check readme-figures clients sdist wheel wheel-check clean
 
 demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
@@ -45,6 +45,10 @@ types: $(VENV)/.built
 # Every warning, unresolved references included, is an error. Afresh: Sphinx does not see a docstring's rows change.
 docs: $(VENV)/.built
 	$(BIN)/sphinx-build -W --keep-going -n -E -b html docs build/docs
+
+# Needs a browser: Chromium, or Chrome.
+docs-check: docs
+	$(BIN)/python -m tools.docs_check build/docs
 
 gpu-check:
 	$(PYTHON) benchmarks/gpu_check.py $(ARGS)

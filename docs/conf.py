@@ -31,6 +31,7 @@ html_theme = "furo"
 html_title = f"cudaloss {version}"
 html_copy_source = False
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["custom.css"]
 html_math_renderer = "mathml"  # docs/_ext/formulas.py: no script, no network
 copybutton_prompt_text = r">>> |\.\.\. |\$ "

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, TimeoutError, sync_playwright
 from rich.console import Console
 from rich.progress import track
 
@@ -28,7 +28,13 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 # As root a browser has no sandbox; the others keep it from asking its maker's hosts, which a build's network may refuse.
 FLAGS = ("--no-sandbox", "--disable-quic", "--disable-background-networking", "--disable-component-update")
 SEARCHED = "mask"
+PATIENCE = 10_000  # milliseconds until the first result
 
+# Loads those pictures too that a reader would have to scroll to.
+PICTURES = """() => Promise.all([...document.images].map(i => {
+  i.loading = "eager";
+  return i.decode().catch(() => null);
+}))"""
 # What only the browser knows of a page: its headings' names, its links, pictures that did not load, and what sticks out.
 FACTS = """() => ({
   names: [...document.querySelectorAll("[id]")].map(e => e.id),
@@ -39,7 +45,7 @@ FACTS = """() => ({
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 the base class's name
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 
@@ -62,18 +68,34 @@ def browser_path() -> str:
 def opened(page: Page, address: str, root: str) -> list[str]:
     """Opens the address; what went wrong meanwhile."""
     wrong: list[str] = []
+
+    def console(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            wrong.append(f"console: {message.text}")
+
+    def request(request: Request) -> None:
+        if not request.url.startswith((root, "data:")):
+            wrong.append(f"asks for {request.url}")
+
+    def failed(request: Request) -> None:
+        if request.failure != "net::ERR_ABORTED":  # by the next page: nobody waits for an icon
+            wrong.append(f"not loaded: {request.url}")
+
+    def response(response: Response) -> None:
+        if response.status >= 400:
+            wrong.append(f"{response.status}: {response.url}")
+
     listeners = {
-        "console": lambda message: wrong.append(f"console: {message.text}") if message.type in ("error", "warning") else None,
+        "console": console,
         "pageerror": lambda error: wrong.append(f"script: {error}"),
-        "requestfailed": lambda request: wrong.append(f"not loaded: {request.url}"),
-        "request": lambda request: None if request.url.startswith((root, "data:")) else wrong.append(f"asks for {request.url}"),
-        "response": lambda response: wrong.append(f"{response.status}: {response.url}") if response.status >= 400 else None,
+        "request": request,
+        "requestfailed": failed,
+        "response": response,
     }
     for event, listener in listeners.items():
         page.on(event, listener)
     page.goto(address, wait_until="load")
-    page.evaluate("for (const image of document.images) image.loading = 'eager'")
-    page.wait_for_load_state("networkidle")
+    page.evaluate(PICTURES)
     for event, listener in listeners.items():
         page.remove_listener(event, listener)
     return wrong
@@ -102,7 +124,7 @@ def check_pages(browser: Browser, folder: Path, root: str) -> list[str]:
     pages = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.html"))
     for device, (width, height) in WIDTHS.items():
         window = browser.new_page(viewport={"width": width, "height": height})
-        for page in track(pages, device, Console(stderr=True)):
+        for page in track(pages, device, console=Console(stderr=True)):
             found = opened(window, root + page, root)
             facts = window.evaluate(FACTS)
             found += [f"picture does not load: {source}" for source in facts["broken"]]
@@ -118,7 +140,7 @@ def check_search(browser: Browser, root: str) -> list[str]:
     window = browser.new_page()
     wrong = opened(window, f"{root}search.html?q={SEARCHED}", root)
     try:
-        window.wait_for_selector("#search-results li a", timeout=10_000)
+        window.wait_for_selector("#search-results li a", timeout=PATIENCE)
     except TimeoutError:
         wrong.append(f"finds nothing for {SEARCHED!r}")
     window.close()

@@ -17,6 +17,7 @@ from typing import Any
 
 import curves
 import formulas
+import torch.nn.functional as F
 from sphinx.application import Sphinx
 
 from cudaloss._specs import PUBLIC, LossSpec, RowSpec
@@ -99,12 +100,17 @@ def section(spec: LossSpec, picture: str, measured: dict[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def _replaced(spec: LossSpec) -> str:
+    """PyTorch's function of that name, with its page."""
+    return f"{{py:func}}`torch.nn.functional.{spec.function}`" if hasattr(F, spec.function) else ""
+
+
 def everything() -> str:
     body = [
-        [f"[`{spec.function}`](#loss-{spec.name})", f"{{py:class}}`~cudaloss.{spec.module}`", f"{{math}}`{formulas.latex(spec.formula)}`"]
+        [f"[`{spec.function}`](#loss-{spec.name})", f"{{py:class}}`~cudaloss.{spec.module}`", _replaced(spec)]
         for spec in PUBLIC
     ]
-    return readme.markdown(["function", "module", "loss of one element or row"], body)
+    return readme.markdown(["function", "module", "replaces"], body)
 
 
 def expand(app: Sphinx, page: str, source: list[str]) -> None:

@@ -124,7 +124,13 @@ def draw(spec: LossSpec, folder: Path) -> Path:
     """An SVG of the loss on the left, of its slope along the same axis on the right."""
     plot = _of_rows(spec) if isinstance(spec, RowSpec) else _pointwise(spec)
     x = torch.linspace(*plot.span, POINTS, dtype=torch.float64, requires_grad=True)
-    style = {"text.color": GREY, "axes.labelcolor": GREY, "axes.edgecolor": GREY, "xtick.color": GREY, "ytick.color": GREY}
+    style = {
+        "text.color": GREY,
+        "axes.labelcolor": GREY,
+        "axes.edgecolor": GREY,
+        "xtick.color": GREY,
+        "ytick.color": GREY,
+    }
     with mpl.rc_context({**style, "axes.titlecolor": GREY, "svg.hashsalt": spec.name, "font.size": 9}):
         figure = Figure(figsize=(7.2, 2.5), layout="constrained")
         value, gradient = figure.subplots(1, 2)

@@ -64,7 +64,13 @@ ROWS = (
         name="cosine_similarity",
         module="CosineSimilarityLoss",
         arguments=(
-            Argument("dim", "int", "int", 1, "along which the vectors lie, as in :func:`torch.nn.functional.cosine_similarity`"),
+            Argument(
+                "dim",
+                "int",
+                "int",
+                1,
+                "along which the vectors lie, as in :func:`torch.nn.functional.cosine_similarity`",
+            ),
             Argument("eps", "float", "float", 1e-8, "above 0; the least norm that is divided by"),
         ),
         reads="vectors",

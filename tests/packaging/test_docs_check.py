@@ -1,0 +1,49 @@
+"""The check of the built documentation sees what a reader would: where a browser and its driver are installed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("playwright")
+from tools import docs_check
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, docs_check.BROWSERS)), reason="no browser")
+
+PAGE = """<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><title>page</title>
+<h1 id="first">Page</h1>{body}"""
+
+
+def pages(folder: Path, **bodies: str) -> Path:
+    for name, body in bodies.items():
+        (folder / f"{name}.html").write_text(PAGE.format(body=body))
+    return folder
+
+
+def test_whole_pages_pass(tmp_path: Path) -> None:
+    body = '<a href="other.html#first">there</a><a href="https://example.org/x">away</a>'
+    assert docs_check.check(pages(tmp_path, index=body, other="")) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('<a href="none.html">there</a>', "none.html, which is not there"),
+        ('<a href="other.html#second">there</a>', "other.html#second, which has no such heading"),
+        ('<img src="none.png">', "picture does not load"),
+        ("<script>console.error('no')</script>", "console: no"),
+        ("<script>nothing()</script>", "nothing is not defined"),
+        ('<div style="width: 600px">wide</div>', "wider than the window"),
+        ('<img src="http://192.0.2.1/x.png">', "asks for http://192.0.2.1/x.png"),
+    ],
+)
+def test_what_is_broken_is_said(body: str, said: str, tmp_path: Path) -> None:
+    found = docs_check.check(pages(tmp_path, index=body, other=""))
+    assert any(said in text for text in found), found
+
+
+def test_a_search_without_results_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docs_check, "PATIENCE", 100)
+    assert docs_check.check(pages(tmp_path, search="")) == ["search: finds nothing for 'mask'"]
