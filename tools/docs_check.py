@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urldefrag, urlsplit
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, TimeoutError, sync_playwright
@@ -25,7 +26,7 @@ from rich.progress import track
 
 WIDTHS = {"desktop": (1280, 800), "phone": (390, 844)}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# As root a browser has no sandbox; the others keep it from asking its maker's hosts, which a build's network may refuse.
+# As root a browser has no sandbox. The others keep it from asking its maker's hosts, which a network may refuse.
 FLAGS = ("--no-sandbox", "--disable-quic", "--disable-background-networking", "--disable-component-update")
 SEARCHED = "mask"
 PATIENCE = 10_000  # milliseconds until the first result
@@ -35,7 +36,7 @@ PICTURES = """() => Promise.all([...document.images].map(i => {
   i.loading = "eager";
   return i.decode().catch(() => null);
 }))"""
-# What only the browser knows of a page: its headings' names, its links, pictures that did not load, and what sticks out.
+# What only the browser knows of a page: names of headings, links, pictures that did not load, what sticks out.
 FACTS = """() => ({
   names: [...document.querySelectorAll("[id]")].map(e => e.id),
   links: [...document.querySelectorAll("a[href]")].map(e => e.href),
@@ -85,7 +86,7 @@ def opened(page: Page, address: str, root: str) -> list[str]:
         if response.status >= 400:
             wrong.append(f"{response.status}: {response.url}")
 
-    listeners = {
+    listeners: dict[Any, Any] = {
         "console": console,
         "pageerror": lambda error: wrong.append(f"script: {error}"),
         "request": request,

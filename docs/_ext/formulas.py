@@ -1,4 +1,4 @@
-"""A row's formula as mathematics: its text becomes LaTeX, and LaTeX becomes MathML, which browsers draw without a script.
+"""A row's formula as mathematics: text becomes LaTeX, and LaTeX becomes MathML, which browsers draw without a script.
 
 In a formula x is ``input`` and t is ``target``; all other names are the call's own arguments.
 """
