@@ -56,7 +56,7 @@ py::dict launch_plan(int64_t count, int input_size, int target_size) {
   return plan;
 }
 
-// What a launch would say, of this build or of another that is described.
+// The build that a launch error would describe: this one, or another that the arguments give.
 cudaloss::compatibility::Build build_of(const std::optional<std::string>& cuda,
                                         const std::optional<std::string>& architectures) {
   const cudaloss::compatibility::Build build = cudaloss::compatibility::this_build();

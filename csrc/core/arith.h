@@ -1,14 +1,14 @@
-// The arithmetic the loss functors are generic over.
+// The arithmetic types that the loss functors are templates over.
 //
 //   float       large reductions: rounding errors of single elements average out
 //   double      fp64 operands; fp32 operands on the CPU, where it costs no time at memory speed
-//   FastFloat   halves on the GPU, which bring so many elements at once that arithmetic would be the bound: float with
-//               plain constants. Its 2^-23 is far below a half's last place; a parameter that float does not hold
-//               shifts a sum of many by up to 2^-24.
-//   FastDouble  double for results of float's digits: its exp is good to 2^-32.
+//   FastFloat   halves on the GPU: so many arrive at once that arithmetic would be the limit. It is float with plain
+//               constants. Its 2^-23 is far below a half's last place; a parameter that float cannot represent shifts a
+//               sum of many by up to 2^-24.
+//   FastDouble  double for results with float's digits: its exp is good to 2^-32.
 //   FloatFloat  fp32 operands on the GPU: an unevaluated sum hi + lo of two floats, about 2^-45 relative.
-//               Single results (gradients, reduction="none", small reductions) come out correctly rounded, and unlike
-//               double it is as fast on GPUs whose fp64 rate is a 64th of fp32's.
+//               Single results (gradients, reduction="none", small reductions) are correctly rounded. Unlike double it
+//               is as fast on GPUs whose fp64 rate is a 64th of fp32's.
 //
 // The products and differences are the classic error-free transforms (Dekker 1971; Ogita, Rump, Oishi 2005).
 #pragma once
@@ -30,8 +30,8 @@ struct FastDouble {
   double value;
 };
 
-// A number fixed for the whole launch (beta, 1 / beta, the gradient's scale), with the rounding error that a
-// single F would leave in every element alike, where no averaging removes it.
+// A number fixed for the whole launch (beta, 1 / beta, the gradient's scale). `lo` is its rounding error: without it
+// every element would have the same error, which does not average out.
 template <class F>
 struct Constant {
   F hi, lo;
@@ -56,13 +56,13 @@ struct ArithTraits<FastDouble> {
 template <class T>
 using Scalar = typename ArithTraits<T>::Scalar;
 
-// Both sides computed, one taken: a loop over it vectorises, and a warp does not diverge.
+// Computes both sides and takes one: a loop over it vectorises, and a warp does not diverge.
 template <class T>
 CUDALOSS_INLINE T select(bool condition, T yes, T no) {
   return condition ? yes : no;
 }
 
-// Of a double on the host; of an F that an element brings with it wherever that is.
+// From a double on the host, or from an element's own F, on either side.
 CUDALOSS_INLINE Constant<double> constant_of(double x, double) { return {x, 0.0}; }
 CUDALOSS_INLINE Constant<float> constant_of(double x, float) {
   const float hi = static_cast<float>(x);
@@ -89,7 +89,7 @@ inline Constant<float> ratio(double numerator, double denominator, float) {
 // ---- float and double --------------------------------------------------------------------------------------
 CUDALOSS_INLINE float absolute(float x) { return fabsf(x); }
 CUDALOSS_INLINE double absolute(double x) { return fabs(x); }
-CUDALOSS_INLINE float least(float) { return FLT_MIN; }  // of the normal numbers
+CUDALOSS_INLINE float least(float) { return FLT_MIN; }  // the smallest normal number
 CUDALOSS_INLINE double least(double) { return DBL_MIN; }
 CUDALOSS_INLINE float largest(float) { return FLT_MAX; }
 CUDALOSS_INLINE double largest(double) { return DBL_MAX; }
@@ -99,7 +99,7 @@ CUDALOSS_INLINE double fused(double a, double b, double c) { return fma(a, b, c)
 template <class F>
 CUDALOSS_INLINE F operator*(F x, Constant<F> c) {
   const F plain = x * c.hi;
-  // Where that overflows, lo, which is 0 or may be of the other sign, is no longer a small correction.
+  // If that overflows, lo is no longer a small correction: it is 0 or may have the other sign.
   return select(absolute(plain) <= largest(F()), fused(x, c.hi, x * c.lo), plain);
 }
 template <class F>
@@ -158,41 +158,41 @@ CUDALOSS_INLINE bool operator>=(FastFloat x, Constant<float> c) { return x.value
 template <class F>
 CUDALOSS_INLINE Constant<F> times(Constant<F> a, Constant<F> b) {
   const F hi = a.hi * b.hi, lo = fused(a.hi, b.lo, fused(a.lo, b.hi, fused(a.hi, b.hi, -hi)));
-  return {hi, select(absolute(hi) <= largest(F()), lo, F(0))};  // beside an infinite hi, lo is NaN
+  return {hi, select(absolute(hi) <= largest(F()), lo, F(0))};  // lo is NaN if hi is infinite
 }
 
-// x * c for an x that is finite, or whose product is not taken.
+// x * c for a finite x, or if the caller does not use the product.
 CUDALOSS_INLINE float finite_product(float x, Constant<float> c) { return fused(x, c.hi, x * c.lo); }
 CUDALOSS_INLINE double finite_product(double x, Constant<double> c) { return fused(x, c.hi, x * c.lo); }
 CUDALOSS_INLINE FastFloat finite_product(FastFloat x, Constant<float> c) { return x * c; }
 CUDALOSS_INLINE FloatFloat finite_product(FloatFloat x, Constant<float> c) { return x * c; }
 
-// x * c as a gradient is stored: of FloatFloat rounded once; of the others their own rounding is below what the result
-// shows, or, in fp64, as good as it gets.
+// x * c as a gradient is stored. FloatFloat rounds once. The rounding of the other types is below what the result
+// shows, or, in fp64, as good as possible.
 CUDALOSS_INLINE float rounded_product(float x, Constant<float> c) { return x * c.hi; }
 CUDALOSS_INLINE double rounded_product(double x, Constant<double> c) { return x * c.hi; }
 CUDALOSS_INLINE float rounded_product(FastFloat x, Constant<float> c) { return x.value * c.hi; }
-// The same for an x that is finite, or whose product is not taken.
+// The same for a finite x, or if the caller does not use the product.
 template <class T, class F>
 CUDALOSS_INLINE F rounded_finite_product(T x, Constant<F> c) {
   return rounded_product(x, c);
 }
 CUDALOSS_INLINE float rounded_finite_product(FloatFloat x, Constant<float> c) {
-  const float finite = select(absolute(c.hi) <= FLT_MAX, c.hi, 0.0f);  // an infinite c decides by x.hi alone
+  const float finite = select(absolute(c.hi) <= FLT_MAX, c.hi, 0.0f);  // x.hi alone decides if c is infinite
   return fmaf(x.hi, c.hi, fmaf(x.hi, c.lo, x.lo * finite));
 }
 CUDALOSS_INLINE float rounded_product(FloatFloat x, Constant<float> c) {
   const float result = rounded_finite_product(x, c);
-  return select(result == result, result, x.hi * c.hi);  // beside an infinite hi, lo is NaN
+  return select(result == result, result, x.hi * c.hi);  // lo is NaN if hi is infinite
 }
-// A constant as a power of two and a fraction of about 1: the fraction times another constant keeps its digits where
-// the whole would leave the range of F.
+// A constant as a power of two and a fraction of about 1: the fraction times another constant keeps its digits if the
+// whole would leave the range of F.
 template <class F>
 struct Split {
   F power;
   Constant<F> fraction;
 };
-// 1 / x, clamped likewise; NaN of a NaN.
+// 1 / x, clamped in the same way; NaN for NaN.
 template <class F>
 CUDALOSS_INLINE Constant<F> exact_inverse(F x, F least) {
   const F inverse = F(1) / x, hi = select(inverse > largest(F()), largest(F()), inverse);
@@ -205,7 +205,7 @@ CUDALOSS_INLINE Constant<float> inverse_of(double x, float) {
   return constant_of(select(inverse > FLT_MAX, static_cast<double>(FLT_MAX), inverse), 0.0f);
 }
 
-// About 1 / x, a power of two that F holds, of x >= 0.
+// About 1 / x for x >= 0: a power of two that F can represent.
 CUDALOSS_INLINE float inverse_power(float x) {
   const int32_t bits = 0x7f000000 - static_cast<int32_t>(bit_cast<uint32_t>(x) & 0x7f800000u);
   return bit_cast<float>(select(bits < 0x00800000, 0x00800000, bits));
@@ -235,7 +235,7 @@ CUDALOSS_INLINE double signed_by(double sign, double x) {
   return bit_cast<double>(bit_cast<uint64_t>(x) ^ (bit_cast<uint64_t>(sign) & 0x8000000000000000u));
 }
 
-// c with the sign of x; at 0, and at NaN, their product.
+// c with the sign of x. If x is 0 or NaN, x * c.
 template <class F>
 CUDALOSS_INLINE F sign_times(F x, Constant<F> c) {
   const F size = c.hi + c.lo;
@@ -245,7 +245,7 @@ CUDALOSS_INLINE float sign_times(FastFloat x, Constant<float> c) { return sign_t
 CUDALOSS_INLINE float sign_times(FloatFloat x, Constant<float> c) { return sign_times(x.hi, c); }
 
 // ---- in and out --------------------------------------------------------------------------------------------
-// a - b, read as they are.
+// a - b in their own dtypes, without rounding before the subtraction.
 template <class T>
 struct Difference {
   template <class A, class B>
@@ -272,7 +272,7 @@ struct Difference<FastFloat> {
 CUDALOSS_INLINE float rounded(float x) { return x; }
 CUDALOSS_INLINE float rounded(FastFloat x) { return x.value; }
 CUDALOSS_INLINE double rounded(double x) { return x; }
-// Beside an infinite hi stands a lo of Inf - Inf: it is left out. A finite hi has a finite lo.
+// lo is Inf - Inf if hi is infinite, and is then left out. A finite hi has a finite lo.
 CUDALOSS_INLINE float rounded(FloatFloat x) {
   const float sum = x.hi + x.lo;
   return select(sum == sum, sum, x.hi);

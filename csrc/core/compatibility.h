@@ -1,5 +1,5 @@
-// What to say where this build's CUDA kernels do not run: what is here, what the build has, what to do. One wording for
-// a launch that fails (cuda/launch.h) and for `python -m cudaloss` (binding.cpp).
+// The message if this build's CUDA kernels do not run: what is here, what the build has, what to do. One wording for a
+// launch that fails (cuda/launch.h) and for `python -m cudaloss` (binding.cpp).
 #pragma once
 
 #include <cstdlib>
@@ -23,20 +23,21 @@ inline Build this_build() {
 
 inline std::string dotted(int major, int minor) { return std::to_string(major) + "." + std::to_string(minor); }
 
-// A driver's CUDA as cudaDriverGetVersion has it: 12040 is 12.4.
+// The CUDA version of a driver, as cudaDriverGetVersion gives it: 12040 is 12.4.
 inline std::string of_driver(int version) {
   return version == 0 ? "no NVIDIA driver was found"
                       : "the NVIDIA driver supports CUDA up to " + dotted(version / 1000, version % 1000 / 10);
 }
 
-// "12.9" as drivers say it: 12090.
+// "12.9" as the number that drivers use: 12090.
 inline int number_of(const std::string& cuda) {
   const size_t dot = cuda.find('.');
   return std::atoi(cuda.c_str()) * 1000 + (dot == std::string::npos ? 0 : std::atoi(cuda.c_str() + dot + 1) * 10);
 }
 
-// The least driver of each CUDA major, whose every minor it runs (NVIDIA's minor-version compatibility); but kernels
-// are compressed from CUDA 12.8 on as drivers before 550, which is of 12.4, cannot undo.
+// The oldest driver of each CUDA major version, which runs all its minor versions (NVIDIA's minor-version
+// compatibility). Exception: from CUDA 12.8 on, kernels are compressed in a way that drivers before 550 (CUDA 12.4)
+// cannot undo.
 inline int least_driver_cuda(const std::string& cuda) {
   const int number = number_of(cuda);
   return number / 1000 == 12 && number >= 12080 ? 12040 : number / 1000 * 1000;
@@ -64,7 +65,7 @@ inline std::string from_source(int major, int minor) {
 
 // Neither SASS nor PTX of the build runs on a GPU of this compute capability.
 inline std::string uncovered(int major, int minor, const Build& build) {
-  const bool before_cuda_13 = major < 7 || (major == 7 && minor < 5);  // which has nothing before Turing
+  const bool before_cuda_13 = major < 7 || (major == 7 && minor < 5);  // CUDA 13 supports nothing before Turing
   const std::string install = before_cuda_13 ? "Install cudaloss for CUDA 12 (from capability 7.0 on)"
                                              : "Install a newer cudaloss (pip install --upgrade cudaloss)";
   return "this GPU has compute capability " + dotted(major, minor) + ", and this build of cudaloss, with CUDA " +
@@ -72,13 +73,13 @@ inline std::string uncovered(int major, int minor, const Build& build) {
          from_source(major, minor) + ".";
 }
 
-// The driver is older than the least one of the build.
+// The driver is older than the oldest one that the build supports.
 inline std::string old_driver(int driver, const Build& build) {
   return of_driver(driver) + ", and this build of cudaloss, with CUDA " + build.cuda + ", needs driver " +
          least_driver(build.cuda) + ". Update the driver, or install cudaloss for an older CUDA.";
 }
 
-// The GPU is covered by PTX alone, which only a driver at least as new as the build's CUDA compiles.
+// Only PTX covers the GPU, and only a driver at least as new as the build's CUDA compiles it.
 inline std::string old_driver_for_ptx(int major, int minor, int driver, const Build& build) {
   return "this GPU, of compute capability " + dotted(major, minor) +
          ", needs this build's PTX, which a driver that supports CUDA " + build.cuda + " compiles, and " +

@@ -1,6 +1,6 @@
-// Two distributions of a row, q of its input's logits and p of its target's, each softmax(x / T): exp((x - max) / T)
-// over the sum of these. Of that sum the other classes are kept, without the maximum's own 1, so that a row that is
-// nearly certain keeps its digits.
+// Two distributions of a row: q from the input's logits and p from the target's. Each is softmax(x / T): exp((x - max)
+// / T) divided by the sum of these. The sum is kept without the maximum's own 1, so that a nearly certain row keeps its
+// digits.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace cudaloss {
 
-// exp_tail, as precise as T's results: of FastDouble 2^-28 of itself, so 2^-32 of exp.
+// exp_tail with the precision of T's results. FastDouble: 2^-28 of itself, so 2^-32 of exp.
 template <class T>
 CUDALOSS_INLINE Scalar<T> exp_tail_as(Scalar<T> r) {
   if constexpr (std::is_same_v<T, FastDouble>) {
@@ -20,7 +20,8 @@ CUDALOSS_INLINE Scalar<T> exp_tail_as(Scalar<T> r) {
   }
 }
 
-// exp(x) of x between -kFarthest and 0; of others any number. Below that it is no normal number, and taken as 0.
+// exp(x) for x between -kFarthest and 0; any number for other x. Below -kFarthest exp(x) is not a normal number and
+// counts as 0.
 constexpr double kFarthest = 707.0;
 template <class T>
 CUDALOSS_INLINE Scalar<T> exp_of_below(Scalar<T> x) {
@@ -37,7 +38,7 @@ CUDALOSS_INLINE Scalar<T> exp_of_below(Scalar<T> x) {
   }
 }
 
-// log of the quotient of two such sums, of what they have beside a 1.
+// The log of the quotient of two such sums. The arguments are the sums without their 1.
 template <class F>
 CUDALOSS_INLINE F log_of_sums(F others, F other_others) {
   const F more = others - other_others;

@@ -14,7 +14,7 @@
 
 namespace cudaloss {
 
-// What every operand may be, and below what a target may be besides.
+// The dtypes of all operands. Below: the further dtypes that a target may have.
 enum class DType : int32_t { Float32, Float64, Float16, BFloat16, Bool, UInt8, Int8, Int16, Int32, Int64 };
 
 struct Half {
@@ -41,7 +41,7 @@ constexpr inline DType kDTypeOf<Half> = DType::Float16;
 template <>
 constexpr inline DType kDTypeOf<BFloat16> = DType::BFloat16;
 
-// Calls body with the Type that `dtype`, a floating one, names.
+// Calls body with the Type for `dtype`, which must be a floating one.
 template <class Body>
 CUDALOSS_INLINE void dispatch(DType dtype, const Body& body) {
   switch (dtype) {
@@ -81,7 +81,7 @@ CUDALOSS_INLINE void dispatch_any(DType dtype, const Body& body) {
 
 constexpr bool is_floating(DType dtype) { return dtype <= DType::BFloat16; }
 
-// Of a floating dtype.
+// `dtype` must be a floating one.
 constexpr int size_of(DType dtype) { return dtype == DType::Float32 ? 4 : dtype == DType::Float64 ? 8 : 2; }
 
 template <class To, class From>
@@ -92,7 +92,7 @@ CUDALOSS_INLINE To bit_cast(const From& from) {
   return to;
 }
 
-// Whether the number has all its digits: not 0, not subnormal, not Inf or NaN.
+// Whether the number has all its digits: it is not 0, subnormal, Inf or NaN.
 template <class Bits>
 CUDALOSS_INLINE bool is_normal_of(Bits bits, Bits exponent) {
   return (bits & exponent) != 0 && (bits & exponent) != exponent;
@@ -102,7 +102,7 @@ CUDALOSS_INLINE bool is_normal(double x) { return is_normal_of(bit_cast<uint64_t
 CUDALOSS_INLINE bool is_normal(Half x) { return is_normal_of<uint32_t>(x.bits, 0x7c00u); }
 CUDALOSS_INLINE bool is_normal(BFloat16 x) { return is_normal_of<uint32_t>(x.bits, 0x7f80u); }
 
-// Whether a normal number is a power of two, or minus one.
+// Whether a normal number is a power of two, or minus a power of two.
 CUDALOSS_INLINE bool has_no_fraction(float x) { return (bit_cast<uint32_t>(x) & 0x007fffffu) == 0; }
 CUDALOSS_INLINE bool has_no_fraction(double x) { return (bit_cast<uint64_t>(x) & 0x000fffffffffffffu) == 0; }
 
@@ -139,8 +139,8 @@ CUDALOSS_INLINE F widen(Half x) {
   return static_cast<F>(__half2float(__ushort_as_half(x.bits)));
 #else
   const uint32_t magnitude = x.bits & 0x7fffu;
-  // Moving the 15 bits up by 13 leaves the exponent 112 too small; the product restores it, and turns
-  // fp16's subnormals into normal numbers on the way.
+  // Moving the 15 bits up by 13 leaves the exponent 112 too small. The product corrects it, and also turns fp16's
+  // subnormals into normal numbers.
   const float scaled = bit_cast<float>(magnitude << 13) * 0x1p112f;
   const uint32_t special = magnitude >= 0x7c00u ? 0x7f800000u : 0u;  // Inf and NaN keep their exponent
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;

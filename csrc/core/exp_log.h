@@ -1,8 +1,8 @@
-// exp(-z), 1 / (1 + exp(-z)) and log1p(exp(-z)) of a z >= 0: one reciprocal, no branch and no call, so that a loop over
-// them vectorises, and few instructions: on a GPU a loss of them is bound by those, not by memory.
+// exp(-z), 1 / (1 + exp(-z)) and log1p(exp(-z)) for z >= 0. One reciprocal, no branch and no call, so that a loop over
+// them vectorises. Few instructions, because on a GPU they limit such a loss, not memory.
 //
-// The coefficients are weighted minimax polynomials by Remez exchange in 60 digits, rounded; the error that each leaves
-// in its result is beside it.
+// The coefficients are weighted minimax polynomials by Remez exchange in 60 digits, rounded. The comments give the
+// error that each leaves in its result.
 #pragma once
 
 #include <type_traits>
@@ -36,9 +36,9 @@ CUDALOSS_INLINE F exp_minus_1(F r) {
   return fused(r * r, exp_tail(r), r);
 }
 
-// What takes exp apart into 2^k exp(r). Adding `magic` to a number rounds it and leaves k in the lowest bits, biased as
-// the exponent of 2^k / small: so exp keeps its digits where it is subnormal itself, and a product with it is rounded
-// once, at its end.
+// Constants that split exp into 2^k exp(r). Adding `magic` to a number rounds it to an integer and leaves k in the
+// lowest bits, biased as the exponent of 2^k / small. So exp keeps its digits if it is subnormal itself, and a product
+// with it is rounded once, at its end.
 template <class F>
 struct ExpParts;
 template <>
@@ -47,7 +47,7 @@ struct ExpParts<float> {
   static constexpr int kMantissa = 23;
   static constexpr float limit = 115.0f;  // exp(-115) is 0, even times 2^16
   static constexpr float log2_e = 0x1.715476p+0f;
-  static constexpr float ln2 = 0x1.62e430p-1f, ln2_rest = -0x1.05c610p-29f;  // log(2) and what float leaves of it
+  static constexpr float ln2 = 0x1.62e430p-1f, ln2_rest = -0x1.05c610p-29f;  // log(2), and its rounding error in float
   static constexpr float magic = 0x1.8p23f + (127 + 40), small = 0x1p-40f, big = 0x1p40f;
   static constexpr float magic_half = 0x1.8p23f + (127 - 1), limit_half = 80.0f, top = 89.0f, lifted_below = -30.0f;
 };
@@ -62,7 +62,7 @@ struct ExpParts<double> {
   static constexpr double magic_half = 0x1.8p52 + (1023 - 1), limit_half = 700.0, top = 710.0, lifted_below = -70.0;
 };
 
-// The smaller one; NaN of a NaN x.
+// The smaller one; NaN if x is NaN.
 CUDALOSS_INLINE float clamped_to(float limit, float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   float result;
@@ -74,7 +74,7 @@ CUDALOSS_INLINE float clamped_to(float limit, float x) {
 }
 CUDALOSS_INLINE double clamped_to(double limit, double x) { return select(x > limit, limit, x); }
 
-// exp(x) = power exp(r), the power as the exponent in magic scales it, of an x for which it stays in the range.
+// exp(x) = power exp(r). `magic` sets the scale of the power; x must keep it in range.
 template <class F>
 struct ExpApart {
   F power, r;
@@ -94,7 +94,7 @@ CUDALOSS_INLINE WithRest<F> exp_by(F magic, F x) {
   return {e, fused(apart.power, growth, apart.power - e)};
 }
 
-// exp(-z) and w = (1 - exp(-z)) / 2, which does not cancel, with what it lost, of z >= 0.
+// For z >= 0: exp(-z), and w = (1 - exp(-z)) / 2 without cancellation and with its rest.
 template <class F>
 struct ExpBelowOne {
   F exp;
@@ -107,8 +107,8 @@ CUDALOSS_INLINE ExpBelowOne<F> exp_below_one(F z) {
   return {twice(fused(apart.power, growth, apart.power)), {w, fused(-apart.power, growth, whole - w)}};
 }
 
-// exp(-z - rest) / small for z >= 0 and a rest below its last place, which is 0 where z is above `limit`: it goes to
-// the result's rest, because beside z in the exponent it would be rounded.
+// exp(-z - rest) / small for z >= 0 and a rest below z's last place, which must be 0 if z is above `limit`. The rest
+// goes to the result's rest: beside z in the exponent it would be rounded away.
 template <class F>
 CUDALOSS_INLINE WithRest<F> exp_of_minus(F z, F rest = F(0)) {
   constexpr F limit = ExpParts<F>::limit;
@@ -116,8 +116,8 @@ CUDALOSS_INLINE WithRest<F> exp_of_minus(F z, F rest = F(0)) {
   return {e.value, fused(e.value, -rest, e.rest)};
 }
 
-// exp(x), 0 below -limit and Inf above `top`. Where it is lifted, which asks for an x below `lifted_below`, it keeps
-// its digits among the subnormal numbers; elsewhere it is halved, as 2^128 is none, and constant below -limit_half.
+// exp(x): 0 below -limit and Inf above `top`. If `lifted` (only for x below `lifted_below`), subnormal results keep
+// their digits. Otherwise the result is halved, because 2^128 is not representable, and constant below -limit_half.
 template <class F>
 CUDALOSS_INLINE Lifted<F> exp_of(F x, bool lifted) {
   using Parts = ExpParts<F>;
@@ -132,9 +132,9 @@ CUDALOSS_INLINE bool is_lifted(F x) {
   return x < F(ExpParts<F>::lifted_below);
 }
 
-// With L = log1p(e), q = e / (1 + e): sinh(L) = (e + q) / 2 and sinh(L / 2)^2 = e q / 4, so that L / sinh(L) is
-// G(e q) = asinh(v) / (v sqrt(1 + v^2)) of v^2 = e q / 4. As e q is at most 1/2 and the next singularity is at -4, its
-// polynomial gains 5 bits a term, where one in e gains half of that. This is G(m) - 1 for 0 <= m <= 1/2: 2^-30 and
+// With L = log1p(e), q = e / (1 + e): sinh(L) = (e + q) / 2 and sinh(L / 2)^2 = e q / 4, so that L / sinh(L) is G(e q)
+// = asinh(v) / (v sqrt(1 + v^2)) with v^2 = e q / 4. Because e q is at most 1/2 and the next singularity is at -4, a
+// polynomial in e q gains 5 bits a term; one in e gains half as much. This is G(m) - 1 for 0 <= m <= 1/2: 2^-30 and
 // 2^-56 of L.
 CUDALOSS_INLINE float log_tail(float m) {
   return m * polynomial(m, -0x1.555550p-3f, 0x1.110e50p-5f, -0x1.d34ebcp-8f, 0x1.92af80p-10f, -0x1.114410p-12f);
@@ -145,7 +145,8 @@ CUDALOSS_INLINE double log_tail(double m) {
                         -0x1.0116e6c328e68p-20, 0x1.281b5525b6772p-23);
 }
 
-// slope * other * scale, of a slope that is divided by `back`: the other takes that where the product could overflow.
+// slope * other * scale, for a slope to be multiplied by `back`. `other` takes that factor if the product could
+// overflow.
 template <class F>
 CUDALOSS_INLINE F chained_back(WithRest<F> slope, WithRest<F> other, Constant<F> scale, F back) {
   const bool is_large = absolute(other.value) > F(ExpParts<F>::big * 0x1p-16);
@@ -160,8 +161,8 @@ CUDALOSS_INLINE F chained_back(F slope, F other, Constant<F> scale) {
   return rounded_finite_product(product, scale) * select(is_large, F(1), small);
 }
 
-// (log(cosh(z)) / h - 1) / h of h = z^2 / 2 up to near_half_square (in fp64 interpolated at Chebyshev's nodes): 2^-28
-// and 2^-56 of log(cosh(z)).
+// (log(cosh(z)) / h - 1) / h with h = z^2 / 2, for h up to near_half_square (in fp64 interpolated at Chebyshev's
+// nodes): 2^-28 and 2^-56 of log(cosh(z)).
 CUDALOSS_INLINE float near_half_square(float) { return 0.25f; }
 CUDALOSS_INLINE double near_half_square(double) { return 0.5; }
 CUDALOSS_INLINE float log_cosh_tail(float h) {
@@ -174,7 +175,8 @@ CUDALOSS_INLINE double log_cosh_tail(double h) {
                     -0x1.2e63935c5c381p-9, 0x1.d553b8d753753p-11, -0x1.7199d3332b32fp-13);
 }
 
-// log1p(e) + rest for e = exp(-2 z) beyond it: in float likewise, 2^-30 of log(cosh(z)); in fp64 as below.
+// log1p(e) + rest for e = exp(-2 z), with h above near_half_square. Float: a polynomial too, 2^-30 of log(cosh(z));
+// fp64: as log1p below.
 CUDALOSS_INLINE float log1p_far(float e, float rest) {
   return fused(
       e,
@@ -186,18 +188,18 @@ CUDALOSS_INLINE double log1p_far(double e, double rest) {
   return fused(log, log_tail(q * e), log) + rest;
 }
 
-// sigmoid(-z), and softplus(-z) = log1p(exp(-z)) in two parts, of z >= 0; all are divided by `small`.
+// For z >= 0, all divided by `small`: sigmoid(-z), and softplus(-z) = log1p(exp(-z)) in two parts.
 template <class F>
 struct Logistic {
   F sigmoid, log, log_rest, sigmoid_rest;
 };
 
-// Of exp(-z) / small.
+// From exp(-z) / small.
 template <class F>
 CUDALOSS_INLINE Logistic<F> logistic_of(WithRest<F> exp, F small) {
   const F e = exp.value * small, r = reciprocal_of(F(1) + e);
-  const F about = fused(exp.value, r, F(0));  // a product could be contracted into what follows, in one kernel and not
-                                              // in another
+  const F about = fused(exp.value, r, F(0));  // a plain product could be contracted with the next line in one kernel,
+                                              // and not in another
   const F missing = fused(-about, e, exp.value - about);  // e - about (1 + e)
   const F correction = fused(exp.rest, r, missing), sigmoid = fused(correction, r, about);
   const F q = sigmoid * small, tail = log_tail(q * e);  // L = (e + q) / 2 (1 + tail), q = e (1 - q)
@@ -209,12 +211,12 @@ CUDALOSS_INLINE Logistic<F> logistic(F z, F rest = F(0)) {
   return logistic_of(exp_of_minus(z, rest), F(ExpParts<F>::small));
 }
 
-// log1p(e) for a sum of many, of q = e / (1 + e): 2^-26 of it.
+// log1p(e) for a sum of many, with q = e / (1 + e): 2^-26 of it.
 CUDALOSS_INLINE float log1p_in_sum(float e, float q) {
   return (e + q) * polynomial(e * q, 0x1.000000p-1f, -0x1.555476p-4f, 0x1.10d888p-6f, -0x1.c9edaap-9f, 0x1.3d23aep-11f);
 }
 
-// sigmoid(-z) with its rest, and log1p(exp(-z)), of z >= 0 below 80 (fp64: 700); beyond they no longer fall.
+// sigmoid(-z) with its rest, and log1p(exp(-z)), for z from 0 to 80 (fp64: 700). For larger z they stay constant.
 template <class F>
 struct PlainLogistic {
   F sigmoid, log, sigmoid_rest;
@@ -226,7 +228,7 @@ CUDALOSS_INLINE PlainLogistic<F> plain_logistic(F z) {
   return {of.sigmoid, of.log + of.log_rest, of.sigmoid_rest};
 }
 
-// exp(log * gamma), of a log below 0 or near it.
+// exp(log * gamma) for a log that is negative or near 0.
 template <class F>
 CUDALOSS_INLINE Lifted<F> power_of(WithRest<F> log, WithRest<F> gamma) {
   const WithRest<F> taken = normalized(log), of_values = product_of(taken.value, gamma.value);
@@ -236,7 +238,7 @@ CUDALOSS_INLINE Lifted<F> power_of(WithRest<F> log, WithRest<F> gamma) {
   return power;
 }
 
-// 2^x and exp(x) for results of 11 bits.
+// 2^x and exp(x) for results with 11 bits.
 template <bool kGradual = false>
 CUDALOSS_INLINE float fast_exp2(float x) {
 #if defined(__CUDA_ARCH__)
@@ -263,7 +265,7 @@ CUDALOSS_INLINE float fast_exp(float x) {
 #endif
 }
 
-// sigmoid(-z) and softplus(-z) for results of 11 bits; what is below 2^-126 may become 0, unless it is gradual.
+// sigmoid(-z) and softplus(-z) for results with 11 bits. Numbers below 2^-126 may become 0, except if kGradual.
 template <bool kGradual = false>
 CUDALOSS_INLINE PlainLogistic<float> fast_logistic(float z) {
   const float e = fast_exp<kGradual>(-z);
@@ -280,7 +282,7 @@ CUDALOSS_INLINE PlainLogistic<Scalar<T>> plain_logistic_as(Scalar<T> z) {
   }
 }
 
-// exp(x) as precise as T's results.
+// exp(x) with the precision of T's results.
 template <class T>
 CUDALOSS_INLINE Lifted<Scalar<T>> exp_as(Scalar<T> x, bool lifted) {
   if constexpr (std::is_same_v<T, FastFloat>) {
@@ -290,7 +292,7 @@ CUDALOSS_INLINE Lifted<Scalar<T>> exp_as(Scalar<T> x, bool lifted) {
   }
 }
 
-// slope * other * scale, as precise as T's results.
+// slope * other * scale, with the precision of T's results.
 template <class T, class F>
 CUDALOSS_INLINE F product_as(Lifted<F> slope, WithRest<F> other, Constant<F> scale) {
   if constexpr (std::is_same_v<T, FastFloat>) {
@@ -300,7 +302,8 @@ CUDALOSS_INLINE F product_as(Lifted<F> slope, WithRest<F> other, Constant<F> sca
   }
 }
 
-// a / b * scale. Of a lifted a, which is small, and a small b the quotient is not: it comes back before the scale.
+// a / b * scale. A lifted a is small, but if b is small too, the quotient is not: a.back is then applied before the
+// scale.
 template <class T, class F>
 CUDALOSS_INLINE F divided_as(Lifted<F> a, F b, Constant<F> scale) {
   if constexpr (std::is_same_v<T, FastFloat>) {

@@ -1,4 +1,4 @@
-// A loss's flag, the same for a whole launch, and what it chooses between.
+// A loss's flag, the same for a whole launch, and the choices that it makes.
 #pragma once
 
 #include <type_traits>
@@ -7,7 +7,7 @@
 
 namespace cudaloss {
 
-// All bits or none, as wide as F: GCC 12 leaves a loop scalar in which a bool from outside chooses.
+// All bits or none, as wide as F: GCC 12 does not vectorise a loop in which a bool from outside chooses.
 template <class F>
 struct Flag {
   using Bits = std::conditional_t<sizeof(F) == sizeof(double), uint64_t, uint32_t>;
@@ -26,7 +26,7 @@ struct Flag {
   }
 };
 
-// On a GPU the other side is not computed; on a CPU both are, as a loop with a branch in it does not vectorise.
+// A GPU does not compute the other side. A CPU computes both, because a loop with a branch in it does not vectorise.
 template <class F, class Yes, class No>
 CUDALOSS_INLINE auto either(Flag<F> flag, const Yes& yes, const No& no) {
 #if defined(__CUDA_ARCH__)
@@ -36,7 +36,7 @@ CUDALOSS_INLINE auto either(Flag<F> flag, const Yes& yes, const No& no) {
 #endif
 }
 
-// A flag that the compiler knows.
+// A flag that is known at compile time.
 template <bool kSet>
 struct Known {
   explicit Known(bool) {}

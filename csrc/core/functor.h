@@ -1,5 +1,5 @@
-// What the engines ask of a loss, in one form for losses of the difference and of two operands: its terms, once an
-// element, and from them its value and the gradients of both operands.
+// What the engines ask of a loss. Losses of the difference and of two operands have one form: the terms, made once an
+// element; and from the terms the value and the gradients of both operands.
 #pragma once
 
 #include <type_traits>
@@ -9,14 +9,14 @@
 
 namespace cudaloss {
 
-// A loss's own numbers. Its third operand (beta, delta, quantile, pos_weight) may be a tensor instead: see `with`.
+// A loss's own numbers. Its third operand (beta, delta, quantile, pos_weight) can be a tensor instead: see `with`.
 struct Numbers {
   double third, second;
   int flags;  // bit i: its row's flag i
 };
 
-// A loss of two operands, or of a difference in two parts, has Terms of its own; a third operand where it says
-// kHasThird, and of the target the input's gradient with the other sign where it says kMirrors.
+// A loss of two operands, or of a difference in two parts, has its own Terms. It has a third operand if it sets
+// kHasThird. If it sets kMirrors, the target's gradient is the input's with the other sign.
 template <class Loss, class = void>
 constexpr bool kHasTerms = false;
 template <class Loss>
@@ -30,7 +30,7 @@ constexpr bool kDeclaresMirrors = false;
 template <class Loss>
 constexpr bool kDeclaresMirrors<Loss, std::void_t<decltype(Loss::kMirrors)>> = Loss::kMirrors;
 
-// Whether it has gradients of a third operand that is a tensor: grad_third.
+// Whether it has gradients for a third operand that is a tensor: grad_third.
 template <class Loss, class = void>
 constexpr bool kHasGradThird = false;
 template <class Loss>
@@ -51,7 +51,7 @@ template <class Loss>
 constexpr bool kHasValueInSum<
     Loss, std::void_t<decltype(std::declval<Loss>().value_in_sum(std::declval<typename Loss::Terms>()))>> = true;
 
-// A loss of d = input - target: value(d), and grad(d, scale) of the input, which the target's mirrors.
+// A loss of d = input - target: value(d), and the input's gradient grad(d, scale).
 template <class T, class Loss>
 struct OfDifference : Loss {
   using Arithmetic = T;
@@ -63,7 +63,7 @@ struct OfDifference : Loss {
   explicit OfDifference(const Numbers& numbers) : Loss(numbers.third) {}
   CUDALOSS_INLINE explicit OfDifference(F third) : Loss(third) {}
 
-  // The same loss for an element that has a third operand of its own.
+  // The same loss for an element with its own third operand.
   CUDALOSS_INLINE OfDifference with(F third) const { return OfDifference(third); }
   template <class A, class B>
   CUDALOSS_INLINE Terms terms(A input, B target) const {
@@ -73,7 +73,7 @@ struct OfDifference : Loss {
   CUDALOSS_INLINE F grad_input(Terms d, Constant<F> scale) const { return Loss::grad(d, scale); }
 };
 
-// A loss of (input, target), in the scalar arithmetic F: what costs most is in its Terms.
+// A loss of (input, target), in the scalar arithmetic F. The expensive part is in its Terms.
 template <class T, class Loss, bool kInSum = std::is_same_v<T, float> && kHasValueInSum<Loss>>
 struct OfOperands : Loss {
   using Arithmetic = T;
@@ -112,16 +112,16 @@ struct OfOperands : Loss {
 template <template <class> class Loss>
 constexpr bool kIsOfOperands = kHasTerms<Loss<float>>;
 
-// Of these, whether its value comes as a WithRest: few of them can be summed as exactly as differences.
+// Whether the value of a loss of operands is a WithRest: few such values can be summed as exactly as differences.
 template <template <class> class Loss>
 constexpr bool kHasRests = kIsOfOperands<Loss> && kValuesHaveRests<Loss<float>>;
 
-// Whether single results and sums are made in two ways.
+// Whether single results and sums are computed in two ways.
 template <template <class> class Loss>
 constexpr bool kSumsApart = kHasRests<Loss> || kHasValueInSum<Loss<float>>;
 
-// What a loss of two operands computes its terms in, where an engine takes T: where T is FloatFloat in float, whose
-// rests it keeps, and where T is float without them.
+// The arithmetic of the terms of a loss of two operands, if an engine takes T. For FloatFloat: float with rests. For
+// float: float without rests.
 template <template <class> class Loss, class T>
 struct TermsIn {
   using type = T;
@@ -139,34 +139,34 @@ template <template <class> class Loss, class T>
 using Functor = std::conditional_t<kIsOfOperands<Loss>, OfOperands<T, Loss<typename TermsIn<Loss, T>::type>>,
                                    OfDifference<T, Loss<T>>>;
 
-// The one that makes single results of numbers that are read as F, in T: a wider T needs no rests.
+// The functor for single results in T of numbers that are read as F. A T wider than F needs no rests.
 template <template <class> class Loss, class T, class F>
 using SingleFunctor = std::conditional_t<
     kHasRests<Loss> && (sizeof(T) > sizeof(F)), OfOperands<T, Loss<Plain<T>>>,
     std::conditional_t<kHasValueInSum<Loss<float>>, OfOperands<T, Loss<T>, false>, Functor<Loss, T>>>;
 
-// The arithmetic in which a loss computes where an engine would take FloatFloat. A loss of two operands does so in
-// float: its terms keep what float would lose, and value and gradients then share them.
+// The arithmetic in which a loss computes if an engine would take FloatFloat. A loss of two operands uses float: its
+// terms keep what float would lose, and value and gradients then share them.
 template <template <class> class Loss, class T>
 using ArithmeticOf =
     std::conditional_t<kIsOfOperands<Loss> && !kSumsApart<Loss> && std::is_same_v<T, FloatFloat>, float, T>;
 
-// A loss may have a cheaper form for its usual numbers, which an engine then calls in its place: Loss::Usual. In that
-// the compiler knows the flags: a branch at each flag of each element costs more than the arithmetic, as elements no
+// A loss can have a cheaper form for its usual numbers, Loss::Usual, which an engine then calls instead. There the
+// compiler knows the flags. A branch at each flag of each element costs more than the arithmetic, because elements no
 // longer overlap.
 template <class Loss, class = void>
 constexpr bool kHasUsual = false;
 template <class Loss>
 constexpr bool kHasUsual<Loss, std::void_t<decltype(Loss::is_usual(std::declval<Numbers>()))>> = true;
 
-// A form of a loss: its own is 0, its usual one's is 1, and that may have one in turn.
+// A form of a loss: 0 is the loss itself, 1 its usual form, which can have a usual form in turn.
 template <template <class> class Loss, int kForm>
 struct FormOf {
   static constexpr int kIndex = kForm;
   template <class T>
   using Of = Loss<T>;
 };
-// Calls `visit` with the form that the numbers ask for.
+// Calls `visit` with the form that fits the numbers.
 template <template <class> class Loss, int kForm = 0, class Visit>
 auto with_form(const Numbers& numbers, const Visit& visit) {
   if constexpr (kHasUsual<Loss<float>>) {
@@ -175,8 +175,8 @@ auto with_form(const Numbers& numbers, const Visit& visit) {
   return visit(FormOf<Loss, kForm>());
 }
 
-// Whether it is of the difference alone, and so of few instructions; whether it takes more than 40 registers a thread,
-// as it then says.
+// kIsOfDifference: a loss of the difference, which has few instructions. kIsHeavy: a loss that says it takes more than
+// 40 registers a thread.
 template <class Functor>
 constexpr bool kIsOfDifference = false;
 template <class T, class Loss>
@@ -186,8 +186,8 @@ constexpr bool kIsHeavy = false;
 template <class Loss>
 constexpr bool kIsHeavy<Loss, std::void_t<decltype(Loss::kIsHeavy)>> = Loss::kIsHeavy;
 
-// Whether value and gradients are made from one evaluation of the terms: where these are worth more than the registers
-// that they take meanwhile.
+// Whether value and gradients come from one evaluation of the terms: worth it if the terms cost more than the registers
+// that hold them meanwhile.
 template <class OfValue, class OfGradient>
 constexpr bool kSharesTerms = false;
 template <class TV, class TG, class Loss, bool kV, bool kG>

@@ -1,4 +1,4 @@
-// log(x) of any x, in two parts: no branch and no call, so that a loop over it vectorises. The coefficients as in
+// log(x) for any x, in two parts: no branch and no call, so that a loop over it vectorises. For the coefficients see
 // exp_log.h.
 #pragma once
 
@@ -6,8 +6,8 @@
 
 namespace cudaloss {
 
-// What takes x apart into 2^k (1 + f) with 1 + f between sqrt(1/2) and sqrt(2): in the bits of x times 1 / sqrt(1/2)
-// the exponent is k's, biased; as a mantissa below `magic` it is a number.
+// Constants that split x into 2^k (1 + f) with 1 + f between sqrt(1/2) and sqrt(2). The bits of x times 1 / sqrt(1/2)
+// have the exponent of k, biased; as a mantissa below `magic` this exponent is a number.
 template <class F>
 struct LogParts;
 template <>
@@ -24,8 +24,8 @@ struct LogParts<double> {
 
 template <class F>
 struct Apart {
-  F k, f, power;  // x = 2^k (1 + f), power = 2^-k or, where that is subnormal, 0
-  F normal;       // x, times a power of two where it is subnormal
+  F k, f, power;  // x = 2^k (1 + f); power = 2^-k, or 0 if that is subnormal
+  F normal;       // x, times a power of two if x is subnormal
 };
 
 template <class F>
@@ -43,7 +43,7 @@ CUDALOSS_INLINE Apart<F> apart(F x) {
   return {k, f, bit_cast<F>(select(exponent < last, 2 * Parts::one - (exponent << kMantissa), Bits(0))), normal};
 }
 
-// log(1 + f) = f - f^2 / 2 + s (f^2 / 2 + s^2 L(s^2)) of s = f / (2 + f); this is s^2 L: 2^-30 and 2^-58 of the log.
+// log(1 + f) = f - f^2 / 2 + s (f^2 / 2 + s^2 L(s^2)) with s = f / (2 + f). This is s^2 L: 2^-30 and 2^-58 of the log.
 CUDALOSS_INLINE float log_tail_of_square(float z) {
   return z * polynomial(z, 0x1.55557ap-1f, 0x1.995ebap-2f, 0x1.31e2f2p-2f);
 }
@@ -52,7 +52,7 @@ CUDALOSS_INLINE double log_tail_of_square(double z) {
                         0x1.74663ee84b9e0p-3, 0x1.39a1bab91add7p-3, 0x1.2f056381656d1p-3);
 }
 
-// log(2^k (1 + f)) to 2^-28 and 2^-57 of it. What 1 + f - f^2 / 2 lost is kept; k ln2 - value is exact.
+// log(2^k (1 + f)) to 2^-28 and 2^-57 of it. Keeps the rounding error of f - f^2 / 2; k ln2 - value is exact.
 template <class F>
 CUDALOSS_INLINE WithRest<F> log_of(F k, F f) {
   using Parts = ExpParts<F>;
@@ -64,14 +64,14 @@ CUDALOSS_INLINE WithRest<F> log_of(F k, F f) {
   return {value, (fused(k, Parts::ln2, -value) + most) + tail};
 }
 
-// -Inf of 0, Inf of Inf, NaN below 0; beside these a finite rest.
+// -Inf for 0, Inf for Inf, NaN below 0; the rest stays finite.
 template <class F>
 CUDALOSS_INLINE WithRest<F> with_ends(F x, WithRest<F> log) {
   const F infinite = F(INFINITY), end = select(x == F(0), -infinite, fused(x, infinite, infinite));
   using Bits = typename ExpParts<F>::Bits;
   const Bits last = bit_cast<Bits>(largest(F()));
   return {select(bit_cast<Bits>(x) - 1 < last, log.value, end),
-          log.rest};  // of 1 to `last` is neither 0, negative nor infinite
+          log.rest};  // bits 1 to `last`: not 0, negative, Inf or NaN
 }
 
 template <class F>
@@ -79,14 +79,14 @@ CUDALOSS_INLINE WithRest<F> log_of(F x) {
   const Apart<F> a = apart(x);
   return with_ends(x, log_of(a.k, a.f));
 }
-// Of a sum whose rest is below its value's last place: beside 1 it is what remains.
+// For a sum whose rest is below its value's last place: near 1 the rest is most of the log.
 template <class F>
 CUDALOSS_INLINE WithRest<F> log_of(WithRest<F> x) {
   const Apart<F> a = apart(x.value);
   return with_ends(x.value, log_of(a.k, fused(x.rest, a.power, a.f)));
 }
 
-// -Inf, Inf or NaN where the log of `a` is that, else anything finite: on a GPU what its own log says.
+// -Inf, Inf or NaN if the log of `a` is that, otherwise any finite number: on a GPU the hardware's log.
 CUDALOSS_INLINE float end_of(const Apart<float>& a) {
 #if defined(__CUDA_ARCH__)
   float end;
@@ -105,8 +105,8 @@ CUDALOSS_INLINE float log_in_sum(float x, float rest = 0.0f) {
   const float tail = fused(s, half_square + log_tail_of_square(s * s), a.k * ExpParts<float>::ln2_rest);
   return ended(end_of(a), fused(a.k, ExpParts<float>::ln2, f - (half_square - tail)));
 }
-// log(a / b) likewise, of one series: log(m / n) of what is left of both is 2 atanh(s) of s = (m - n) / (m + n), which
-// is 1/3 at most; 2^-27 of it.
+// log(a / b) in the same way, with one series: log(m / n) of the two fractions is 2 atanh(s) with s = (m - n) / (m +
+// n), at most 1/3; 2^-27 of it.
 CUDALOSS_INLINE float log_quotient_in_sum(float a, float b) {
   const Apart<float> x = apart(a), y = apart(b);
   const float s = (x.f - y.f) * reciprocal_of((2.0f + x.f) + y.f), z = s * s, k = x.k - y.k;
@@ -115,19 +115,19 @@ CUDALOSS_INLINE float log_quotient_in_sum(float a, float b) {
   return ended(end_of(x) - end_of(y), log);
 }
 
-// For results of 11 bits; f is x - 1, with what x lost.
+// For results with 11 bits; f is x - 1, with the rounding error of x.
 CUDALOSS_INLINE float fast_log(float x, float f) {
 #if defined(__CUDA_ARCH__)
   float log;
   asm("lg2.approx.f32 %0, %1;" : "=f"(log) : "f"(x));
-  // Beside 1 lg2 has no digits left; 2^-14 of the log.
+  // Near 1 lg2 has no digits left; 2^-14 of the log.
   return select(fabsf(f) < 0.125f, f * polynomial(f, 1.0f, -0.5f, 0x1.5555p-2f, -0x1.0p-2f), log * 0x1.62e430p-1f);
 #else
   return rounded(log_of(WithRest<float>{x, f - (x - 1.0f)}));
 #endif
 }
 
-// log(x) as precise as T's results.
+// log(x) with the precision of T's results.
 template <class T, class F>
 CUDALOSS_INLINE WithRest<F> log_as(F x) {
   if constexpr (std::is_same_v<T, FastFloat>) {
@@ -145,7 +145,7 @@ CUDALOSS_INLINE WithRest<F> log_as(WithRest<F> x) {
   }
 }
 
-// q^gamma of a q in [0, 1], or of its logarithm where q leaves the range.
+// q^gamma for q in [0, 1]; from its logarithm if q leaves the range.
 template <class T, class F>
 CUDALOSS_INLINE Lifted<F> power_as(WithRest<F> q, bool by_log, WithRest<F> log_of_q, WithRest<F> gamma) {
   if constexpr (std::is_same_v<T, FastFloat>) {
@@ -153,7 +153,7 @@ CUDALOSS_INLINE Lifted<F> power_as(WithRest<F> q, bool by_log, WithRest<F> log_o
     return {{fast_exp(gamma.value * select(log < -largest(F()), -largest(F()), log)), F(0)}, F(1)};
   } else {
     const WithRest<F> log = select(by_log, log_of_q, log_of(q));
-    const WithRest<F> least = {-largest(F()), F(0)};  // of q = 0, which to the power of 0 is 1
+    const WithRest<F> least = {-largest(F()), F(0)};  // for q = 0: 0 to the power of 0 is 1
     return power_of(select(log.value < least.value, least, log), gamma);
   }
 }

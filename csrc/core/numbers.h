@@ -1,5 +1,5 @@
-// What a loss that rounds once computes in: numbers with their rests, or plain ones where a sum of many averages
-// roundings out. The functions are those of pairs.h for both, so that a loss is written once.
+// Number types for a loss that rounds once: numbers with rests, or plain ones in a sum of many, where roundings average
+// out. The functions have the names of pairs.h for both, so that a loss is written once.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 
 namespace cudaloss {
 
-// Asks a loss for the plain arithmetic of F, for sums of many terms, whose roundings average out.
+// Asks a loss for the plain arithmetic of F: for sums of many terms, whose roundings average out.
 template <class F>
 struct Plain {};
 template <class F>
@@ -16,7 +16,7 @@ struct ArithTraits<Plain<F>> {
   using Scalar = F;
 };
 
-// What a loss that rounds once computes in: F itself where it is asked for plain arithmetic or for halves.
+// The number type of a loss that rounds once: F itself for plain arithmetic and for halves.
 template <class T>
 struct NumberIn {
   using type = WithRest<Scalar<T>>;
@@ -76,7 +76,7 @@ CUDALOSS_INLINE double scaled(double x, double power_of_two) { return x * power_
 CUDALOSS_INLINE float sum_of(float a, float b) { return a + b; }
 CUDALOSS_INLINE double sum_of(double a, double b) { return a + b; }
 
-// a - b, exactly; of an infinite one the rest is NaN.
+// a - b, exactly; if it is infinite, the rest is NaN.
 template <class N, class F>
 CUDALOSS_INLINE N difference_in(F a, F b) {
   const F value = a - b;
@@ -87,7 +87,7 @@ CUDALOSS_INLINE N difference_in(F a, F b) {
     return value;
   }
 }
-// a b of two numbers; of an infinite product the rest is NaN.
+// a b of two numbers; if it is infinite, the rest is NaN.
 template <class N, class F>
 CUDALOSS_INLINE N product_in(F a, F b) {
   const F value = fused(a, b, F(0));
@@ -97,7 +97,7 @@ CUDALOSS_INLINE N product_in(F a, F b) {
     return value;
   }
 }
-// a - b of any two, in the form in which the value is rounded; of an infinite one the rest is 0.
+// a - b of any two, in the form in which the value is rounded; if it is infinite, the rest is 0.
 template <class F>
 CUDALOSS_INLINE WithRest<F> gap_between(WithRest<F> a, WithRest<F> b) {
   const WithRest<F> d = difference_in<WithRest<F>>(a.value, b.value);
@@ -107,13 +107,13 @@ CUDALOSS_INLINE WithRest<F> gap_between(WithRest<F> a, WithRest<F> b) {
 }
 CUDALOSS_INLINE float gap_between(float a, float b) { return a - b; }
 CUDALOSS_INLINE double gap_between(double a, double b) { return a - b; }
-// Without the rest, which is NaN there, where the value is infinite.
+// If the value is infinite, the rest is NaN: it becomes 0.
 template <class F>
 CUDALOSS_INLINE WithRest<F> sound(WithRest<F> x) {
   return {x.value, select(absolute(x.value) <= largest(F()), x.rest, F(0))};
 }
 CUDALOSS_INLINE float sound(float x) { return x; }
-// 1 + x of |x| <= 1.
+// 1 + x for |x| <= 1.
 template <class F>
 CUDALOSS_INLINE WithRest<F> one_plus(WithRest<F> x) {
   const F value = F(1) + x.value;
@@ -137,7 +137,7 @@ CUDALOSS_INLINE F chained(F slope, F other, Constant<F> scale) {
   return slope * select(slope == F(0), F(0), other) * scale.hi;
 }
 
-// The root of a square, of about its inverse.
+// The root of a square, from about its inverse.
 template <class F>
 CUDALOSS_INLINE F root_of(F square, F inverse) {
   const F root = square * inverse;
@@ -149,13 +149,13 @@ CUDALOSS_INLINE WithRest<F> root_of(WithRest<F> square, F inverse) {
   return {root, (fused(-root, root, square.value) + square.rest) * (F(0.5) * inverse)};
 }
 
-// A constant c > 0 beside which many d are squared: all times the power of two that makes c about 1, so that d^2 + c^2
-// neither underflows nor, of a d that c still counts beside, overflows.
+// A constant c > 0 that goes into sqrt(d^2 + c^2) for many d. All are multiplied by the power of two that makes c about
+// 1, so that d^2 + c^2 does not underflow, nor overflow for any d beside which c still counts.
 template <class N>
 struct Leg {
   using F = ScalarOf<N>;
   F power, back;  // 1 / power
-  N c, square;    // of c times the power
+  N c, square;    // c times the power, and its square
 
   CUDALOSS_INLINE explicit Leg(Constant<F> constant) {
     const F most = inverse_power(least(F())), found = inverse_power(constant.hi);
@@ -166,8 +166,8 @@ struct Leg {
   }
 };
 
-// The root of d^2 + c^2, times the leg's power, with about its inverse. Where d is far, more than 2^60 c, it is |d|,
-// and what stands here means nothing.
+// The root of d^2 + c^2, times the leg's power, with about its inverse. If `is_far` (d is more than 2^60 c), the root
+// is |d|, and the numbers here mean nothing.
 template <class N>
 struct Hypotenuse {
   using F = ScalarOf<N>;

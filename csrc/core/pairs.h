@@ -1,6 +1,6 @@
-// Numbers of twice the digits of F, float or double, for losses whose steps would each round: an F and what it lost.
-// Products are spelled as fused ones: a compiler may contract a plain product into what follows it, in one kernel and
-// not in another.
+// Numbers with twice the digits of F (float or double): an F and its rounding error. For losses whose steps would each
+// round. Products are written as fused ones: a compiler may contract a plain product into the next operation, in one
+// kernel and not in another.
 #pragma once
 
 #include "core/arith.h"
@@ -12,7 +12,7 @@ struct WithRest {
   F value, rest;
 };
 
-// A number of the host.
+// A number from the host.
 template <class F>
 WithRest<F> with_rest(double x, F) {
   const Constant<F> c = constant_of(x, F());
@@ -48,7 +48,7 @@ CUDALOSS_INLINE WithRest<F> twice(WithRest<F> x) {
   return {x.value + x.value, x.rest + x.rest};
 }
 
-// a - b, exactly; of an infinite one the rest is 0.
+// a - b, exactly; if it is infinite, the rest is 0.
 template <class F>
 CUDALOSS_INLINE WithRest<F> difference_of(F a, F b) {
   const F value = a - b, subtracted = a - value, rest = (subtracted - b) + (a - (value + subtracted));
@@ -59,7 +59,7 @@ CUDALOSS_INLINE WithRest<F> difference_of(WithRest<F> a, WithRest<F> b) {
   const WithRest<F> of_values = difference_of(a.value, b.value);
   return {of_values.value, of_values.rest + (a.rest - b.rest)};
 }
-// The same number with the least rest.
+// The same number with the smallest rest.
 template <class F>
 CUDALOSS_INLINE WithRest<F> normalized(WithRest<F> x) {
   const F value = x.value + x.rest;
@@ -71,7 +71,7 @@ CUDALOSS_INLINE WithRest<F> one_less(F x) {
   const F value = F(1) - x;
   return {value, (F(1) - value) - x};
 }
-// Beside an infinite value stands a rest of Inf - Inf: it is left out.
+// The rest is Inf - Inf if the value is infinite, and is then left out.
 template <class F>
 CUDALOSS_INLINE F rounded(WithRest<F> x) {
   const F sum = x.value + x.rest;
@@ -82,7 +82,7 @@ CUDALOSS_INLINE double as_double(WithRest<F> x) {
   const double value = static_cast<double>(x.value), sum = value + static_cast<double>(x.rest);
   return select(sum == sum, sum, value);
 }
-// a + b where |a| >= |b|.
+// a + b for |a| >= |b|.
 template <class F>
 CUDALOSS_INLINE WithRest<F> sum_of(WithRest<F> a, WithRest<F> b) {
   const F value = a.value + b.value;
@@ -93,29 +93,29 @@ CUDALOSS_INLINE WithRest<F> operator*(WithRest<F> a, WithRest<F> b) {
   const F value = fused(a.value, b.value, F(0));
   return {value, fused(a.value, b.value, -value) + fused(a.value, b.rest, a.rest * b.value)};
 }
-// a b of two numbers; of an infinite product the rest is 0.
+// a b of two numbers; if it is infinite, the rest is 0.
 template <class F>
 CUDALOSS_INLINE WithRest<F> product_of(F a, F b) {
   const F value = fused(a, b, F(0));
   return {value, select(absolute(value) <= largest(F()), fused(a, b, -value), F(0))};
 }
-// a / b, of about 1 / b.
+// a / b, from about 1 / b.
 template <class F>
 CUDALOSS_INLINE WithRest<F> quotient_of(WithRest<F> a, WithRest<F> b, F inverse) {
   const F value = fused(a.value, inverse, F(0));
   return {value, (fused(-value, b.value, a.value) + fused(-value, b.rest, a.rest)) * inverse};
 }
-// a * c, rounded once; of an infinite product or factor without the rests, which are NaN there.
+// a * c, rounded once. If the product or a factor is infinite, without the rests, which are then NaN.
 template <class F>
 CUDALOSS_INLINE F rounded_product(WithRest<F> a, Constant<F> c) {
   const F plain = a.value * c.hi, exact = fused(a.value, c.hi, fused(a.value, c.lo, a.rest * c.hi));
   return select(absolute(plain) <= largest(F()), exact, plain);
 }
-// The same for an a that is finite.
+// The same for a finite a.
 template <class F>
 CUDALOSS_INLINE F rounded_finite_product(WithRest<F> a, Constant<F> c) {
   const F finite =
-      select(absolute(c.hi) <= largest(F()), c.hi, F(0));  // which a constant of all elements costs nothing
+      select(absolute(c.hi) <= largest(F()), c.hi, F(0));  // costs nothing if c is the same for all elements
   return fused(a.value, c.hi, fused(a.value, c.lo, a.rest * finite));
 }
 
@@ -128,7 +128,7 @@ template <class F>
 CUDALOSS_INLINE F chained(WithRest<F> slope, F other, Constant<F> scale) {
   return rounded_product(slope * WithRest<F>{select(slope.value == F(0), F(0), other), F(0)}, scale);
 }
-// 1 / h, about; of a normal h.
+// About 1 / h, for a normal h.
 CUDALOSS_INLINE float reciprocal_of(float h) {
 #if defined(__CUDA_ARCH__)
   float inverse;
@@ -140,7 +140,7 @@ CUDALOSS_INLINE float reciprocal_of(float h) {
 }
 CUDALOSS_INLINE double reciprocal_of(double h) {
 #if defined(__CUDA_ARCH__)
-  double inverse;  // 20 bits, 40, 53
+  double inverse;  // correct bits: 20, 40, 53
   asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(inverse) : "d"(h));
   inverse = fused(inverse, fused(-h, inverse, 1.0), inverse);
   return fused(inverse, fused(-h, inverse, 1.0), inverse);
@@ -149,7 +149,7 @@ CUDALOSS_INLINE double reciprocal_of(double h) {
 #endif
 }
 
-// 1 / sqrt(h), about; of a normal h.
+// About 1 / sqrt(h), for a normal h.
 CUDALOSS_INLINE float inverse_root_of(float h) {
 #if defined(__CUDA_ARCH__)
   float inverse;
@@ -172,7 +172,7 @@ CUDALOSS_INLINE WithRest<F> in_place(Lifted<F> x) {
   return {x.number.value * x.back, x.number.rest * x.back};
 }
 
-// What is divided by: times a power of two, so that it is about 1, with about the inverse of that.
+// A divisor times a power of two that makes it about 1, and about the inverse of that product.
 template <class F>
 struct Inverted {
   WithRest<F> scaled;
@@ -186,7 +186,7 @@ CUDALOSS_INLINE Inverted<F> inverted(WithRest<F> b) {
   return {scaled, reciprocal_of(scaled.value), power};
 }
 
-// a / b: b's power of two goes where it brings a nearer to 1, else it is left.
+// a / b. b's power of two is applied first if it brings a nearer to 1, otherwise it stays in `back`.
 template <class F>
 CUDALOSS_INLINE Lifted<F> quotient_of(WithRest<F> a, const Inverted<F>& b) {
   const bool first = (absolute(a.value) > F(1)) == (b.power < F(1));

@@ -1,5 +1,5 @@
-// What the tensor layer asks of an engine: pointers, sizes and strides; masks, weights, a reduction for each index of
-// the leading dimensions.
+// The request of the tensor layer to an engine: pointers, sizes and strides; masks, weights, a reduction for each index
+// of the leading dimensions.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace cudaloss {
 
-// Result dimensions that a pass takes; operands of more are not ours.
+// The most result dimensions of a pass; PyTorch serves operands with more.
 constexpr int kMaxDims = 6;
 
 struct Operand {
@@ -22,10 +22,10 @@ struct Result {
   DType dtype;
 };
 
-// Who has strides of his own.
+// Everything that has its own strides.
 enum Place { kInput, kTarget, kWeight, kMask, kThird, kGradOutput, kFirst, kSecond, kPlaces };
 
-// Dimensions, the fastest first, with the strides in elements of everyone; 0 where one is broadcast.
+// Dimensions, the fastest first, with everyone's strides in elements; the stride is 0 if an operand is broadcast.
 struct Dims {
   int rank;
   int64_t size[kMaxDims];
@@ -38,7 +38,7 @@ struct Dims {
   }
 };
 
-// Whether the operand at `place` is more than one element along `dims`.
+// Whether the operand at `place` has more than one element along `dims`.
 inline bool varies(const Dims& dims, Place place) {
   for (int d = 0; d < dims.rank; ++d) {
     if (dims.stride[d][place] != 0) return true;
@@ -46,8 +46,8 @@ inline bool varies(const Dims& dims, Place place) {
   return false;
 }
 
-// How many terms of a sum over `dims` can differ but in their weights. A rounding error that all the terms have which
-// an element of input and one of target make does not average out among these.
+// How many terms of a sum over `dims` can differ apart from their weights. Broadcast repeats share their rounding
+// error, so it does not average out.
 inline int64_t distinct_terms(const Dims& dims) {
   int64_t product = 1;
   for (int d = 0; d < dims.rank; ++d) {
@@ -72,7 +72,7 @@ struct Divisor {
 };
 CUDALOSS_INLINE Divisor divisor_of(double value) { return {value, 1.0 / value}; }
 
-// scale over the divisor, for gradients of F. fp64 shows that a product with the reciprocal is rounded once more.
+// scale / divisor, for gradients of type F. In fp64 a product with the reciprocal would show its second rounding.
 template <class F>
 CUDALOSS_INLINE double factor_of(double scale, const Divisor& divisor) {
   if constexpr (sizeof(F) < sizeof(double)) return scale * divisor.reciprocal;
@@ -81,10 +81,10 @@ CUDALOSS_INLINE double factor_of(double scale, const Divisor& divisor) {
 
 struct Denominator {
   Divisor constant;        // the number of elements, or 1
-  Operand normalizer;      // 0-d, read where it lies; without data: none
-  const Divisor* counted;  // what a Count found; null: none
+  Operand normalizer;      // 0-d, read where it is; without data: none
+  const Divisor* counted;  // the result of a Count; null: none
   bool counted_each;       // one for each segment, or one for all
-  bool of_few_rows;        // of indices: as many as count, which the pass finds itself
+  bool of_few_rows;        // of indices: as many as count; the pass counts them itself
 
   CUDALOSS_INLINE Divisor at(int64_t segment) const {
     if (counted) return counted[counted_each ? segment : 0];
@@ -92,57 +92,56 @@ struct Denominator {
   }
 };
 
-// What a loss of whole rows has besides: it reads all classes of a row, or of vectors all their elements. The
-// dimensions of a request, and everyone's strides in them, are those of the rows; a weight and a mask are those of
-// rows.
+// The further arguments of a loss of rows, which reads all classes of a row, or all elements of its vectors. The
+// dimensions of a request, and all strides in them, are then those of the rows. Weight and mask have one element a row.
 struct Rows {
   int64_t classes;                // 0: a pointwise loss
   int64_t class_stride[kPlaces];  // of input, target (not of indices), third (class weights, or a vector), gradients
-  int64_t ignore_index;           // the rows of this target, of indices, do not count
-  double z_loss, softcap;         // a softcap of 0 is none
+  int64_t ignore_index;           // rows whose target index is this do not count
+  double z_loss, softcap;         // a softcap of 0: none
 };
 
-// Of classes that processes share, those of one: where they begin among all, and what of a row's target is known or
-// wanted beside its losses and their grad_output.
+// One process's part of classes that processes share: where its classes begin, and the targets' logits, which are
+// results beside the losses and have gradients beside grad_output.
 struct Part {
-  int64_t all_classes, first_class;  // of 0 classes: the pass has whole rows
-  Result targets;        // the logits at the targets, -inf where another process has that; as the losses lie
-  Operand grad_targets;  // their gradients, as grad_output lies
+  int64_t all_classes, first_class;  // 0 classes: the pass has whole rows
+  Result targets;        // logits at the targets, -inf if another process has it; in the layout of the losses
+  Operand grad_targets;  // their gradients, in the layout of grad_output
 };
 
 // Which elements count, and how much. An operand without data is not there.
 struct Selection {
   Operand mask;     // bool
   Operand weight;   // floating
-  bool ignore_nan;  // elements whose target, a floating one, is NaN do not count
+  bool ignore_nan;  // elements whose (floating) target is NaN do not count
 };
 
-// The sum of the weights in play, or the number of elements selected, for each segment. Dimensions along which neither
-// weight nor mask (nor target, if NaN there matters) varies are no part of `inner`, but of `multiplicity`.
+// For each segment: the sum of the weights of the selected elements, or their number. `multiplicity`, not `inner`, has
+// the dimensions along which weight and mask (and the target, if its NaNs matter) do not vary.
 struct Count {
   Selection selection;
   Operand target;
-  Operand third;  // class weights, of which each row has its target's; without data: 1
-  Rows rows;      // of which a target of indices counts by its ignore_index
+  Operand third;  // class weights: a row has the one of its target; without data: 1
+  Rows rows;      // a target of indices counts by its ignore_index
   Dims segments, inner;
   double multiplicity;
-  // Where nothing is in play, the reciprocal is 0: gradients of finite data are then 0, not NaN.
+  // If nothing is selected, the reciprocal is 0: gradients of finite data are then 0, not NaN.
   Divisor* output;
-  Operand unless_one;  // 0-d: where it is 1, nobody reads the output, and nothing is counted; without data: none
+  Operand unless_one;  // 0-d: if it is 1, nobody reads the output and nothing is counted; without data: none
 };
 
-// What a reduction adds up.
+// What a reduction sums.
 enum class Summed { Losses, GradInput, GradTarget };
 
 // For each segment, and each element of `inner` in it: its loss times its weight times `scale` over the denominator.
-// Whatever has no data is not wanted: the reduction, the single losses, the gradients.
+// The reduction, the single losses and the gradients are made only if they have data.
 struct Pass {
   Operand input, target;
   Selection selection;
   Dims segments, inner;
   int64_t loss;  // the id of its row
   Numbers numbers;
-  Operand third;  // in the place of numbers.third
+  Operand third;  // replaces numbers.third
   Rows rows;
   Part part;
   int64_t all_classes() const { return part.all_classes ? part.all_classes : rows.classes; }
@@ -150,14 +149,14 @@ struct Pass {
   Denominator denominator;
 
   Operand grad_output;       // a factor of the gradients; without data: 1
-  bool hold_unit_gradients;  // the gradients wanted hold those for a grad_output of 1 already
+  bool hold_unit_gradients;  // the gradients already hold those for a grad_output of 1
 
-  Result reduction;    // one a segment: the sum of the losses,
+  Result reduction;    // one for each segment: the sum of the losses,
   Summed summed;       // or of one operand's gradients
   Result losses;       // at kFirst; not together with gradients
   Result grad_input;   // at kFirst
   Result grad_target;  // at kSecond
-  bool of_third;       // the gradients of the third operand are wanted, in the place of the input's
+  bool of_third;       // make the third operand's gradients, in the place of the input's
 };
 
 }  // namespace cudaloss

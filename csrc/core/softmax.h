@@ -1,31 +1,31 @@
-// exp(x - max) of a row, and what is made of its sum.
+// exp(x - max) of a row, and the results from its sum.
 //
-// The sum is that of the other classes, without the target's: a confident row's loss, log1p(sum / e), and its gradient,
-// -sum / (sum + e), then keep their digits, which 1 - p has lost.
+// The sum is over the other classes, without the target's. So a confident row's loss, log1p(sum / e), and its gradient,
+// -sum / (sum + e), keep the digits that 1 - p has lost.
 #pragma once
 
 #include "core/log.h"
 
 namespace cudaloss {
 
-// exp is divided by ExpParts::small: of a class far below the maximum it then keeps its digits.
+// exp is divided by ExpParts::small, so that a class far below the maximum keeps its digits.
 template <class F>
 constexpr double kLifted = 1.0 / static_cast<double>(ExpParts<F>::small);
 
-// The maximum of classes that are all -inf, or that are none, as a number: the difference of two infinities would be
-// NaN.
+// The maximum as a finite number, also if all classes are -inf or there are none: the difference of two infinities
+// would be NaN.
 CUDALOSS_INLINE double bounded(double max) { return select(max < -DBL_MAX, -DBL_MAX, max); }
 
-// Below it exp(x - max) is 0; above it x - max does not overflow, as it would of 3e38 and -3e38. -inf is below that of
-// every maximum.
+// Below the floor exp(x - max) is 0; above it x - max does not overflow, as it would for 3e38 and -3e38. -inf is below
+// the floor of every maximum.
 template <class F>
 CUDALOSS_INLINE F floor_below(F max) {
   const F floor = max - fused(F(0.5), absolute(max), F(2) * ExpParts<F>::limit);
   return select(floor > -largest(F()), floor, -largest(F()));
 }
 
-// exp(x - max) / small of x <= max, and this maximum's floor. A difference is rounded by up to half its last place,
-// which of 16 is 2^-20: the rest keeps that.
+// exp(x - max) / small for x <= max, with this maximum's floor. The difference is rounded by up to half its last place,
+// for 16 that is 2^-20: the rest keeps it.
 template <class F>
 CUDALOSS_INLINE F exp_below_max(F x, F max, F floor) {
   const F above = select(x < floor, floor, x), d = above - max, subtracted = d - above;
@@ -36,7 +36,8 @@ CUDALOSS_INLINE F exp_below_max(F x, F max, F floor) {
   return select(x < floor, F(0), fused(apart.power, fused(rest, near + tail, tail), apart.power * near));
 }
 
-// cap tanh(x / cap) with its rest, of which exp makes as many last places as the cap has units; and its slope.
+// cap tanh(x / cap) with its rest, and its slope. exp turns an error of the rest into as many last places as the cap
+// has units.
 template <class F>
 struct Capped {
   F value, rest, slope;
@@ -55,21 +56,21 @@ CUDALOSS_INLINE Capped<F> capped(F x, F cap) {
   return {signed_by(x, found.value), signed_by(x, found.rest), slope};
 }
 
-// Of the classes but the target's: their maximum, and the sum of exp(x - max), not lifted.
+// Over the classes except the target's: their maximum, and the sum of exp(x - max), not lifted.
 template <class F>
 struct OtherClasses {
   F max;
   WithRest<F> sum;
 };
 
-// Sums over all classes, max being the largest of all: of share (max - x), and of the shares. An index's are the class
-// weights, and read where there is smoothing alone; a probability's are w q'.
+// Sums over all classes, with max the largest logit: of share (max - x), and of the shares. The shares of an index are
+// the class weights, read only with smoothing; the shares of a probability are w q'.
 struct ClassShares {
   double below_max, shares;
 };
-// What a loss makes of a row: itself, and the gradients for an incoming one of 1: of another class `of_exp` times its
-// exp(x - max of the others) less `of_share` times its share; of the target's `at_target`. A rounded `of_exp` would be
-// an error of all of a row's gradients.
+// The results of a row: its loss, and the gradients for an incoming gradient of 1. Another class has `of_exp` times
+// exp(x - max of the others), minus `of_share` times its share; the target has `at_target`. A rounded `of_exp` would be
+// an error in all gradients of a row.
 struct ClassRow {
   double loss;
   WithRest<double> of_exp;
@@ -77,12 +78,12 @@ struct ClassRow {
   WithRest<double> log_all;  // log(sum of exp(x - the largest of all))
 };
 
-// A row against the class at which its target is.
+// A row seen from its target's class.
 template <class F>
 struct Softmax {
   WithRest<F> log_all;     // log(sum of exp(x - the largest of all)),
-  WithRest<F> loss;        // and this less the target's logit, without their cancellation
-  WithRest<F> of_others;   // what exp(x - max) of another class is multiplied by for its probability
+  WithRest<F> loss;        // and this minus the target's logit, without their cancellation
+  WithRest<F> of_others;   // exp(x - max) of another class times this is its probability
   WithRest<F> not_target;  // 1 - the target's probability
 };
 template <class F>

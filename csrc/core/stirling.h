@@ -1,11 +1,11 @@
-// Stirling's approximation of log(t!), and what else the likelihood of counts is made of.
+// Stirling's approximation of log(t!), and other parts of the likelihood of counts.
 #pragma once
 
 #include "core/log.h"
 
 namespace cudaloss {
 
-// A t above 1, else 0, and the log of t.
+// t if it is above 1, otherwise 0, and the log of t.
 template <class F>
 struct Stirling {
   F t;
@@ -20,7 +20,7 @@ CUDALOSS_INLINE Stirling<F> stirling_as(Flag wanted, F t) {
                                           wanted, [&]() CUDALOSS_INLINE_LAMBDA { return log_as<T>(t); },
                                           [&]() CUDALOSS_INLINE_LAMBDA { return zero; })};
 }
-// t log t - t + log(2 pi t) / 2 of a t above 1.
+// t log t - t + log(2 pi t) / 2 for t above 1.
 template <class F>
 CUDALOSS_INLINE F stirling(const Stirling<F>& of) {
   const F tail = fused(F(0.5), of.log.value + of.log.rest, F(-0.5) * minus_log_2_pi(F()).value) - of.t;
@@ -33,14 +33,14 @@ CUDALOSS_INLINE WithRest<F> stirling_slope(const Stirling<F>& of) {
   return select(of.t > F(0), difference_of(of.log, WithRest<F>{F(-0.5) / of.t, F(0)}), zero);
 }
 
-// a - b of a b that is small where a is lifted.
+// a - b. If a is lifted, b must be small.
 template <class F>
 CUDALOSS_INLINE Lifted<F> difference_of(Lifted<F> a, F b) {
   const F lifted = b * select(a.back < F(1), F(ExpParts<F>::big), select(a.back > F(1), F(0.5), F(1)));
   return {difference_of(a.number, WithRest<F>{lifted, F(0)}), a.back};
 }
 
-// 1 - a / b; of 0 / 0 and of an infinite b the quotient is 0.
+// 1 - a / b. The quotient is 0 for 0 / 0 and for an infinite b.
 template <class F>
 CUDALOSS_INLINE WithRest<F> one_less_quotient(F a, WithRest<F> b) {
   const WithRest<F> zero = {F(0), F(0)}, quotient = in_place(quotient_of(WithRest<F>{a, F(0)}, inverted(b)));

@@ -1,5 +1,5 @@
-// A compensated fp64 sum: what each addition rounds away is kept beside it, so that the order of a reduction's tree
-// leaves no trace in the last place, in fp64 results either (Ogita, Rump, Oishi, "Accurate Sum and Dot Product", 2005).
+// A compensated fp64 sum: it also keeps what each addition rounds away, so that the order of a reduction's tree does
+// not change the last place, in fp64 results either (Ogita, Rump, Oishi, "Accurate Sum and Dot Product", 2005).
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace cudaloss {
 
-// V is double, or a vector of them: as many sums.
+// V is double, or a vector of doubles for several sums at once.
 template <class V>
 struct SumOf {
   V value, rest;
@@ -32,8 +32,7 @@ struct SumOf {
     const double product = value * factor;
     return {product, fma(value, factor, -product) + rest * factor};
   }
-  // The sum divided by `divisor`, rounded once. Where the sum is Inf, or the divisor 0, the rest is NaN: it is left
-  // out.
+  // The sum divided by `divisor`, rounded once. If the sum is Inf or the divisor 0, the rest is NaN and is left out.
   CUDALOSS_INLINE double over(double divisor) const {
     const double quotient = value / divisor;
     const double correction = (fma(-quotient, divisor, value) + rest) / divisor;

@@ -1,45 +1,45 @@
-// What losses of rows of vectors have in common. Each is made of two vectors of a row, u and v, and of three sums over
-// them, and its gradients are sums of multiples of u and v.
+// What losses of rows of vectors have in common. Each is made from two vectors of a row, u and v, and three sums over
+// them. Its gradients are sums of multiples of u and v.
 #pragma once
 
 #include "core/numbers.h"
 
 namespace cudaloss {
 
-// What u and v are: input and target themselves; or input - target + eps and input - third + eps.
+// u and v are input and target themselves; or input - target + eps and input - third + eps.
 enum class VectorsOf { Operands, Differences };
 
 constexpr char kOtherThird[] = "cudaloss: the loss takes another number of operands";
 
-// Sums of u^2, of v^2, and of u v; or, where the loss asks for it, of w^2 with w = target - third + eps.
+// Sums of u^2, of v^2, and of u v. If the loss asks for it, the third is of w^2 with w = target - third + eps.
 struct VectorSums {
   double uu, vv, third;
 };
 
-// What u and v are multiplied by, and added up, for the gradient of an operand.
+// An operand's gradient is of_u u + of_v v.
 struct Multiples {
   double of_u, of_v;
 };
 
-// Where w stands in the gradients: nowhere; in the place of v; or, where |v| and |w| are one and each has half of the
-// gradient, in that of v for the target, and in that of u for the third operand.
+// The use of w in the gradients. No: none. Yes: in the place of v. Half: |v| and |w| are equal and each has half of the
+// gradient; w is in the place of v for the target, and of u for the third operand.
 enum class UsesW { No, Yes, Half };
 
-// A row's loss, and its gradients for an incoming one of 1.
+// A row's loss, and its gradients for an incoming gradient of 1.
 struct VectorRow {
   double loss;
   Multiples input, target, third;
   UsesW uses_w;
 };
 
-// The power of two that brings a norm near 1, of its square: products of u with 1 / (|u| |v|) then stay in the range of
-// float; and its inverse.
+// From a norm's square: the power of two that brings the norm near 1, and its inverse. Products of u with 1 / (|u| |v|)
+// then stay in the range of float.
 struct NormPower {
   double power, back;
 };
 CUDALOSS_INLINE NormPower norm_power(double square) {
   constexpr uint64_t kBias = 1023, kMost = 120;
-  const uint64_t exponent = bit_cast<uint64_t>(square) >> 52 & 0x7ff;  // of 0, Inf and NaN the limits
+  const uint64_t exponent = bit_cast<uint64_t>(square) >> 52 & 0x7ff;  // the limits for 0, Inf and NaN
   const uint64_t half = (exponent + kBias) / 2, least = kBias - kMost, most = kBias + kMost;
   const uint64_t taken = half < least ? least : half > most ? most : half;
   return {bit_cast<double>((2 * kBias - taken) << 52), bit_cast<double>(taken << 52)};
@@ -53,13 +53,13 @@ CUDALOSS_INLINE double inverse_norm(double square) {
 #endif
 }
 
-// The root of a square, of its inverse; infinity stays.
+// The root of a square, from its inverse; infinity stays.
 CUDALOSS_INLINE double norm_of(double square, double inverse) {
   return select(square <= DBL_MAX, square * inverse, square);
 }
 
-// u v / (|u| |v|), and its gradients, of the inverses of both norms, and of the squares of both as far as these vary
-// with the vectors, else 0.
+// u v / (|u| |v|), and its gradients. Arguments: the inverses of both norms, and their squares, which are 0 for a norm
+// that does not vary with its vector.
 struct Cosine {
   double value;
   Multiples input, target;
@@ -69,7 +69,7 @@ CUDALOSS_INLINE Cosine cosine_of(double product, double inverse_u, double invers
   return {value, {-value * square_u, both}, {both, -value * square_v}};
 }
 
-// What it is to lose sign times a cosine.
+// A row with a loss, and as its gradients `sign` times those of the cosine.
 CUDALOSS_INLINE VectorRow row_of(double loss, double sign, const Cosine& cosine) {
   return {loss,
           {sign * cosine.input.of_u, sign * cosine.input.of_v},

@@ -95,7 +95,7 @@ CUDALOSS_INLINE void add_to(double* value, double* rest, double term) {
   *rest = sum.rest;
 }
 
-// Adds line[i * step] to sum i.
+// Adds line[i * step] to sum i, for each i.
 template <bool kCompensated, class T>
 CUDALOSS_INLINE void add_line(const T* line, int64_t step, int64_t count, double* value, double* rest) {
   for (int64_t i = 0; i < count; ++i) {
@@ -108,7 +108,7 @@ CUDALOSS_INLINE void add_line(const T* line, int64_t step, int64_t count, double
   }
 }
 
-// The same with many lines, each `between` behind the last.
+// The same with many lines, each `between` after the last.
 template <bool kCompensated, class T>
 CUDALOSS_MULTIVERSION void add_lines(const T* terms, int64_t lines, int64_t between, int64_t step, int64_t count,
                                      double* value, double* rest) {
@@ -145,11 +145,11 @@ CUDALOSS_MULTIVERSION void add_rows(const T* terms, int64_t segments, int64_t le
   for (int64_t s = 0; s < segments; ++s) value[s] += sum_of_row(terms + s * length, length);
 }
 
-// `inverse` is the divisor's: where fp64 does not show it, a product is as good as a quotient.
+// `inverse` is the divisor's. If fp64 does not show the difference, a product is as good as a quotient.
 template <bool kEach, bool kFloat64>
 CUDALOSS_INLINE double quotient(const Sum& sum, double scale, double divisor, double inverse) {
   if constexpr (kFloat64) return sum.times(scale).over(divisor);
-  const double total = sum.value + sum.rest;  // beside an infinite value, the rest is NaN
+  const double total = sum.value + sum.rest;  // if the value is infinite, the rest is NaN
   const double known = select(total == total, total, sum.value) * scale;
   return kEach ? known / divisor : known * inverse;
 }
@@ -214,7 +214,7 @@ void add_segment(T* terms, int64_t count, Sums& sums, int64_t first) {
 
 template <class T>
 void add_segments(const T* terms, int64_t segments, int64_t length, bool compensated, Sums& sums, int64_t first) {
-  constexpr int64_t kShortRow = 16;  // is over before its sum can be vectorised: the loop over rows is
+  constexpr int64_t kShortRow = 16;  // ends before its sum can be vectorised: the loop over rows is
   double *value = sums.value + first, *rest = sums.rest + first;
   if (compensated) return add_lines<true>(terms, length, 1, length, segments, value, rest);
   if (length < kShortRow) return add_lines<false>(terms, length, 1, length, segments, value, rest);

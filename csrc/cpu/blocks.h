@@ -1,4 +1,4 @@
-// The loops over one block that no loss is part of: selections, factors, sums of terms.
+// The loops over one block that do not depend on the loss: selections, factors, sums of terms.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace cudaloss::cpu {
 
-// The running sums of so many segments, in arrays, so that a loop over segments vectorises.
+// The running sums of several segments, in arrays, so that a loop over segments vectorises.
 struct Sums {
   double value[kBlock], rest[kBlock];
 
@@ -34,14 +34,14 @@ struct Grid {
   int64_t length, step;
 };
 
-// Selects by a mask, and where `target` is given, what is not NaN there; one of the two may be null.
+// Selects by a mask and, if `target` is given, elements that are not NaN there. One of the two may be null.
 template <class F>
 void make_keep(const uint8_t* mask, const F* target, int64_t count, Keep<F>* keep);
 
 template <class F>
 int64_t count_kept(const Keep<F>* keep, int64_t count);
 
-// The same of a mask.
+// The same for a mask.
 int64_t count_nonzero(const uint8_t* mask, int64_t count);
 
 template <class F, class T>
@@ -63,26 +63,26 @@ void multiply_segments(const double* factors, const Grid& grid, T* product);
 template <class T, class F>
 void scaled(const T* values, T scale, int64_t count, F* out);
 
-// Three ways of adding a block's terms to the sums from `first` on; compensated where fp64 data would show it. Of fp32
-// data, 2^27 plain additions in fp64 lose less than half an ulp.
+// Three ways to add a block's terms to the sums from `first` on; compensated if fp64 data would show it. For fp32 data,
+// 2^27 plain additions in fp64 lose less than half an ulp.
 //
-// Of one segment. `terms` is as long as a block: what lies behind the terms is lost.
+// For one segment. `terms` is as long as a block: anything behind the terms is overwritten.
 template <class T>
 void add_segment(T* terms, int64_t count, Sums& sums, int64_t first);
-// Of segments one after the other, each of `length` terms.
+// For segments one after the other, each with `length` terms.
 template <class T>
 void add_segments(const T* terms, int64_t segments, int64_t length, bool compensated, Sums& sums, int64_t first);
 // Term i to sum i % lanes.
 template <class T>
 void add_lanes(const T* terms, int64_t count, int64_t lanes, bool compensated, Sums& sums);
 
-// What becomes of sums: scale * sum / divisor.
+// From sums to results: scale * sum / divisor.
 struct Quotient {
   double scale;
   const Divisor* divisors;
   bool each;             // a divisor for each segment, or one for all
-  bool zero_if_nothing;  // where the divisor's reciprocal is 0, the sum is multiplied by that
-  bool float64;          // rounded once in fp64, or as good as that for any other dtype
+  bool zero_if_nothing;  // if the divisor's reciprocal is 0, the sum is multiplied by it
+  bool float64;          // the result is fp64 and rounded once; in any other dtype the difference does not show
 };
 void finish(const Sums& sums, int64_t segments, const Quotient& quotient, double* out);
 

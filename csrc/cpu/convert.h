@@ -1,5 +1,5 @@
-// Blocks of elements to and from the two types that the CPU kernels compute on. Other dtypes pass through a buffer of
-// one block, which stays in the first-level cache; fp32 and fp64 operands are read where they are.
+// Converts blocks of elements to and from the two types that the CPU kernels compute with. Other dtypes pass through a
+// buffer of one block, which stays in the first-level cache; fp32 and fp64 operands are read in place.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ bool holds(DType dtype) {
   return dtype == kDTypeOf<F>;
 }
 
-// Elements [begin, begin + count) of `operand` as F: in place where it holds F already, else through `buffer`.
+// Elements [begin, begin + count) of `operand` as F: in place if it holds F already, otherwise through `buffer`.
 template <class F>
 const F* read(const Operand& operand, int64_t begin, int64_t count, F* buffer);
 

@@ -1,4 +1,4 @@
-// The CPU engine's entry points, one set a loss. No tensors here: `parallel_for` comes from the caller.
+// The CPU engine's entry points, one set for each loss. No tensors here: `parallel_for` comes from the caller.
 #pragma once
 
 #include <cstdint>
@@ -7,18 +7,18 @@
 
 namespace cudaloss::cpu {
 
-// at::parallel_for's contract: calls body on sub-ranges of [begin, end), in any order, on any thread.
+// at::parallel_for's contract: it calls body on sub-ranges of [begin, end), in any order, on any thread.
 using ParallelFor = void (*)(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*),
                              void* context);
 
 template <template <class> class Loss>
 void pass(const Pass& request, ParallelFor parallel_for);
 
-// The same of a loss of rows.
+// The same for a loss of rows.
 template <class Loss>
 void row_pass(const Pass& request, ParallelFor parallel_for);
 
-// Of a part of the classes (Pass::part).
+// For a part of the classes (Pass::part).
 void vocabulary_pass(const Pass& request, ParallelFor parallel_for);
 
 void count(const Count& request, ParallelFor parallel_for);

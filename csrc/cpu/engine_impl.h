@@ -1,6 +1,6 @@
-// The CPU engine: a Pass is shared out over threads in blocks, each of which goes through the loops of kernels.h, and
-// what weights, selections and segments make of it through those of blocks.h. Included by the source of each loss,
-// which setup.py writes.
+// The CPU engine. It splits a Pass into blocks and shares them out over threads. The loops of kernels.h compute each
+// block, and those of blocks.h apply weights, selections and segments. Included by the source of each loss, which
+// setup.py writes.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +17,12 @@
 
 namespace cudaloss::cpu {
 
-// Of fewer terms than these, a segment's or those that are kept of a block, fp32 arithmetic's rounding errors would not
-// average out. A small request computes exactly anyway, where it costs nothing.
+// If a segment, or the selected part of a block, has fewer terms than this, the rounding errors of fp32 arithmetic
+// would not average out. A small request computes exactly anyway, because that costs nothing there.
 constexpr int64_t kFewTerms = 96;
 constexpr int64_t kSmallRequest = 4096;
 
-// What one thread works in. Only what a pass needs of it is ever touched.
+// The buffers of one thread. It touches only those that a pass needs.
 template <class TV, class T, class F>
 struct PassScratch {
   F input[kBlock], target[kBlock], weights[kBlock], third[kBlock], grad_output[kBlock], gradient[kBlock],
@@ -34,7 +34,7 @@ struct PassScratch {
   double of_segments[kBlock];
 };
 
-// A block, as it is read.
+// A block's operands as they were read.
 template <class F>
 struct PassBlock {
   const Block& block;
@@ -46,7 +46,7 @@ struct PassBlock {
   const Keep<F>* keep;  // null: all
 };
 
-// TV is the arithmetic of the losses that are summed up, T that of single results, F the type read.
+// TV is the arithmetic of the losses that are summed up, T the arithmetic of single results, F the type read.
 template <class TV, class T, class F, template <class> class Loss>
 class PassRun {
  public:
@@ -129,7 +129,7 @@ class PassRun {
     });
   }
 
-  // Whether the losses and the input's gradients are all there is to make, with one factor for the block.
+  // Whether the pass makes only the losses and the input's gradients, with one factor for the block.
   bool shares_terms(const Read& found) const {
     return pass_.reduction.data && pass_.grad_input.data && !pass_.grad_target.data && !found.weights && !found.third &&
            !factors_.elementwise() && (factors_.one() || found.block.segments == 1);
@@ -165,7 +165,7 @@ class PassRun {
 
   template <class LossA, class A>
   void add_losses(const LossA& loss, const Read& found, Sums& sums, A* terms) const {
-    if constexpr (!kSharesTerms) {  // whose terms GCC 12 does not vectorise inside of a sum
+    if constexpr (!kSharesTerms) {  // GCC 12 does not vectorise shared terms inside a sum
       if (found.block.segments == 1 && !found.third) return sums.add(found.block.segment, sum_of_block(loss, found));
     }
     fill_losses(loss, found, terms);
@@ -196,7 +196,7 @@ class PassRun {
     write(pass_.losses, strips_.walk(), found.at, kFirst, found.count, out);
   }
 
-  // With a factor for each element, and its own third operand where there are any.
+  // With a factor for each element, and with its own third operand if there is one.
   template <Of kOf, class Out>
   void fill_gradients(const Read& found, T scale, const T* factors, Out* out) const {
     if constexpr (decltype(loss_)::kHasThird) {
@@ -207,7 +207,7 @@ class PassRun {
     gradients<kOf, false, T, F>(loss_, scale, factors, found.input, found.target, nullptr, found.count, out);
   }
 
-  // Of a block's elements: weights, incoming gradients and the factors of segments, of those that there are.
+  // The factors of a block's elements, from weights, incoming gradients and segments, as far as there are any.
   const T* factors_of(const Read& found, const F* outgoing, const double* of_segments, Scratch& scratch) const {
     const F* single = found.weights ? found.weights : outgoing;
     if constexpr (std::is_same_v<T, F>) {
@@ -223,7 +223,7 @@ class PassRun {
     return scratch.factors;
   }
 
-  // Fills `out` with the gradients of the input, or of the third operand in its place.
+  // Fills `out` with the gradients of the input, or of the third operand instead.
   template <class Out>
   void fill_first(const Read& found, const double* segment_factors, Scratch& scratch, Out* out) const {
     if constexpr (kHasGradThird<decltype(loss_)>) {
@@ -232,7 +232,8 @@ class PassRun {
     fill_gradients<Of::Input>(found, segment_factors, scratch, out);
   }
 
-  // Fills `out` with one operand's gradients. Where they mirror the other's, its loops make them, of a negative factor.
+  // Fills `out` with one operand's gradients. If they mirror the other's, the other's loops make them, with a negative
+  // factor.
   template <Of kWanted, class Out>
   void fill_gradients(const Read& found, const double* segment_factors, Scratch& scratch, Out* out) const {
     constexpr Of kOf = decltype(loss_)::kMirrors && kWanted == Of::Target ? Of::Input : kWanted;
@@ -299,8 +300,8 @@ void pass_as(const Pass& request, ParallelFor parallel_for) {
   }
 }
 
-// The arithmetic of single results over fp32 data: fp64 costs no time at memory speed. A loss with exponentials keeps
-// in its terms what float would lose: fp64 would take four times as long.
+// The arithmetic of single results over fp32 data: fp64 costs no time at memory speed. Exception: a loss with
+// exponentials keeps what float would lose in its terms, because fp64 would take four times as long.
 template <template <class> class Loss, class F>
 using Single = std::conditional_t<kIsOfOperands<Loss> && !kHasRests<Loss>, F, double>;
 
@@ -318,7 +319,7 @@ void pass_in_form(const Pass& r, ParallelFor parallel_for) {
   const bool many = distinct_terms(r.inner) > kFewTerms && r.inner.count() * r.segments.count() > kSmallRequest;
   const bool are_halves = !any(DType::Float32) && (many || !is(r.reduction, DType::Float32));
   using Exact = Single<Loss, float>;
-  // A form that is not the usual one has the exact loops alone: the others would be a tenth of the binary.
+  // A form that is not the usual one has only the exact loops: the others would be a tenth of the binary.
   if constexpr (!kHasUsual<Loss<float>>) {
     if (are_halves) return pass_as<float, float, float, Loss>(r, parallel_for);
     if (many) return pass_as<float, Exact, float, Loss>(r, parallel_for);

@@ -1,5 +1,5 @@
-// Blocks of elements of any strides and dtypes, to and from the two types that the CPU kernels compute on. What lies
-// in memory as the kernels want it is read and written in place, all else passes through a buffer of one block.
+// Reads and writes blocks of elements with any strides and dtypes, as one of the two types that the CPU kernels compute
+// with. Data that already has the kernels' form is used in place; other data passes through a buffer of one block.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ const F* read(const Operand& operand, const Walk& walk, const Position& at, Plac
 // A mask's bytes.
 const uint8_t* read_mask(const Operand& mask, const Walk& walk, const Position& at, int64_t count, uint8_t* buffer);
 
-// Where a kernel writes them, in place or in `buffer`, which `write` then takes to its place.
+// Where a kernel writes these elements: in place, or in `buffer`, which `write` then copies to its place.
 template <class F>
 F* writable(const Result& result, const Walk& walk, const Position& at, Place place, int64_t count, F* buffer);
 

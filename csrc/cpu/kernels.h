@@ -1,5 +1,5 @@
-// The CPU loops. F is the type read, T the arithmetic's. Each loop is compiled once per x86-64 level; the lanes and
-// the tree below are spelled out, so that every level, and every thread count, adds in the same order.
+// The CPU loops. F is the type read, T the arithmetic. Each loop is compiled once per x86-64 level. The lanes and the
+// tree below are written out, so that every level, and every thread count, adds in the same order.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace cudaloss::cpu {
 constexpr int kLanes = 16;  // floats in the widest register
 constexpr int kRows = 4;
 constexpr int kTile = kLanes * kRows;
-constexpr int kTilesABlock = 16;  // a lane's running sum starts again after this many tiles: short chains, small error
+constexpr int kTilesABlock = 16;  // a lane's running sum restarts after this many tiles: short chains, small error
 
-// Sums that stay in registers, where GCC 12 has an array of them go through memory from one tile to the next. As wide
-// as AVX2's registers: of wider ones it makes memory there.
+// Sums that stay in registers; GCC 12 would move an array of sums through memory between tiles. They are as wide as
+// AVX2's registers, because GCC 12 puts wider ones in memory there.
 constexpr int kDoubles = 4;
 typedef double Doubles __attribute__((vector_size(kDoubles * sizeof(double))));
 
@@ -28,8 +28,8 @@ CUDALOSS_INLINE void load(const T* values, Doubles& loaded) {
   loaded = __builtin_convertvector(narrow, Doubles);
 }
 
-// The sum of term(0) ... term(count - 1), each a T. Within a tile the four rows are added as a tree in T (exact where
-// the values are equal), then in fp64, compensated from the second block on.
+// The sum of term(0) ... term(count - 1), each a T. Within a tile the four rows are added as a tree in T (exact if the
+// values are equal), then in fp64, compensated from the second block on.
 template <class T, class Term>
 CUDALOSS_INLINE Sum sum_of(const Term& term, int64_t count) {
   constexpr int kParts = kLanes / kDoubles;
@@ -69,8 +69,8 @@ CUDALOSS_INLINE Sum sum_of(const Term& term, int64_t count) {
   return sum;
 }
 
-// A selection as a loop takes it, as wide as F: all bits where an element counts, none where it does not. What is kept
-// by a bitwise product needs no comparison, before which GCC 12 leaves a loop over bytes and floats scalar.
+// A selection for a loop, as wide as F: all bits set for an element that counts, none for the others. A bitwise product
+// then selects without a comparison; with one, GCC 12 does not vectorise a loop over bytes and floats.
 template <class F>
 using Keep = std::conditional_t<sizeof(F) == sizeof(double), int64_t, int32_t>;
 
@@ -79,7 +79,7 @@ CUDALOSS_INLINE T kept(T value, Bits keep) {
   return bit_cast<T>(bit_cast<Keep<T>>(value) & static_cast<Keep<T>>(keep));
 }
 
-// The loss of element i, times its weight, if it is kept.
+// The loss of element i, times its weight; 0 if it is not selected.
 template <class T, bool kWeighed, bool kSelected, class F, class Loss>
 struct TermOf {
   const Loss& loss;
@@ -94,20 +94,20 @@ struct TermOf {
   }
 };
 
-// The sum of the losses of `count` elements, times their weights, of those that are kept.
+// The sum of the losses of the selected ones of `count` elements, times their weights.
 template <class T, bool kWeighed, bool kSelected, class F, class Loss>
 CUDALOSS_MULTIVERSION Sum sum_of_losses(Loss loss, const F* input, const F* target, const F* weights,
                                         const Keep<F>* keep, int64_t count) {
   return sum_of<T>(TermOf<T, kWeighed, kSelected, F, Loss>{loss, input, target, weights, keep}, count);
 }
 
-// The loss of element i, or with kThird one that has the element's own third operand.
+// The loss for element i; with kThird, one with the element's own third operand.
 template <bool kThird, class F, class Loss>
 CUDALOSS_INLINE decltype(auto) own(const Loss& loss, const F* third, int64_t i) {
   if constexpr (kThird) {
     return loss.with(static_cast<typename Loss::F>(third[i]));
   } else {
-    return (loss);  // by reference: around a copy GCC 12 vectorises nothing
+    return (loss);  // by reference: GCC 12 vectorises nothing around a copy
   }
 }
 
@@ -119,7 +119,7 @@ CUDALOSS_MULTIVERSION void losses(Loss loss, const F* input, const F* target, co
   }
 }
 
-// Whose gradients a loop makes.
+// The operand whose gradients a loop makes.
 enum class Of { Input, Target, Third };
 
 template <Of kOf, class Loss, class F>
@@ -152,7 +152,7 @@ CUDALOSS_MULTIVERSION void gradients(Loss loss, T scale, const T* factors, const
   }
 }
 
-// Both from the same terms, which are most of the work of a loss of two operands.
+// Both from the same terms, which are most of the work for a loss of two operands.
 template <class T, class F, class Loss>
 CUDALOSS_MULTIVERSION void losses_and_gradients(Loss loss, Constant<T> scale, const F* __restrict input,
                                                 const F* __restrict target, int64_t count, T* __restrict losses,

@@ -1,4 +1,4 @@
-// Large fresh results on the CPU.
+// Large new results on the CPU.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace cudaloss::cpu {
 
-// Asks for huge pages under a large result that no one has touched yet. A fresh 64 MiB gradient costs 16,384 page
-// faults otherwise, four times the time of the arithmetic and the traffic together. Only a request: where the system
+// Asks for huge pages for a large result that nothing has touched yet. Otherwise a new 64 MiB gradient costs 16,384
+// page faults, four times the time of the arithmetic and the traffic together. This is only a request: if the system
 // declines, nothing changes.
 inline void advise_huge_pages(void* data, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)

@@ -5,8 +5,8 @@
 
 namespace cudaloss::cpu {
 
-// What a row's exponentials are relative to: its maximum; or, of one that is not far from 0, the multiple k ln2 nearest
-// to that, which `max` and `behind` are together. exp(x) 2^-k then has no difference that would be rounded.
+// The reference of a row's exponentials: its maximum; or, if the maximum is not far from 0, the nearest multiple k ln2
+// to it, given as the sum of `max` and `behind`. exp(x) 2^-k then needs no difference that would be rounded.
 template <class F>
 struct Reference {
   F magic, floor;
@@ -36,8 +36,8 @@ CUDALOSS_INLINE F exp_near(F x, F magic, F floor) {
   const F near = F(1) + apart.r, lost = apart.r - (near - F(1));
   return fused(apart.power, fused(apart.r * apart.r, exp_tail(apart.r), lost), apart.power * near);
 }
-// What lines to bring closer while others are computed: those read next, and those where the gradients go. Nothing is
-// read or written there.
+// Lines to prefetch while others are computed: those read next, and those where the gradients go. Nothing is read or
+// written there yet.
 struct Ahead {
   const char *read, *written;
   int64_t read_step, written_step;  // bytes between lines
@@ -48,7 +48,7 @@ struct Ahead {
   }
 };
 
-// tile = exp(tile - reference) / small, of maxima or of references.
+// tile = exp(tile - reference) / small, with maxima or references.
 template <class F>
 CUDALOSS_INLINE void exp_far_lines(F* tile, int64_t lines, const F* max, Ahead ahead, LaneSums& total) {
   F floor[kLanes];
@@ -75,7 +75,7 @@ CUDALOSS_INLINE void exp_near_lines(F* tile, int64_t lines, const F* magic, cons
   }
 }
 
-// The tile of kLanes rows, and their sums.
+// A tile of kLanes rows, and their sums.
 template <class F>
 CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, Ahead ahead, RowLanes<F>& rows) {
   LaneSums total = {};
@@ -100,7 +100,7 @@ CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, Ahead ahead, RowLan
   copy_lanes(largest, rows.largest);
   total.store(rows.sums, rows.rests);
 }
-// The tile of one, likewise.
+// A tile of one row, in the same way.
 template <class F>
 CUDALOSS_MULTIVERSION void row_exp(F* tile, int64_t lines, Ahead ahead, int row, RowLanes<F>& rows) {
   LaneSums total = {};

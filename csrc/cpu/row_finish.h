@@ -1,4 +1,4 @@
-// What becomes of the rows' sums: their losses, and what their tiles are multiplied by for the gradients.
+// From the rows' sums to their losses, and to the factors of their tiles for the gradients.
 #pragma once
 
 #include "core/numbers.h"
@@ -6,12 +6,12 @@
 
 namespace cudaloss::cpu {
 
-// The factors of a tile of exp / small, of a gain that exp has.
+// The factors that apply a gain of exp to a tile of exp / small.
 template <class F>
 struct Gain {
   F unlifted, hi, lo;
 };
-// Of exponentials that are still to be multiplied by 1 + behind. Where a product with `small` in the factor would leave
+// For exponentials that must still be multiplied by 1 + behind. If the product with `small` in the factor would leave
 // the range, the tile is unlifted first.
 template <class F>
 CUDALOSS_INLINE Gain<F> gain_of(WithRest<double> of_exp, WithRest<double> factor, double behind) {
@@ -25,21 +25,21 @@ CUDALOSS_INLINE Gain<F> gain_of(WithRest<double> of_exp, WithRest<double> factor
   return {select(is_least, F(small), F(1)), hi, select(absolute(hi) <= largest(F()), lo, F(0))};
 }
 
-// NaN if a row says so that has no sum: a target's logit of Inf or NaN, or nothing but -Inf.
+// NaN if a row has no sum: a target's logit of Inf or NaN, or only -Inf.
 CUDALOSS_INLINE double sound_sum(double sum, double max, double target) {
   const bool is_sound = (target <= DBL_MAX) & ((max > -INFINITY) | (target > -INFINITY));
   return select(is_sound, sum, static_cast<double>(NAN));
 }
 
-// What the maximum's exponential has lost, which may be most of a sum: of the others, errors average out. Nothing where
-// there is no maximum.
+// The rounding error of the maximum's exponential, which can be most of a sum. The errors of the others average out. 0
+// if there is no maximum.
 CUDALOSS_INLINE double lost_of(double max, double reference, double behind, double largest) {
   const double growth = exp_minus_1((max - reference) - behind), exp = 1.0 + growth;
   return select(reference == -DBL_MAX, 0.0, (exp - largest) + ((1.0 - exp) + growth));
 }
 
-// Which targets rows have. Those of probabilities have one class of the largest logit for a target's, whose share is in
-// the place of a class weight.
+// The kind of targets. For probabilities, a class with the largest logit replaces the target's class, and its share
+// replaces the class weight.
 enum class Targets { Indices, Probabilities };
 
 template <Targets kOf, class Loss>
@@ -52,7 +52,7 @@ CUDALOSS_INLINE ClassRow finish_row(const Loss& loss, const OtherClasses<double>
   }
 }
 
-// The losses alone, or the gradients, too.
+// The losses, and with kGradients the gradients' factors too.
 template <Targets kOf, bool kGradients, class F, class Loss>
 CUDALOSS_MULTIVERSION void finish_rows(Loss loss, double classes, RowLanes<F>& rows) {
   constexpr double small = static_cast<double>(ExpParts<F>::small);
@@ -85,7 +85,7 @@ CUDALOSS_MULTIVERSION void finish_rows(Loss loss, double classes, RowLanes<F>& r
   rows = own;
 }
 
-// values *= factors, and the rests of values, in fp64.
+// values *= factors, and updates the rests of values in fp64.
 template <class F>
 CUDALOSS_MULTIVERSION void multiply_with_rests(const double* factors, int64_t count, double* values, double* rests) {
   for (int64_t i = 0; i < count; ++i) {
@@ -100,7 +100,7 @@ CUDALOSS_MULTIVERSION void multiply_with_rests(const double* factors, int64_t co
 
 // ---- rare features -----------------------------------------------------------------------------------------
 
-// tile = cap tanh(tile / cap), and the slopes of that.
+// tile = cap tanh(tile / cap), and its slopes.
 template <class F>
 CUDALOSS_MULTIVERSION void softcap(F cap, int64_t count, F* tile, F* slopes) {
   for (int64_t i = 0; i < count; ++i) {
@@ -122,18 +122,18 @@ CUDALOSS_MULTIVERSION void make_shares(int64_t lines, Shares<F> weights, double 
   }
 }
 
-// tile *= slopes, of those that are not 0 already, whose slopes may be NaN.
+// tile *= slopes, except elements that are 0 already: their slopes may be NaN.
 template <class F>
 CUDALOSS_MULTIVERSION void multiply_slopes(const F* slopes, int64_t count, F* tile) {
   for (int64_t i = 0; i < count; ++i) tile[i] = select(tile[i] == F(0), tile[i], tile[i] * slopes[i]);
 }
 
-// Of each lane: about the maximum, log(sum of exp(x - that)), a factor, and what is kept.
+// For each lane: approximately the maximum, log(sum of exp(x - that)), a factor, and whether it counts.
 struct LaneLogs {
   double top[kLanes], log_all[kLanes], log_rest[kLanes], factor[kLanes], factor_rest[kLanes];
   int64_t keep[kLanes];
 };
-// Of kLanes rows, or of one in all lanes; `scale` is another factor.
+// For kLanes rows, or for one in all lanes; `scale` is another factor.
 template <class F>
 LaneLogs logs_of(const RowLanes<F>& rows, double scale, int row = -1) {
   LaneLogs logs;

@@ -12,7 +12,7 @@
 
 namespace cudaloss::cpu {
 
-// About as many elements are tiles at a time: they stay in the second-level cache, better in the first.
+// About this many elements are in tiles at a time: they stay in the second-level cache, better in the first.
 constexpr int64_t kTiledElements = 8192;
 
 template <class F, class Loss>
@@ -32,10 +32,10 @@ class RowGroups {
     if (pass.third.data || has_shares_) read_class_weights();
   }
 
-  // Rows that are in tiles together.
+  // How many rows are in tiles together.
   int64_t batch() const { return batch_; }
 
-  // Fills the terms of a batch with its losses, and its gradients where they are wanted.
+  // Fills the terms of a batch with its losses, and makes the gradients if they are wanted.
   void run(int64_t first, int64_t rows, Scratch& scratch) const {
     F* tiles = reserve(scratch.tiles, true);
     F* shares = reserve(scratch.shares, !of_indices_);
@@ -50,7 +50,7 @@ class RowGroups {
   }
 
  private:
-  // One array for both shapes of tiles: where a row has its lines, those are filled up with 0.
+  // One array for both shapes of tiles. If a row has its own lines, their ends are filled up with 0.
   void read_class_weights() {
     class_weights_.assign(shape_.across ? shape_.classes : shape_.size(), F(0));
     for (int64_t j = 0; j < shape_.classes; ++j) {
@@ -58,10 +58,10 @@ class RowGroups {
     }
   }
   Shares<F> class_weights() const { return {class_weights_.data(), !shape_.across}; }
-  // What the gradients have less of than exp.
+  // The shares that are subtracted from exp in the gradients.
   Shares<F> shares_of(const F* shares) const { return of_indices_ ? class_weights() : Shares<F>{shares, true}; }
 
-  // Room for a batch, at the beginning of a cache line: a line of a tile is one.
+  // Room for a batch, aligned to a cache line: each line of a tile is one.
   F* reserve(std::vector<F>& tiles, bool wanted) const {
     constexpr size_t kLine = 64;
     const size_t size = wanted ? shape_.tiles(batch_) * shape_.size() + kLine / sizeof(F) : 0;
@@ -72,7 +72,7 @@ class RowGroups {
   void read_input(int64_t first, int64_t rows, F* tiles, F* slopes, Scratch& scratch) const {
     read_rows(pass_.input, scratch.of_input + first, pass_.rows.class_stride[kInput], shape_, rows,
               scratch.keep + first, tiles);
-    if constexpr (sizeof(F) == sizeof(double)) {  // which alone is capped
+    if constexpr (sizeof(F) == sizeof(double)) {  // only this type has a softcap
       if (pass_.rows.softcap == 0.0) return;
       softcap(pass_.rows.softcap, shape_.tiles(rows) * shape_.size(), tiles, slopes);
       for (int64_t row = 0; row < rows; ++row) fill_up(tiles + shape_.at(row, 0), F(-INFINITY));
@@ -90,7 +90,7 @@ class RowGroups {
     }
   }
 
-  // What no class has of a row's last line.
+  // Fills the end of a row's last line, which has no classes.
   void fill_up(F* tile, F value) const {
     if (!shape_.across) std::fill(tile + shape_.classes, tile + shape_.size(), value);
   }
@@ -122,7 +122,7 @@ class RowGroups {
     if (pass_.grad_target.data) write_grad_target(group, scratch);
   }
 
-  // Of probabilities: the last class with the largest logit, none where all are NaN, in the place of a target's.
+  // For probabilities: the last class with the largest logit replaces the target's; none if all are NaN.
   void find_largest(const RowGroup<F>& group, Scratch& scratch) const {
     RowLanes<F>& lanes = scratch.lanes;
     int64_t found[kLanes];
@@ -142,11 +142,11 @@ class RowGroups {
       for (int lane = 0; lane < kLanes; ++lane) {
         if (found[lane] >= 0) index = std::max(index, found[lane] * kLanes + lane);
       }
-      if (index >= shape_.classes) index = -1;  // of -inf, which fills up a line
+      if (index >= shape_.classes) index = -1;  // a -inf that fills up a line
     }
   }
 
-  // The targets' logits, which the others' sums are without.
+  // Takes out the targets' logits: the sums of the others exclude them.
   void take_targets(const RowGroup<F>& group, Scratch& scratch) const {
     RowLanes<F>& lanes = scratch.lanes;
     for (int64_t row = 0; row < group.rows; ++row) {
@@ -183,8 +183,8 @@ class RowGroups {
     }
   }
 
-  // The row at the same place of the next batch, if rows are as far apart from here on, and where the gradients go.
-  // Long rows are read ahead by themselves.
+  // The row at the same place in the next batch, if the distance between rows stays the same; and where the gradients
+  // go. Long rows prefetch within themselves.
   Ahead ahead_of(int64_t row, const Scratch& scratch) const {
     const int64_t read_size = size_of(pass_.input.dtype), written_size = size_of(pass_.grad_input.dtype);
     const int64_t batch = shape_.size() < kTiledElements ? batch_ : 0;
@@ -195,13 +195,13 @@ class RowGroups {
     const auto* written = static_cast<const char*>(pass_.grad_input.data) + scratch.of_first[row] * written_size;
     return {read, written, read_step, line_step(kFirst) * written_size};
   }
-  // Between a tile's lines in memory; short rows that follow each other are lines, too.
+  // The distance of a tile's lines in memory. Short rows that follow each other are lines, too.
   int64_t line_step(Place place) const {
     const int64_t stride = pass_.rows.class_stride[place];
     return shape_.across && stride > 1 ? stride : kLanes * stride;
   }
 
-  // With the targets' logits back in their places meanwhile, and what fills up a line no further below than they are.
+  // Meanwhile the targets' logits are back in their places, and the ends of lines are filled with the largest logit.
   void add_shares(const RowGroup<F>& group, Scratch& scratch) const {
     RowLanes<F>& lanes = scratch.lanes;
     double top[kLanes];
@@ -247,7 +247,7 @@ class RowGroups {
     }
   }
 
-  // Whether the gradients of a group are written as they are made.
+  // Whether a group's gradients are written directly to memory.
   bool writes_in_place(const RowGroup<F>& group, const int64_t* offsets) const {
     if (!holds<F>(pass_.grad_input.dtype) || pass_.rows.softcap != 0.0) return false;
     if (!shape_.across) return pass_.rows.class_stride[kFirst] == 1;
@@ -280,7 +280,7 @@ class RowGroups {
     }
   }
 
-  // One row of a tile of its own; its last line may be a part of one.
+  // Writes one row that has its own tile; its last line may be a partial one.
   void write_row(const RowGroup<F>& group, int64_t row, const LaneFactors<F>& by, F* out) const {
     const F *tile = group.tiles + shape_.at(row, 0), *shares = group.shares + shape_.at(row, 0);
     const int64_t whole = shape_.classes / kLanes, behind = whole * kLanes;
@@ -296,7 +296,7 @@ class RowGroups {
     lanes_times_less(line, 1, by, Shares<F>{own.values + behind, own.each}, out, kLanes);
   }
 
-  // The gradients in the tiles.
+  // Makes the gradients in the tiles.
   void fill_tiles(const RowGroup<F>& group, Scratch& scratch) const {
     const RowLanes<F>& lanes = scratch.lanes;
     for (int64_t tile = 0; tile < shape_.tiles(group.rows); ++tile) {
@@ -314,7 +314,7 @@ class RowGroups {
     }
   }
 
-  // The logits again, of which the probabilities' gradients are made.
+  // Reads the logits again: the probabilities' gradients are made from them.
   void write_grad_target(const RowGroup<F>& group, Scratch& scratch) const {
     const RowLanes<F>& lanes = scratch.lanes;
     read_input(group.first, group.rows, group.tiles, group.slopes, scratch);

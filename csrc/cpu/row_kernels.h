@@ -1,5 +1,5 @@
-// The CPU loops over rows. A tile has kLanes columns: of a short or strided row each lane is a row of its own, of a
-// long one the lanes are parts of it, side by side. Both are the same loops.
+// The CPU loops over rows. A tile has kLanes columns. For short or strided rows each lane is one row; for a long row
+// the lanes are parts of it, side by side. The loops are the same for both.
 #pragma once
 
 #include <algorithm>
@@ -17,13 +17,13 @@ constexpr int kParts = kLanes / kDoubles;
 template <class F>
 constexpr bool kIsCompensated = sizeof(F) == sizeof(double);
 
-// A sum for each lane, and what its additions round away.
+// A sum for each lane, and the rounding errors of its additions.
 struct LaneSums {
   SumOf<Doubles> part[kParts];
 
   template <bool kCompensated, class F>
   CUDALOSS_INLINE void add(const F* terms) {
-    double wide[kLanes];  // a loop, where GCC 12 makes three instructions of a vector's conversion
+    double wide[kLanes];  // a loop: GCC 12 makes three instructions of a vector's conversion
     for (int lane = 0; lane < kLanes; ++lane) wide[lane] = static_cast<double>(terms[lane]);
     for (int k = 0; k < kParts; ++k) {
       Doubles own;
@@ -35,7 +35,7 @@ struct LaneSums {
       }
     }
   }
-  // Of all lanes.
+  // The sum over all lanes.
   CUDALOSS_INLINE Sum total() const {
     const SumOf<Doubles> lanes = (part[0] + part[2]) + (part[1] + part[3]);
     Sum lane[kDoubles];
@@ -50,13 +50,13 @@ struct LaneSums {
   }
 };
 
-// An array that GCC 12 keeps in a register, as it does not a struct of them.
+// GCC 12 keeps an array of them in a register, but not a struct of them.
 template <class F>
 CUDALOSS_INLINE void copy_lanes(const F* from, F* to) {
   memcpy(to, from, kLanes * sizeof(F));
 }
 
-// What each class of a row has a share by: as many as a tile has elements, or one a line.
+// The shares of a row's classes: one for each element of a tile, or one for each line.
 template <class F>
 struct Shares {
   const F* values;
@@ -67,28 +67,28 @@ CUDALOSS_INLINE F share_at(const F* values, int64_t line, int lane) {
   return kEach ? values[line * kLanes + lane] : values[line];
 }
 
-// kLanes rows, from what their tiles say to what their gradients are made with.
+// kLanes rows, from the results of their tiles to the factors of their gradients.
 template <class F>
 struct RowLanes {
-  F max[kLanes];                               // of the other classes, or of all, if there is no target's
-  double reference[kLanes], behind[kLanes];    // about that, what the exponentials are relative to
+  F max[kLanes];                               // of the other classes, or of all if no class is the target's
+  double reference[kLanes], behind[kLanes];    // about max: the reference of the exponentials
   double sums[kLanes], rests[kLanes];          // of exp(x - reference) / small,
-  F largest[kLanes];                           // which is this of the maximum
+  F largest[kLanes];                           // the maximum's own exponential in this form
   double target[kLanes], weight[kLanes];       // the target's logit and class weight
-  double below_max[kLanes], shares[kLanes];    // as ClassShares has them
+  double below_max[kLanes], shares[kLanes];    // see ClassShares
   double factor[kLanes], factor_rest[kLanes];  // of all gradients of the row
-  int64_t keep[kLanes];                        // all bits where the row counts, else none
+  int64_t keep[kLanes];                        // all bits if the row counts, otherwise none
   double loss[kLanes], at_target[kLanes];
   double log_all[kLanes], log_rest[kLanes];  // log(sum of exp(x - `reference`))
-  // exp / small times `unlifted` times hi + lo, less `share` times a class's share, is its gradient
+  // A class's gradient is exp / small times `unlifted` times (hi + lo), minus `share` times the class's share.
   F unlifted[kLanes], hi[kLanes], lo[kLanes], share[kLanes];
 };
 
-// max[lane] = the largest of its column, NaN left out; -inf if there is none. In vectors: of a loop over lanes GCC 12
-// makes scalars.
+// max[lane] = the largest of its column, without NaN; -inf if there is none. With vectors, because GCC 12 does not
+// vectorise a loop over lanes.
 template <class F>
 CUDALOSS_INLINE void find_max(const F* tile, int64_t lines, F* max) {
-  constexpr int kWide = 32 / sizeof(F), kVectors = kLanes / kWide, kAhead = 4;  // lines that wait for no other's
+  constexpr int kWide = 32 / sizeof(F), kVectors = kLanes / kWide, kAhead = 4;  // independent lines
   typedef F Vector __attribute__((vector_size(32)));
   Vector found[kAhead][kVectors];
   for (auto& line : found) {
@@ -117,7 +117,7 @@ template <class F>
 CUDALOSS_MULTIVERSION void lanes_max(const F* tile, int64_t lines, F* max) {
   find_max(tile, lines, max);
 }
-// The largest of all.
+// The largest of all elements.
 template <class F>
 CUDALOSS_MULTIVERSION F row_max(const F* tile, int64_t lines) {
   F max[kLanes];
@@ -129,7 +129,7 @@ CUDALOSS_MULTIVERSION F row_max(const F* tile, int64_t lines) {
   return max[0];
 }
 
-// The last line of each column that has this maximum of its own, or -1.
+// For each column the last line that equals its maximum, or -1.
 template <class F>
 CUDALOSS_MULTIVERSION void lines_of_max(const F* tile, int64_t lines, const F* max, int64_t* found) {
   F own[kLanes];
@@ -143,7 +143,7 @@ CUDALOSS_MULTIVERSION void lines_of_max(const F* tile, int64_t lines, const F* m
   for (int lane = 0; lane < kLanes; ++lane) found[lane] = last[lane];
 }
 
-// Sums of share (top - x), and of the shares. A product is rounded below what the sum shows.
+// Sums of share (top - x), and of the shares. The rounding of a product is too small to show in the sum.
 template <bool kEach, class F>
 CUDALOSS_INLINE void add_below(const F* tile, int64_t lines, const F* shares, const double* top, LaneSums& below,
                                LaneSums& all) {
@@ -171,13 +171,13 @@ CUDALOSS_MULTIVERSION void lanes_below(const F* tile, int64_t lines, Shares<F> s
   for (int lane = 0; lane < kLanes; ++lane) all[lane] = rounded(WithRest<double>{all[lane], rests[lane]});
 }
 
-// What a tile's lanes are multiplied by.
+// The factors of a tile's lanes.
 template <class F>
 struct LaneFactors {
   F unlifted[kLanes], hi[kLanes], lo[kLanes], share[kLanes];
   Keep<F> keep[kLanes];
 };
-// Of kLanes rows, or of one in all lanes.
+// Of kLanes rows, or of one row in all lanes.
 template <class F>
 LaneFactors<F> factors_of(const RowLanes<F>& rows, int row = -1) {
   LaneFactors<F> factors;
@@ -192,10 +192,10 @@ LaneFactors<F> factors_of(const RowLanes<F>& rows, int row = -1) {
   return factors;
 }
 
-// What gradients have less of than exp.
+// The shares that are subtracted from exp in the gradients.
 enum class Less { Nothing, Line, Each };
 
-// out = tile * factors, less the shares, line i at i * step, which may be the tile's own.
+// out = tile * factors minus the shares, line i at i * step. `out` may be the tile itself.
 template <Less kLess, class F>
 CUDALOSS_INLINE void times(const F* tile, int64_t lines, const LaneFactors<F>& by, const F* shares, F* out,
                            int64_t step) {

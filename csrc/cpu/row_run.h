@@ -1,5 +1,5 @@
-// The rows of a Pass, shared out over threads in blocks: which of them count, what their gradients are multiplied by,
-// where they lie, and what becomes of their losses. What a block's rows are computed by are `Groups`.
+// Shares out the rows of a Pass over threads in blocks: which rows count, the factors of their gradients, their
+// offsets, and the results from their losses. `Groups` compute a block's rows.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace cudaloss::cpu {
 
-// A target that is no class; worker threads cannot throw.
+// Notes a target that is not a class; worker threads cannot throw.
 class Fault {
  public:
   void note(int64_t index) {
@@ -32,7 +32,7 @@ class Fault {
   int64_t index_ = 0;
 };
 
-// Groups: made of a pass; `batch()` rows at a time `run(first, rows, scratch)` fills scratch.terms with losses and
+// Groups: made from a pass. `run(first, rows, scratch)` takes up to `batch()` rows, fills scratch.terms with losses and
 // writes gradients.
 template <class F, class Groups>
 class RowRun {
@@ -80,7 +80,7 @@ class RowRun {
  private:
   static constexpr bool kCompensated = sizeof(F) == sizeof(double);
 
-  // `first` is the place of the strip's first segment among those that have factors.
+  // `first` is the index of the strip's first segment in the array of factors.
   void visit(const Strip& strip, int64_t first, Sums* sums, Scratch& scratch) const {
     strips_.for_each_block(strip, [&](const Block& block) {
       const int64_t count = block.count();
@@ -112,7 +112,7 @@ class RowRun {
     for (int64_t row = 0; row < count; ++row) scratch.keep[row] = -static_cast<int64_t>(mask[row] != 0);
   }
 
-  // What the gradients of each row are multiplied by.
+  // The factors of each row's gradients.
   void read_factors(const Block& block, const Position& at, int64_t first, Scratch& scratch) const {
     if (!wants_gradients_) return;
     const int64_t count = block.count(), own = factors_.one() ? 0 : first + block.segment;
@@ -150,7 +150,7 @@ class RowRun {
     if (pass_.grad_target.data) find_offsets(walk, at, kSecond, count, scratch.of_second);
   }
 
-  // Which of the rows selected have a class, of a part's one of all.
+  // Which of the selected rows have a class; for a part, one of all processes' classes.
   void select_indices(int64_t count, Scratch& scratch) const {
     read_indices(pass_.target, scratch.of_target, count, scratch.index);
     const int64_t classes = pass_.rows.classes, all = pass_.all_classes();
@@ -183,7 +183,7 @@ class RowRun {
   const bool of_indices_, wants_gradients_;
 };
 
-// row_elements: how many elements a row's work is like.
+// row_elements: the work of a row, in elements.
 template <class F, class Groups>
 void run_rows(const Pass& request, const Groups& groups, int64_t row_elements, ParallelFor parallel_for) {
   const Strips strips(request.segments, request.inner, kInput, kFirst,
@@ -204,10 +204,10 @@ void run_rows(const Pass& request, const Groups& groups, int64_t row_elements, P
   fault.raise(request.all_classes());
 }
 
-// Whether an operand, or a result that no gradient is, is of float64.
+// Whether an operand, or a result that is not a gradient, is float64.
 inline bool wants_float64_rows(const Pass& r) {
   const auto is_float64 = [](const auto& has) { return has.data && has.dtype == DType::Float64; };
-  if (r.part.all_classes) return is_float64(r.input);  // whose losses are float64 of any logits
+  if (r.part.all_classes) return is_float64(r.input);  // the losses of a part are float64 for all logits
   return is_float64(r.input) || is_float64(r.target) || is_float64(r.selection.weight) || is_float64(r.third) ||
          is_float64(r.losses) || is_float64(r.reduction) || (is_float64(r.grad_output) && varies(r.inner, kGradOutput));
 }

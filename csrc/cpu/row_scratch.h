@@ -1,4 +1,4 @@
-// What a thread that goes through rows works in.
+// The buffers of a thread that computes rows.
 #pragma once
 
 #include <vector>
@@ -8,14 +8,14 @@
 
 namespace cudaloss::cpu {
 
-// The first arrays are those of the rows of a block.
+// The first arrays have an element for each row of a block.
 template <class F>
 struct RowScratch {
   int64_t of_input[kBlock], of_target[kBlock], of_third[kBlock], of_first[kBlock], of_second[kBlock];
-  int64_t between;                      // how far apart the input's rows are
-  int64_t index[kBlock], keep[kBlock];  // a target; -1 if there is none that counts
+  int64_t between;                      // the distance between the input's rows
+  int64_t index[kBlock], keep[kBlock];  // index: a target; -1 if there is none that counts
   double weights[kBlock], factors[kBlock], rests[kBlock], terms[kBlock], of_segments[kBlock], segment_rests[kBlock],
-      of_targets[kBlock],  // of a part: their gradients, then their logits
+      of_targets[kBlock],  // for a part: the targets' gradients, then their logits
       buffer[kBlock];
   uint8_t mask[kBlock];
   RowLanes<F> lanes = {};

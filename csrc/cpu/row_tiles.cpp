@@ -25,7 +25,7 @@ CUDALOSS_MULTIVERSION void narrow_row(const F* row, int64_t count, Element* out,
   }
 }
 
-// Tiles of rows that lie side by side: all the lines of a class first, which are neighbours.
+// Tiles for rows that are side by side: takes all the lines of a class first, because they are neighbours.
 template <class F, class Element>
 CUDALOSS_MULTIVERSION void widen_lines(const Element* source, int64_t stride, const TileShape& shape, int64_t tiles,
                                        F* out) {
@@ -48,15 +48,15 @@ CUDALOSS_MULTIVERSION void narrow_lines(const F* tiles, int64_t lines, Element* 
   }
 }
 
-// As many rows of as many elements, turned in registers: each pass puts element i of a row in the upper and in the
-// lower half beside each other.
+// Transposes a square of rows in registers. Each pass interleaves the elements of a row in the upper half and one in
+// the lower half.
 template <class F>
 struct Turn {
   static constexpr int kSize = 32 / sizeof(F);
   typedef F Row __attribute__((vector_size(32)));
 
   CUDALOSS_INLINE static void interleave(const Row& a, const Row& b, Row& lower, Row& upper) {
-#if __has_builtin(__builtin_shufflevector)  // GCC has it since 12
+#if __has_builtin(__builtin_shufflevector)  // GCC has it since version 12
     if constexpr (kSize == 8) {
       lower = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
       upper = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
@@ -69,7 +69,7 @@ struct Turn {
     for (int i = 0; i < kSize; ++i) upper[i] = i % 2 == 0 ? a[(kSize + i) / 2] : b[(kSize + i) / 2];
 #endif
   }
-  // From row i of `load(i)` to `store(i, row)`.
+  // Transposes the rows at `load(i)` into the rows at `store(i)`.
   template <class Load, class Store>
   CUDALOSS_INLINE static void run(const Load& load, const Store& store) {
     Row rows[kSize], turned[kSize];
@@ -84,7 +84,8 @@ struct Turn {
   }
 };
 
-// kLanes rows of neighbours, which become a tile. The last turn begins where it ends with a row.
+// Turns kLanes rows of adjacent elements into a tile. The last turn overlaps the one before, so that it ends with the
+// row.
 template <class F>
 CUDALOSS_MULTIVERSION void turn_in(const F* source, const int64_t* offsets, int64_t classes, F* tile) {
   constexpr int kSize = Turn<F>::kSize;
@@ -112,7 +113,7 @@ bool can_turn(int64_t stride, int64_t classes, int64_t rows) {
   return stride == 1 && rows == kLanes && classes >= Turn<F>::kSize;
 }
 
-// A tile of rows that lie anywhere.
+// A tile of rows at any offsets.
 template <class F, class Element>
 CUDALOSS_MULTIVERSION void widen_lanes(const Element* source, const int64_t* offsets, int64_t stride, int64_t classes,
                                        int64_t rows, F* tile) {
@@ -148,7 +149,7 @@ void narrow_tile(const F* tile, int64_t classes, int64_t rows, Element* out, con
   narrow_lanes(tile, classes, rows, out, offsets, stride);
 }
 
-// How many tiles from `first` on are of rows that follow each other.
+// How many tiles from `first` on have rows that follow each other.
 int64_t tiles_in_line(const int64_t* offsets, int64_t first, int64_t rows) {
   int64_t tiles = 0;
   for (int64_t row = first; row + kLanes <= rows && is_line(offsets + row); row += kLanes) {

@@ -1,4 +1,4 @@
-// Rows of any strides and dtypes, to and from the tiles that the loops of row_kernels.h take.
+// Moves rows with any strides and dtypes to and from the tiles of the loops in row_kernels.h.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace cudaloss::cpu {
 
-// How rows lie in tiles. Across: kLanes rows to a tile, one a lane, a line for each class. Else a tile for each row,
-// whose lines are kLanes classes each, the last one filled up with -inf.
+// How rows are stored in tiles. With `across`: kLanes rows in a tile, a lane for each row, a line for each class.
+// Otherwise a tile for each row, with kLanes classes in each line, and the last line filled up with -inf.
 struct TileShape {
   bool across;
   int64_t classes;
@@ -24,11 +24,11 @@ struct TileShape {
   }
 };
 
-// Up to so many classes, rows that each lie in one piece are turned, to be lanes: in registers where they are of the
+// Up to this many classes, rows that are each contiguous are transposed into lanes: in registers if they have the
 // loops' own type.
 constexpr int64_t kShortRow = 24, kShortOwnRow = 96;
 
-// Long rows of neighbours are tiles of their own; of all others, many are one.
+// Long contiguous rows each have their own tile; all other rows share tiles.
 template <class F>
 TileShape shape_of(const Pass& pass) {
   const Dims& rows = pass.inner.rank > 0 ? pass.inner : pass.segments;
@@ -38,7 +38,7 @@ TileShape shape_of(const Pass& pass) {
   return {pass.rows.classes <= is_short || lies_across, pass.rows.classes};
 }
 
-// Where the rows that `walk` visits next begin.
+// The offsets of the rows that `walk` visits next.
 inline void find_offsets(const Walk& walk, const Position& at, Place place, int64_t count, int64_t* offsets) {
   walk.for_each_patch(at, count, place, [&](int64_t offset, const Patch& patch, int64_t done) {
     for (int64_t row = 0; row < patch.rows; ++row) {
@@ -56,10 +56,10 @@ inline bool is_line(const int64_t* offsets) {
   return follows;
 }
 
-// Class indices of any dtype, exactly.
+// Exact class indices from any integer dtype.
 void read_indices(const Operand& operand, const int64_t* offsets, int64_t count, int64_t* out);
 
-// Rows at `offsets`, with so many elements between two classes; of those that do not count, by `keep`, anything.
+// Reads rows at `offsets`, `stride` elements from one class to the next. Rows that `keep` excludes get any values.
 template <class F>
 void read_rows(const Operand& operand, const int64_t* offsets, int64_t class_stride, const TileShape& shape,
                int64_t rows, const int64_t* keep, F* tiles);

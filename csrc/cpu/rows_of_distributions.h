@@ -1,6 +1,6 @@
-// The CPU engine of losses of rows of two distributions, given by their logits: each block goes through these loops in
-// tiles of both operands, as row_kernels.h has them. In double, which needs no second reading for a sum's last places.
-// Included by the source of each such loss, which setup.py writes.
+// The CPU engine for losses of rows of two distributions, given by their logits: these loops compute each block in
+// tiles of both operands, as in row_kernels.h. In double, so that a sum's last places need no second reading. Included
+// by the source of each such loss, which setup.py writes.
 #pragma once
 
 #include "core/distributions.h"
@@ -8,16 +8,17 @@
 
 namespace cudaloss::cpu {
 
-// About as many elements of both operands are tiles at a time, and stay in the second-level cache.
+// About this many elements of both operands are in tiles at a time, and stay in the second-level cache.
 constexpr int64_t kPairedElements = 2048;
 
-// kLanes rows, or one in all lanes: of a distribution of each the sum of exp((x - max) / T).
+// For kLanes rows, or one row in all lanes: the sum of exp((x - max) / T) over a distribution.
 struct LaneSoftmax {
-  double others[kLanes];   // the sum less 1
+  double others[kLanes];   // the sum minus 1
   double inverse[kLanes];  // of the sum
 };
 
-// Logits to (x - max) / T; exp of that, with the sum of those below the maximum, and how many are at it.
+// Turns logits into (x - max) / T, and makes its exp, the sum of those below the maximum, and the number at the
+// maximum.
 template <class F>
 CUDALOSS_MULTIVERSION void exp_lanes(F* __restrict tile, F* __restrict exp, int64_t lines, const double* max,
                                      double inverse, double* others, double* count) {
@@ -39,7 +40,7 @@ CUDALOSS_MULTIVERSION void exp_lanes(F* __restrict tile, F* __restrict exp, int6
   copy_lanes(at_max, count);
 }
 
-// The lanes' sums of terms; q's exp becomes q - p.
+// The lanes' sums of terms; turns q's exp into q - p.
 template <class Loss>
 CUDALOSS_MULTIVERSION void term_lanes(const double* of_input, const double* of_target, double* __restrict exp_q,
                                       const double* exp_p, int64_t lines, const double* of_q, const double* of_p,
@@ -70,7 +71,7 @@ CUDALOSS_MULTIVERSION void scale_lanes(F* tile, int64_t lines, const double* fac
   }
 }
 
-// p's exp to the target's gradient, over T, times a factor.
+// Turns p's exp into the target's gradient, without the factor T, times `factor`.
 template <class Loss>
 CUDALOSS_MULTIVERSION void target_lanes(const double* of_input, const double* of_target, double* exp_p, int64_t lines,
                                         const double* of_p, const double* lower_d, const double* of_rows,
@@ -120,13 +121,13 @@ class DistributionGroups {
   }
 
  private:
-  // Rows of a tile: their logits, and room for the exponentials.
+  // The rows of a tile: their logits, and room for the exponentials.
   struct Tile {
     int64_t first, rows;
     double *input, *target, *exp_input, *exp_target;
   };
 
-  // A tile's sum for each lane: its own, or of a row that has the tile all of them.
+  // With a lane for each row, keeps each lane's sum; with a tile for each row, adds all lanes.
   void join(double* sums) const {
     if (shape_.across) return;
     Sum total = {};
@@ -146,7 +147,7 @@ class DistributionGroups {
     join(others);
     join(count);
     for (int lane = 0; lane < kLanes; ++lane) {
-      const bool is_finite = absolute(max[lane]) <= DBL_MAX;  // else there is no distribution
+      const bool is_finite = absolute(max[lane]) <= DBL_MAX;  // otherwise there is no distribution
       found.others[lane] = is_finite ? others[lane] + (count[lane] - 1.0) : double{NAN};
       found.inverse[lane] = 1.0 / (1.0 + found.others[lane]);
     }
@@ -198,7 +199,7 @@ class DistributionGroups {
 
 template <class Loss>
 void distributions_pass(const Pass& r, ParallelFor parallel_for) {
-  // An element is as much work as four of a chunk: 64 rows of 1,000 are then worth two threads.
+  // An element is as much work as four elements of a chunk, so that 64 rows of 1,000 are worth two threads.
   run_rows<double>(r, DistributionGroups<Loss>(r), 4 * r.rows.classes, parallel_for);
 }
 

@@ -1,4 +1,4 @@
-// The CPU engine of losses that read one class of a row, its target's. Included by the source of each such loss, which
+// The CPU engine for losses that read only the target's class of a row. Included by the source of each such loss, which
 // setup.py writes.
 #pragma once
 
@@ -54,7 +54,7 @@ class IndexGroups {
   const Loss loss_;
 };
 
-// 0 for all the other classes. A gradient that holds nothing yet is fresh memory, which is dense.
+// Sets the gradients of all other classes to 0. A gradient that holds nothing yet is new memory, which is dense.
 inline void clear_gradient(const Pass& r, ParallelFor parallel_for) {
   if (!r.grad_input.data || r.hold_unit_gradients) return;
   char* const data = static_cast<char*>(r.grad_input.data);
@@ -69,7 +69,7 @@ inline void clear_gradient(const Pass& r, ParallelFor parallel_for) {
 template <class Loss>
 void index_pass(const Pass& r, ParallelFor parallel_for) {
   clear_gradient(r, parallel_for);
-  constexpr int64_t kElements = 16;  // a cache line of input, and of the gradient
+  constexpr int64_t kElements = 16;  // a cache line of input, and one of the gradient
   if (wants_float64_rows(r)) return run_rows<double>(r, IndexGroups<double, Loss>(r), kElements, parallel_for);
   run_rows<float>(r, IndexGroups<float, Loss>(r), kElements, parallel_for);
 }

@@ -8,7 +8,7 @@
 
 namespace cudaloss::cpu {
 
-// A row of a loss of differences becomes u in the place of x, v in that of z; of_w: w in that of t, which is read last.
+// For a loss of differences: writes u over x, v over z, and w over t, which is read last.
 template <class F>
 CUDALOSS_MULTIVERSION void make_differences(const F* x, const F* t, const F* z, F eps, int64_t count, F* u, F* v,
                                             F* w) {
@@ -20,7 +20,7 @@ CUDALOSS_MULTIVERSION void make_differences(const F* x, const F* t, const F* z, 
   }
 }
 
-// The sum of a b, lane by lane: in one order at every level of vectors.
+// The sum of a b, lane by lane: in the same order for every vector width.
 template <class F>
 CUDALOSS_MULTIVERSION double product_sum(const F* a, const F* b, int64_t count) {
   LaneSums sums = {};
@@ -41,7 +41,7 @@ CUDALOSS_MULTIVERSION double product_sum(const F* a, const F* b, int64_t count) 
   return rounded(WithRest<double>{total.value, total.rest});
 }
 
-// A vector times a power of two, and what that is multiplied by.
+// A vector times a power of two, and the factor to multiply that by.
 template <class F>
 struct Multiple {
   const F* vector;
@@ -78,7 +78,7 @@ class VectorGroups {
       }
       scratch.terms[row] = found.loss;
       const bool is_half = found.uses_w == UsesW::Half, all_w = found.uses_w == UsesW::Yes;
-      // A row without a gradient has no vectors: 0 times a grad_output of NaN would read them.
+      // A row without a gradient gets no vectors, because 0 times a grad_output of NaN would be NaN.
       const bool nothing = is_nothing(pass_.of_third ? found.third : found.input) && is_nothing(found.target);
       if (nothing) vectors = {};
       const Part u = {vectors.u, sums.uu}, w = {vectors.w, sums.third}, v = all_w ? w : Part{vectors.v, sums.vv};
@@ -99,7 +99,7 @@ class VectorGroups {
 
  private:
   static constexpr bool kOfDifferences = Loss::kVectors == VectorsOf::Differences;
-  static constexpr int kBuffers = 4;  // of input, target and third, and of a gradient
+  static constexpr int kBuffers = 4;  // for input, target, third and a gradient
 
   struct Vectors {
     const F *u, *v, *w;
@@ -107,7 +107,7 @@ class VectorGroups {
 
   F* buffer(int which, RowScratch<F>& scratch) const { return scratch.tiles.data() + which * shape_.size(); }
 
-  // A row as F: where it lies if it can be read there.
+  // A row as F: in place if possible, otherwise in `buffer`.
   const F* read(const Operand& operand, int64_t offset, Place place, F* buffer) const {
     const int64_t stride = pass_.rows.class_stride[place], keep = -1;
     if (holds<F>(operand.dtype) && stride == 1) return static_cast<const F*>(operand.data) + offset;

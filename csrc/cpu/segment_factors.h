@@ -1,4 +1,4 @@
-// What the gradients of segments are multiplied by: grad_output, scale and denominator.
+// The factors of the segments' gradients: grad_output, scale and denominator.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace cudaloss::cpu {
 template <class F>
 class SegmentFactors {
  public:
-  // Of a gradient that sums nothing, which is 0 and not 0 / 0, no divisor is read.
+  // A gradient that sums nothing is 0, not 0 / 0, so it reads no divisor.
   explicit SegmentFactors(const Pass& pass, bool sums_nothing = false)
       : pass_(pass),
         outgoing_({pass.segments}, {kGradOutput}),
@@ -19,14 +19,14 @@ class SegmentFactors {
         one_(!varies(pass.segments, kGradOutput) && !pass.denominator.counted_each),
         divisor_(sums_nothing ? divisor_of(1.0) : pass.denominator.at(0)) {}
 
-  // Whether grad_output is read with the elements.
+  // Whether grad_output varies within a segment and is read with the elements.
   bool elementwise() const { return elementwise_; }
-  // Whether all segments have the same one.
+  // Whether all segments have the same factor.
   bool one() const { return one_; }
-  // Of all segments, unless each has its own.
+  // The divisor of all segments, unless each has its own.
   const Divisor& divisor() const { return divisor_; }
 
-  // Whether all the gradients wanted are there already.
+  // Whether all the gradients wanted are already there.
   bool is_held() const {
     double grad_output = 0.0;
     if (!pass_.hold_unit_gradients || varies(pass_.segments, kGradOutput) || elementwise_) return false;
@@ -34,15 +34,15 @@ class SegmentFactors {
     return grad_output == 1.0;
   }
 
-  // grad_output of each segment; 1 where there is none, or where it is read with the elements.
+  // grad_output of each segment; 1 if there is none, or if it is read with the elements.
   void read_outgoing(int64_t segment, int64_t count, double* out) const {
     if (!pass_.grad_output.data || elementwise_) return std::fill(out, out + count, 1.0);
     const double* values = read(pass_.grad_output, outgoing_, outgoing_.after(segment), kGradOutput, count, out);
     if (values != out) std::copy(values, values + count, out);
   }
 
-  // From grad_output to what all gradients of a segment are multiplied by, with its rest where that is asked for:
-  // fp64 shows each rounding.
+  // From grad_output to the factor of all gradients of a segment. With `rests` also the factor's rest, because fp64
+  // shows each rounding.
   void make(int64_t segment, int64_t count, double* factors, double* rests = nullptr) const {
     const Denominator& denominator = pass_.denominator;
     for (int64_t s = 0; s < count; ++s) {
@@ -59,7 +59,7 @@ class SegmentFactors {
   }
 
  private:
-  // What outgoing * scale / divisor has lost; nothing where it is no number.
+  // The rounding error of outgoing * scale / divisor; 0 if the rest is not a number.
   double rest_of_quotient(double factor, double outgoing, const Divisor& divisor) const {
     const double product = outgoing * pass_.scale, lost = fma(outgoing, pass_.scale, -product);
     const double rest = (fma(-factor, divisor.value, product) + lost) * divisor.reciprocal;

@@ -1,8 +1,8 @@
-// How a pass over segments is shared out: a function of sizes and strides alone, so that every sum is added up in the
-// same order whatever the number of threads.
+// How a pass over segments is shared out. It depends only on sizes and strides, so that every sum is added in the same
+// order for any number of threads.
 //
-// A strip is what one thread does by itself: a segment, or a part of one; several short segments; a part of each of
-// several that lie side by side. It is made of blocks, which the loops are given one at a time.
+// A strip is the work that one thread does by itself: a segment, or a part of one; several short segments; or a part of
+// each of several segments side by side. It consists of blocks, and the loops get one block at a time.
 #pragma once
 
 #include <algorithm>
@@ -18,35 +18,35 @@
 
 namespace cudaloss::cpu {
 
-// Where an operand has this many elements in a row, blocks end where it does: all of them are read where they lie.
+// If an operand has this many elements in a row, blocks end where the row does, so that all of them are read in place.
 constexpr int64_t kLongRow = 256;
-// A strip of whole segments has about this many elements: a fraction of what a thread is worth, so that threads share
-// alike.
+// A strip of whole segments has about this many elements: only a fraction of a thread's share, so that threads get
+// equal shares.
 constexpr int64_t kSegmentsStrip = plan::kChunk / 8;
-// Segments side by side are cut into about this many strips: each has sums of its own for all its segments.
+// Segments side by side are cut into about this many strips, each with its own sums for all its segments.
 constexpr int64_t kStripsAcross = 128;
-// Few segments side by side have several sums each, so that a loop over sums is long enough to vectorise; as many as
-// are added up sooner than the terms themselves.
+// Few segments side by side have several sums each, so that a loop over sums is long enough to vectorise; but no more
+// sums than are added up faster than the terms themselves.
 constexpr int64_t kManyLanes = 256;
 constexpr int64_t kTermsALane = 16;
-// Of fewer elements side by side it costs more than it saves to visit them so.
+// For fewer elements side by side, visiting them in this way costs more than it saves.
 constexpr int64_t kLeastAcross = 512;
 
 struct Strip {
   int64_t segment, segments;  // the first of them, and how many
-  int64_t begin, end;         // of each these elements
+  int64_t begin, end;         // these elements of each segment
 };
 
-// Elements that are visited one after the other: `length` of each of `segments`.
+// Elements that are visited one after the other: `length` elements in each of `segments`.
 struct Block {
-  int64_t before;             // how many are visited before
+  int64_t before;             // how many elements are visited before
   int64_t segment, segments;  // the first of them within the strip, and how many
   int64_t length;
 
   int64_t count() const { return segments * length; }
 };
 
-// The dimensions from `begin` on, up to `end`.
+// The dimensions from `begin` to before `end`.
 inline Dims part_of(const Dims& dims, int begin, int end) {
   Dims part = {};
   for (int dim = begin; dim < end; ++dim) {
@@ -56,8 +56,8 @@ inline Dims part_of(const Dims& dims, int begin, int end) {
   return part;
 }
 
-// How many of the segments' dimensions, from the fastest on, have neighbours closer together in memory than those of
-// one segment are: such segments are visited side by side.
+// How many of the segments' dimensions, from the fastest on, have neighbours that are closer together in memory than
+// neighbours within a segment. Such segments are visited side by side.
 inline int dims_side_by_side(const Dims& segments, const Dims& inner, std::initializer_list<Place> places) {
   if (inner.rank == 0) return 0;
   const auto is_closer = [&](const int64_t* stride) {
@@ -74,7 +74,8 @@ inline int dims_side_by_side(const Dims& segments, const Dims& inner, std::initi
 
 class Strips {
  public:
-  // `first` and `second` are where most is read; `places` are all. What is visited as an element may be a row of many.
+  // `first` and `second` are the most important places to read; `places` are all. With `row_elements`, an element of
+  // the walk is a row of that much work.
   Strips(const Dims& segments, const Dims& inner, Place first, Place second, std::initializer_list<Place> places,
          int64_t row_elements = 1)
       : Strips(segments, inner, dims_side_by_side(segments, inner, places), first, second, places, row_elements) {}
@@ -82,7 +83,7 @@ class Strips {
   const Walk& walk() const { return walk_; }
   int64_t segments() const { return segments_; }
   int64_t inner() const { return inner_; }
-  // Strips of the same segments. Where there are several, their sums are added up at the end.
+  // The number of strips that share the same segments. If there are several, their sums are added at the end.
   int64_t parts() const { return parts_; }
 
   Strip strip(int64_t index) const {
@@ -122,7 +123,7 @@ class Strips {
     }
   }
 
-  // How many sums a strip of so many segments has.
+  // How many sums a strip with this many segments has.
   int64_t lanes(int64_t segments) const {
     if (!across_ || segments != span_) return segments;
     return std::max<int64_t>(1, std::min(kManyLanes / segments, std::min(inner_, reach_) / kTermsALane)) * segments;
@@ -169,7 +170,7 @@ class Strips {
   }
   static int64_t row_of(int64_t run) { return run < kLongRow ? INT64_MAX : run; }
 
-  // How many times `count` elements one block takes: one that ends where a row does.
+  // How many times a block can take `count` elements; a block ends where a row does.
   int64_t fitting(int64_t count) const { return std::max<int64_t>(1, std::min(kBlock, row_) / count); }
 
   template <class Body>
@@ -184,7 +185,7 @@ class Strips {
   template <class Body>
   void blocks_along(const Strip& strip, int64_t segment, const Body& body) const {
     const int64_t begin = (strip.segment + segment) * inner_, end = begin + strip.end;
-    const int64_t pieces = row_ / kBlock + (row_ % kBlock != 0);  // of a row, of like length, in whole tiles
+    const int64_t pieces = row_ / kBlock + (row_ % kBlock != 0);  // pieces of a row, of similar length, in whole tiles
     const int64_t longest = (row_ / pieces + kTile) / kTile * kTile;
     for (int64_t at = begin + strip.begin; at < end;) {
       const int64_t length = std::min({kBlock, longest, row_ - at % row_, end - at});
@@ -197,15 +198,15 @@ class Strips {
   bool across_;
   int64_t span_;  // segments that are visited side by side, or one after the other
   Walk walk_;
-  int64_t row_;    // of the operands that have rows the shortest; none: without end
+  int64_t row_;    // the shortest row of the operands that have rows; none: no limit
   int64_t group_;  // segments of a strip
-  int64_t reach_;  // elements of each of them, at most
+  int64_t reach_;  // at most this many elements of each segment
   int64_t parts_;
   int64_t row_elements_;
 };
 
-// Calls sum_up(strip, sums, scratch) for all strips, where `sums` are 0, and done(segment, segments, sums) when those
-// of some segments are complete. `Scratch` is a thread's own.
+// Calls sum_up(strip, sums, scratch) for all strips, with `sums` at 0, and done(segment, segments, sums) when the sums
+// of some segments are complete. Each thread has its own `Scratch`.
 template <class Scratch, class SumUp, class Done>
 void sum_strips(const Strips& strips, ParallelFor parallel_for, const SumUp& sum_up, const Done& done) {
   const int64_t parts = strips.parts(), segments = strips.segments();

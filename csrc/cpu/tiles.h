@@ -1,4 +1,4 @@
-// Operands that lie in different orders of dimensions are visited in tiles.
+// Visits operands whose dimensions are in different memory orders in tiles.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace cudaloss::cpu {
 
-// A tile's side, about: with 32 fp32 elements in a row it uses every byte of the cache lines that it touches.
+// A tile's side, about: 32 fp32 elements in a row use every byte of the cache lines that they touch.
 constexpr int64_t kTileSide = 32;
 
-// The divisor of `size` that is the nearest to a tile's side; all of it, where it is short; 0 where none is near.
+// The divisor of `size` that is nearest to a tile's side; `size` itself if it is short; 0 if no divisor is near.
 inline int64_t side_of(int64_t size) {
   if (size <= 2 * kTileSide) return size;
   for (int64_t away = 0; away <= kTileSide / 2; ++away) {
@@ -20,7 +20,7 @@ inline int64_t side_of(int64_t size) {
   return 0;
 }
 
-// The dimension along which `place` has its closest neighbours.
+// The dimension along which the operand at `place` has its closest neighbours.
 inline int fastest(const Dims& dims, Place place) {
   int found = 0;
   for (int dim = 1; dim < dims.rank; ++dim) {
@@ -30,9 +30,9 @@ inline int fastest(const Dims& dims, Place place) {
   return found;
 }
 
-// The same elements in an order of which a block is a tile, where input and target, each read along the other's fastest
-// dimension, would have every cache line read again and again: 2,048 x 2,048 fp32 elements, one operand transposed,
-// take one thread 6.2 ms, in rows 29 ms.
+// The same elements in an order in which each block is a tile. It is for an input and a target with different fastest
+// dimensions: otherwise every cache line of one would be read again and again. For 2,048 x 2,048 fp32 elements, one
+// operand transposed, one thread takes 6.2 ms, in rows 29 ms.
 inline Dims tiled(const Dims& dims) {
   if (dims.rank < 2 || dims.rank + 2 > kMaxDims || dims.size[0] <= 2 * kTileSide) return dims;
   const int other = fastest(dims, kTarget);

@@ -11,19 +11,19 @@ namespace cudaloss::cpu {
 
 constexpr int kMaxWalk = 2 * kMaxDims;
 
-// Where a walk stands: an index in each of its dimensions.
+// A position in a walk: an index in each of its dimensions.
 struct Position {
   int64_t index[kMaxWalk];
 };
 
-// A rectangle of elements, `columns` in the walk's first dimension and `rows` in its second, as one operand has them.
+// A rectangle of elements of one operand: `columns` in the walk's first dimension and `rows` in its second.
 struct Patch {
   int64_t columns, column_stride;
   int64_t rows, row_stride;
 };
 
-// Dimensions, the fastest first and at least one, with the strides of `places`; neighbours along which all of these go
-// on at the same pace are one.
+// Dimensions, the fastest first and at least one, with the strides of `places`. Neighbours whose strides all continue
+// from one into the other are merged.
 class Walk {
  public:
   Walk(std::initializer_list<Dims> all, std::initializer_list<Place> places) {
@@ -40,10 +40,10 @@ class Walk {
     }
   }
 
-  // How many elements are neighbours in memory, in this order, before there is a step.
+  // How many elements, in this order, are neighbours in memory before there is a jump.
   int64_t run(Place place) const { return run_[place]; }
 
-  // Of the element that is visited after `count` others.
+  // The position of the element that is visited after `count` others.
   Position after(int64_t count) const {
     Position position;
     for (int dim = 0; dim < rank_ - 1; ++dim) {
@@ -54,7 +54,7 @@ class Walk {
     return position;
   }
 
-  // Whether the next `count` elements are.
+  // Whether the next `count` elements are neighbours in memory.
   bool is_run(const Position& position, int64_t count, Place place) const {
     int64_t behind = 0;
     for (int dim = 0; dim < run_dims_[place]; ++dim) behind += position.index[dim] * stride_[dim][place];
@@ -67,8 +67,8 @@ class Walk {
     return offset;
   }
 
-  // Calls body(offset, patch, done) for the patches that the next `count` elements are made of, of which `done`
-  // elements came before.
+  // Calls body(offset, patch, done) for the patches that the next `count` elements consist of. `done` is the number of
+  // elements before the patch.
   template <class Body>
   void for_each_patch(Position position, int64_t count, Place place, const Body& body) const {
     for (int64_t done = 0; done < count;) {
@@ -118,7 +118,7 @@ class Walk {
   int64_t size_[kMaxWalk];
   int64_t stride_[kMaxWalk][kPlaces];
   int64_t run_[kPlaces];
-  int run_dims_[kPlaces];  // the first ones, which a run goes through
+  int run_dims_[kPlaces];  // how many first dimensions a run covers
 };
 
 }  // namespace cudaloss::cpu

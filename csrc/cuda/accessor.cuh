@@ -1,4 +1,4 @@
-// How a thread reads and writes its vector of N elements, side by side or along a stride. Called by all kernels.
+// How a thread reads and writes its vector of N elements, side by side or along a stride. All kernels use it.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace cudaloss {
 
-// A half as it was read: in half a register, until it is needed.
+// A half as it was read: it takes half a register until it is needed.
 struct TaggedHalf {
   uint16_t bits;
   bool is_bfloat;
@@ -29,8 +29,8 @@ namespace cudaloss::cuda {
 
 constexpr int kVectorBytes = 16;
 
-// An element of which the compiler no longer knows that it is the same: what it makes of it is computed again, where it
-// would else keep the first results in registers meanwhile.
+// Hides from the compiler that an element is the same. It then computes results from it again, and does not keep the
+// first ones in registers meanwhile.
 template <class Element>
 __device__ __forceinline__ Element anew(Element x) {
   if constexpr (sizeof(Element) == 8) {
@@ -57,7 +57,7 @@ struct alignas(N * sizeof(Element) < kVectorBytes ? N * sizeof(Element) : kVecto
   Element element[N];
 };
 
-// An element type known at run time only, read as F.
+// An element type that is known only at run time, read as F.
 template <class F>
 struct Any {};
 
@@ -98,7 +98,7 @@ struct Accessor {
   __device__ __forceinline__ Vector<Element, N> load_vector(int64_t offset) const {
     return *reinterpret_cast<const Vector<Element, N>*>(data + offset);
   }
-  // The same past the L1, which has no use for what each thread reads once.
+  // The same, but not through the L1: each thread reads this data once, so the L1 is no use.
   template <int N>
   __device__ __forceinline__ Vector<Element, N> load_past_l1(int64_t offset) const {
     Vector<Element, N> out;
@@ -118,7 +118,7 @@ struct Accessor {
   }
   template <int N, class F>
   __device__ __forceinline__ void store_vector(int64_t offset, const F (&value)[N]) const {
-    if constexpr (!std::is_integral_v<Element>) {  // which have no gradient
+    if constexpr (!std::is_integral_v<Element>) {  // integers have no gradient
       Vector<Element, N> out;
 #pragma unroll
       for (int i = 0; i < N; ++i) out.element[i] = narrow<Element>(value[i]);
@@ -137,8 +137,8 @@ struct Accessor {
   }
 };
 
-// fp16 or bfloat16, which of them is known at run time only: both conversions are an instruction or two more, kernels
-// for each would be a fourth of the binary.
+// fp16 or bfloat16, known only at run time. Having both conversions costs an instruction or two; separate kernels would
+// be a fourth of the binary.
 struct AnyHalf {
   uint16_t bits;
 };
@@ -199,8 +199,7 @@ struct Accessor<AnyHalf> {
   }
 };
 
-// A target that stands in whole vectors beside a float or a half: itself one of those, or uint8. Of whole vectors
-// alone.
+// A target in whole vectors beside a float or a half: float, half or uint8. Only for whole vectors.
 struct Stored {};
 template <>
 struct LoadedAs<Stored> {
@@ -213,7 +212,8 @@ struct Accessor<Stored> {
   Spacing spacing;
   DType dtype;
 
-  // The branches are around the loads alone: a conversion in them would wait for its load, and every later load for it.
+  // Only the loads are inside branches: a conversion there would wait for its load, and every later load for the
+  // conversion.
   template <int N>
   __device__ __forceinline__ Vector<float, N> load_vector(int64_t offset) const {
     if constexpr (N == 1) {
@@ -243,7 +243,7 @@ struct Accessor<Stored> {
   __device__ __forceinline__ void store_vector(int64_t offset, const float (&value)[N]) const {
     if (dtype == DType::Float32) {
       Accessor<float>{static_cast<float*>(data), spacing}.store_vector(offset, value);
-    } else if (dtype != DType::UInt8) {  // which has no gradient
+    } else if (dtype != DType::UInt8) {  // uint8 has no gradient
       Accessor<AnyHalf>{static_cast<AnyHalf*>(data), spacing, dtype == DType::BFloat16}.store_vector(offset, value);
     }
   }
@@ -299,7 +299,7 @@ struct Accessor<Any<F>> {
   }
 };
 
-// Weights: of any floating dtype, and mostly the same for a whole vector, or for a whole launch.
+// Weights: of any floating dtype, and mostly the same for a whole vector or a whole launch.
 template <class F>
 struct Weights {
   const void* data;
@@ -311,7 +311,7 @@ struct Weights {
     dispatch(dtype, [&](auto type) {
       using Element = typename decltype(type)::type;
       const Element* const from = static_cast<const Element*>(data) + offset;
-      // Of one weight for all, the first is it: copies would have to wait for it.
+      // If all share one weight, loads only the first: copies would have to wait for it.
       const auto each = each_of<N>(from, stride, stride == 0 ? 1 : length);
 #pragma unroll
       for (int i = 0; i < N; ++i) out[i] = widen<F>(each.element[i]);
@@ -328,13 +328,13 @@ __device__ __forceinline__ unsigned bits_of(const Vector<uint8_t, N>& bytes) {
   return bits;
 }
 
-// The bytes of a mask as they are; of one for all, the first.
+// The bytes of a mask unchanged; only the first if all share one.
 template <int N>
 __device__ __forceinline__ Vector<uint8_t, N> load_mask(const Accessor<uint8_t>& mask, int64_t offset, int length) {
   return mask.template load<N>(offset, mask.spacing.stride == 0 ? 1 : length);
 }
 
-// What they select of `length` elements.
+// The bits of the mask for `length` elements.
 template <int N>
 __device__ __forceinline__ unsigned selected_by(const Accessor<uint8_t>& mask, const Vector<uint8_t, N>& bytes,
                                                 int length) {

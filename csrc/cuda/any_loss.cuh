@@ -1,5 +1,5 @@
-// A loss known at run time only, so that one kernel serves all: where strides are followed a branch a vector costs
-// little, and a kernel for each loss was half of the binary.
+// A loss known only at run time, so that one kernel serves all losses. With strided operands a branch for each vector
+// costs little, and a kernel for each loss was half of the binary.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class AnyLoss {
   int loss_, form_;
   alignas(16) unsigned char functor_[kBytes];
 
-#pragma nv_exec_check_disable  // the constructor's visitor is of the host
+#pragma nv_exec_check_disable  // the constructor's visitor is host code
   template <template <class> class Loss, class Visit>
   CUDALOSS_INLINE void visit_form(int form, const Visit& visit) const {
     if constexpr (kHasUsual<Loss<float>>) {

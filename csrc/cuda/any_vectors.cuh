@@ -1,4 +1,4 @@
-// A loss of vectors known at run time only: it is asked once a row, so one set of kernels serves all.
+// A loss of vectors known only at run time. It is called once a row, so one set of kernels serves all losses.
 #pragma once
 
 #include "core/vectors.h"
@@ -44,13 +44,13 @@ template <class P>
 struct VectorParameters {
   RowParameters<P> rows;
   AnyVectors loss;
-  double eps;  // of differences
+  double eps;  // for losses of differences
   bool differences, needs_w;
-  bool of_third;    // the third operand's gradient is wanted, in the place of the input's
-  int lanes_shift;  // of a row's threads, in vectors_in_general
+  bool of_third;    // make the third operand's gradient, in the place of the input's
+  int lanes_shift;  // the log2 of a row's threads, in vectors_general.cuh
 };
 
-// A row's gradients: multiples of u and v times powers of two. nothing: they are 0, whatever u and v are.
+// A row's gradients: multiples of u and v times powers of two. nothing: they are 0, for any u and v.
 template <class F>
 struct VectorGains {
   Constant<F> input_u, input_v, target_u, target_v;
@@ -70,7 +70,7 @@ struct VectorGains {
   }
 };
 
-// What becomes of a row's sums: its loss, and its gradients times `factor`.
+// From a row's sums to its loss, and to its gradients times `factor`.
 template <class F, class P>
 __device__ __forceinline__ VectorGains<F> finished(const VectorParameters<P>& g, const Task<F>& task,
                                                    const VectorSums& sums, double& loss) {

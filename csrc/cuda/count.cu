@@ -9,7 +9,7 @@
 namespace cudaloss::cuda {
 namespace {
 
-// Of a mask alone the sum is a number of elements, which a double holds as it is.
+// With only a mask the sum is a number of elements, which a double represents exactly.
 template <bool kMaskAlone>
 using CountSum = std::conditional_t<kMaskAlone, double, Sum>;
 
@@ -18,10 +18,10 @@ struct CountParameters {
   Partition partition;
   OffsetCalculator segments, inner;
   Accessor<uint8_t> mask;
-  bool linear;  // mask and weights, or the indices alone, are dense, in whole vectors
+  bool linear;  // mask and weights, or only the indices, are dense, in whole vectors
   Weights<double> weight;
-  Accessor<Any<double>> target;  // where NaN there matters
-  Operand indices;               // of rows; without data: none
+  Accessor<Any<double>> target;  // if its NaNs matter
+  Operand indices;               // for rows; without data: none
   Operand class_weight;
   int64_t index_stride, class_stride, classes, ignore_index;
   Operand unless_one;
@@ -35,7 +35,7 @@ __device__ __forceinline__ int64_t offset_in(const CountParameters<kMaskAlone>& 
   return p.partition.segments > 1 ? within + offset(p.segments, coordinates(p.segments, segment), place) : within;
 }
 
-// Adds what is read of each whole vector below `end`, kUnroll loads in flight; `vector` is then the first behind them.
+// Adds the data of each whole vector below `end`, with kUnroll loads in flight. `vector` is then the first after them.
 template <int kUnroll, bool kMaskAlone, class Load, class Add>
 __device__ __forceinline__ void in_line(const CountParameters<kMaskAlone>& p, uint32_t segment, uint32_t& vector,
                                         uint32_t end, const Load& load, const Add& add) {
@@ -72,8 +72,8 @@ __device__ __forceinline__ double sum_in_line(const CountParameters<true>& p, ui
   return static_cast<double>(selected);
 }
 
-// The sum of the dense weights that a dense mask selects, if there is one. One vector at a time, of offsets computed
-// anew, 2^22 weights took 20 us.
+// The sum of the dense weights, only those that a dense mask selects if there is one. One vector at a time, with new
+// offsets for each, 2^22 weights took 20 us.
 template <int N>
 __device__ __forceinline__ Sum sum_in_line(const CountParameters<false>& p, uint32_t segment, uint32_t& vector,
                                            uint32_t end) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ Sum sum_in_line(const CountParameters<false>& p, uint
   return sum;
 }
 
-// How many rows with dense int64 indices count. One vector at a time, 2^24 of them took 60 us.
+// The number of dense int64 indices that count. One vector at a time, 2^24 of them took 60 us.
 template <int N>
 __device__ __forceinline__ Sum count_in_line(const CountParameters<false>& p, uint32_t segment, uint32_t& vector,
                                              uint32_t end) {
@@ -124,7 +124,7 @@ __device__ __forceinline__ void read_indices(const CountParameters<false>& p, in
   });
 }
 
-// What a row with this index adds: its class's weight, or nothing.
+// The term of a row with this index: its class's weight, or nothing.
 __device__ __forceinline__ double of_index(const CountParameters<false>& p, int64_t index) {
   if (index == p.ignore_index) return 0.0;
   if (!p.class_weight.data) return 1.0;
@@ -132,7 +132,7 @@ __device__ __forceinline__ double of_index(const CountParameters<false>& p, int6
   return number_at<double>(p.class_weight, index * p.class_stride);
 }
 
-// What a vector adds to the denominator.
+// The term of a vector in the denominator.
 template <int N, bool kMaskAlone>
 __device__ __forceinline__ double in_play(const CountParameters<kMaskAlone>& p, uint32_t segment,
                                           const Coordinates<kMaxOffsetDims>& vector, int length) {
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(plan::kPassThreads, 2)
 
 bool has_indices(const Count& r) { return r.rows.classes > 0 && !is_floating(r.target.dtype); }
 
-// Whether there is a mask and nothing else to look at.
+// Whether there is a mask and no other selection.
 bool is_mask_alone(const Count& r) {
   return r.selection.mask.data && !r.selection.weight.data && !r.selection.ignore_nan && !has_indices(r);
 }
@@ -204,7 +204,7 @@ bool is_mask_alone(const Count& r) {
 template <bool kMaskAlone, int N>
 void launch_count(const Count& r, const Memory& memory, Stream stream) {
   CountParameters<kMaskAlone> p = {};
-  // As many blocks as count themselves: one launch.
+  // Limits the blocks to as many as count themselves: one launch.
   p.partition = partition_of(r.segments, r.inner, N, {1, plan::kManyVectors}, plan::kCountedBlocks);
   p.segments = offsets_of(r.segments);
   p.inner = vector_offsets(r.inner, N);
@@ -244,7 +244,7 @@ void launch_count(const Count& r, const Memory& memory, Stream stream) {
 }  // namespace
 
 void count(const Count& request, const Memory& memory, Stream stream) {
-  if (is_mask_alone(request)) return launch_count<true, 16>(request, memory, stream);  // of 16 bytes; 4 weights
+  if (is_mask_alone(request)) return launch_count<true, 16>(request, memory, stream);  // 16 bytes at a time; 4 weights
   launch_count<false, 4>(request, memory, stream);
 }
 

@@ -1,7 +1,6 @@
-// The kernels of dense operands that lie alike, of which nothing is left out and nothing weighted: a sum of losses,
-// with their gradients, or a map to either. Started by engine_impl.cuh. They stay apart from the general pass for its
-// figures (H200, smooth L1, fp32): of 2^6 elements it takes 2.3 times as long, of 2^12 1.5, of 2^20 1.4, of 2^28 1.03
-// to 1.07.
+// The kernels for dense operands in the same order, without masks or weights: a sum of losses, with their gradients, or
+// a map to either. engine_impl.cuh starts them. They are separate because the general pass is slower (H200, smooth L1,
+// fp32): 2.3 times as long for 2^6 elements, 1.5 for 2^12, 1.4 for 2^20, 1.03 to 1.07 for 2^28.
 #pragma once
 
 #include "core/plan.h"
@@ -15,7 +14,7 @@ struct GradOutput {
   Operand operand;
   bool scalar;
 
-  // Element i of the gradient, or the one that there is.
+  // Element i of the gradient, or the only one.
   template <class F>
   __device__ __forceinline__ Constant<F> at(int64_t i, F) const {
     Constant<F> value[1];
@@ -23,13 +22,13 @@ struct GradOutput {
     return value[0];
   }
 
-  // `length` elements from `begin` along a stride. Their dtype is looked at once: at each, it would be most of a
-  // kernel.
+  // `length` elements from `begin` along a stride. Branches on their dtype once: a branch for each element would be
+  // most of a kernel.
   template <int N, class F>
   __device__ __forceinline__ void each(int64_t begin, int64_t stride, int length, Constant<F> (&value)[N]) const {
     dispatch(operand.dtype, [&](auto type) {
       using Element = typename decltype(type)::type;
-      // Of a narrower number without a detour through double, which is slow on many GPUs.
+      // A narrower number is not widened through double, which is slow on many GPUs.
       using Wide = std::conditional_t<std::is_same_v<Element, double>, double, F>;
       const auto* const data = static_cast<const Element*>(operand.data) + begin;
 #pragma unroll
@@ -44,13 +43,13 @@ template <class A, class B>
 struct Dense {
   Accessor<A> input;
   Accessor<B> target;
-  bool whole;  // both allow whole vectors
+  bool whole;  // both operands can be read in whole vectors
   int64_t count;
 
-  // What the host knows already, said where the compiler sees it.
+  // Tells the compiler what the host already knows.
   __device__ __forceinline__ void are_side_by_side() { input.spacing.stride = target.spacing.stride = 1; }
 
-  // One branch around both loads: a branch at each would have the second wait for the first.
+  // One branch around both loads: with a branch for each, the second would wait for the first.
   template <int N>
   __device__ __forceinline__ Vectors<A, B, N> load(int64_t begin, int length) const {
     if (whole && length == N) return {input.template load_vector<N>(begin), target.template load_vector<N>(begin)};
@@ -69,8 +68,8 @@ struct Gradients {
 
   __device__ __forceinline__ void are_side_by_side() { input.spacing.stride = target.spacing.stride = 1; }
 
-  // Of a vector of operands, from the input's gradients; of a loss that does not mirror them, from the terms anew: who
-  // wants both seldom pays for registers in all other passes.
+  // Stores the gradients of a vector. The target's come from the input's; if the loss does not mirror them, from the
+  // terms, computed again: both are seldom wanted, and keeping the terms would cost registers in all other passes.
   template <class Loss, int N, class Factor>
   __device__ __forceinline__ void store(int64_t begin, int length, const Loss& loss, const Vectors<A, B, N>& read,
                                         const Factor& factor, typename Loss::F (&gradient)[N]) const {
@@ -98,13 +97,13 @@ __device__ __forceinline__ double sum_of_losses(const Loss& loss, const Vectors<
   return tree_sum(value);
 }
 
-// This thread's share of the whole vectors of one tile, loads issued before the first is used. Of the last tile, whose
-// vectors may be fewer, the missing ones are read from the tile's first: a branch around a load would serialise them.
+// This thread's part of the whole vectors of one tile; all loads start before the first is used. If the last tile has
+// fewer vectors, the missing ones are read from the tile's first: a branch around a load would serialise the loads.
 template <bool kWhole, bool kLastTile, class A, class B, int N, class Loss>
 __device__ __forceinline__ double tile_loss(const Loss& loss, const Dense<A, B>& operands, int64_t first,
                                             int64_t vectors) {
   constexpr int kVectors = plan::kSum.vectors;
-  // At once all loads, unless they are of single halves, which would take 80 registers.
+  // Starts all loads at once, except loads of single halves, which would take 80 registers.
   constexpr int kTogether = kWhole || N < 8 ? kVectors : 2;
   double sum = 0.0;
 #pragma unroll 1
@@ -142,13 +141,13 @@ __global__ void __launch_bounds__(plan::kSum.threads)
     const bool is_full = first + kTileVectors <= vectors;
     if (!operands.whole) {
       sum += tile_loss<false, true, A, B, N>(loss, operands, first, vectors);
-    } else if (is_full) {  // as the last tile it would take 8 % longer at 2^17 elements
+    } else if (is_full) {  // in the branch for the last tile it would take 8 % longer at 2^17 elements
       sum += tile_loss<true, false, A, B, N>(loss, operands, first, vectors);
     } else {
       sum += tile_loss<true, true, A, B, N>(loss, operands, first, vectors);
     }
   }
-  const int64_t single = vectors * N + threadIdx.x;  // what is left of a vector
+  const int64_t single = vectors * N + threadIdx.x;  // the rest after whole vectors
   if (blockIdx.x == gridDim.x - 1 && single < operands.count) {
     sum += sum_of_losses<Loss, A, B, 1>(loss, operands.template load_each<1>(single, 1));
   }
@@ -157,12 +156,12 @@ __global__ void __launch_bounds__(plan::kSum.threads)
 
 // ---- a sum and its gradients -------------------------------------------------------------------------------
 
-// The policy of a sum and its gradients, and how many of its blocks a processor must hold, for one's end to hide behind
-// the others: three of 42 registers a thread, but two where the loads alone are heavier (bf16 with fp32: 4.36 TB/s,
-// with three 4.08), and of exact losses and halves known at run time. Of a loss of two operands as many as its
-// registers allow without spilling: log-cosh of 2^28 fp32 elements takes 773 us with 12 blocks, 931 with 9; focal,
-// which is heavy, 868 with 20 blocks of 64 threads, 1,055 with 12 of 128; of bf16 557 with 4 elements a thread, 1,724
-// with 8; KL divergence of probabilities 873 as a heavy loss, 1,466 as a light one.
+// The launch policy for a sum and its gradients, and how many blocks a processor must hold, so that the end of one
+// overlaps the others. Losses of a difference: three, with 42 registers a thread; two if the loads are heavier (bf16
+// with fp32: 4.36 TB/s, with three 4.08), and for exact losses and halves known at run time. Losses of two operands: as
+// many as their registers allow without spilling. log-cosh of 2^28 fp32 elements takes 773 us with 12 blocks, 931 with
+// 9; focal, which is heavy, 868 with 20 blocks of 64 threads, 1,055 with 12 of 128; bf16 focal 557 with 4 elements a
+// thread, 1,724 with 8; KL divergence of probabilities 873 as a heavy loss, 1,466 as a light one.
 struct TrainPolicy {
   plan::LaunchPolicy launch;
   int blocks, vector;
@@ -181,9 +180,9 @@ constexpr TrainPolicy train_policy() {
   return {plan::kTrainOperands, 8, vector};
 }
 
-// A tile a block: also the quickest way to the loss alone of few elements, with neither gradient wanted. LossV computes
-// in the arithmetic of the loss, which averages rounding errors out, LossG in that of the gradients, which are seen
-// singly. Many aligned operands have a kernel of their own, which the loads of misaligned ones would cost registers.
+// Each block has a tile. Without gradients this is also the fastest way to the loss of few elements. LossV has the
+// arithmetic of the loss, where rounding errors average out; LossG that of the gradients, where each one is visible.
+// Many aligned operands have their own instance (kWhole), because the loads of misaligned ones would cost it registers.
 template <int kThreads, int kUnroll, int kBlocks, bool kWhole, class P, class A, class B, int N, class LossV,
           class LossG>
 __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -201,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const bool wants_gradients = gradients.input.data || gradients.target.data;
   const auto make = [&](int64_t begin, const auto& read) {
     constexpr int kCount = sizeof(read.a) / sizeof(read.a.element[0]);
-    // Of many registers, if the compiler made them before the branch.
+    // Keeps the compiler from making the terms before the branch, which would take many registers.
     const auto terms_apart = [&](int i) {
       const auto a = read.a.element[i];
       const auto b = read.b.element[i];
@@ -246,7 +245,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       make(vector * N, read[u]);
     }
   }
-  const int64_t single = vectors * N + threadIdx.x;  // what is left of a vector
+  const int64_t single = vectors * N + threadIdx.x;  // the rest after whole vectors
   if (blockIdx.x == gridDim.x - 1 && single < operands.count) make(single, operands.template load<1>(single, 1));
   grid_reduce_and_store<kThreads>(block_sum<kThreads, P>(in_warp<TV>(sum)), fold);
 }
@@ -258,8 +257,8 @@ __device__ __forceinline__ bool is_power_of_two(Constant<F> x) {
   return x.lo == F(0) && is_normal(x.hi) && has_no_fraction(x.hi);
 }
 
-// Multiplies a vector of gradients by a power of two, which rounds nothing, unless one of them may have lost digits
-// when it was stored: below the normal numbers or above the largest. Whether it did.
+// Multiplies a vector of gradients by a power of two. That rounds nothing, except if a gradient may have lost digits
+// when it was stored: below the normal numbers or above the largest. It then changes nothing and returns false.
 template <int N, class G, class F>
 __device__ __forceinline__ bool multiply(const Accessor<G>& gradient, int64_t begin, int length, F factor) {
   if (!gradient.data) return true;
@@ -277,14 +276,14 @@ __device__ __forceinline__ bool multiply(const Accessor<G>& gradient, int64_t be
 
 struct MapParameters {
   Result losses;  // or gradients
-  double scale;   // of losses
+  double scale;   // for losses
   GradOutput grad_output;
   bool hold_unit_gradients;
 };
 
-// Single losses, or the gradients for `grad_output`. Where the gradients hold those for a grad_output of 1 and that is
-// what comes, the kernel is over at once. By a power of two (loss / 2, a GradScaler's 65,536) they are multiplied. Any
-// other number would round a second time: those gradients are computed anew.
+// Single losses, or the gradients for `grad_output`. If the gradients hold those for a grad_output of 1 and it is 1,
+// the kernel ends at once. If it is a power of two (loss / 2, a GradScaler's 65,536), they are multiplied. Any other
+// number would round a second time, so the gradients are computed again.
 template <class A, class B, int N, class LossV, class LossG>
 __global__ void __launch_bounds__(plan::kMap.threads, (kIsOfDifference<LossV> && N == 4 ? 3 : 2))
     map_kernel(LossV loss, LossG loss_of_gradients, Constant<typename LossG::F> scale, Dense<A, B> operands,
@@ -315,7 +314,8 @@ __global__ void __launch_bounds__(plan::kMap.threads, (kIsOfDifference<LossV> &&
       for (int i = 0; i < N; ++i) {
         value[i] = rounded(loss.value(loss.terms(read.a.element[i], read.b.element[i])) * constant_of(p.scale, F()));
       }
-      // The result's dtype (the promoted one, or the caller's) is a run-time value: it changes the last instruction.
+      // The result's dtype (the promoted one, or the caller's) is known only at run time: it changes the last
+      // instruction.
       dispatch(p.losses.dtype, [&](auto type) {
         using Element = typename decltype(type)::type;
         const bool whole = reinterpret_cast<uintptr_t>(p.losses.data) % kVectorBytes == 0;

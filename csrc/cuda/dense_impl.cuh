@@ -1,4 +1,4 @@
-// Which dense kernel runs a Pass, and its launch. Included by engine_impl.cuh.
+// Chooses the dense kernel for a Pass, and launches it. Included by engine_impl.cuh.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace cudaloss::cuda {
 
-// Whether there is nothing but dense operands that lie alike and a divisor that the host knows.
+// Whether all operands are dense and in the same order, without other options, and the host knows the divisor.
 inline bool is_dense(const Pass& r) {
   const Dims& inner = r.inner;
   const auto lies = [&](Place place, const void* data) {
@@ -22,16 +22,16 @@ inline bool is_dense(const Pass& r) {
          lies(kFirst, r.losses.data ? r.losses.data : r.grad_input.data) && lies(kSecond, r.grad_target.data);
 }
 
-// Whether the result shows no more than the pair's own arithmetic, which is fp64 for fp64 operands alone.
+// Whether the arithmetic for the two input dtypes is precise enough for the result. It is fp64 only for fp64 operands.
 inline bool is_native(const Pass& r) {
   const auto is_double = [](const Result& result) { return result.data && result.dtype == DType::Float64; };
   if (r.input.dtype != DType::Float64 && (is_double(r.reduction) || is_double(r.losses))) return false;
   if (r.input.dtype == r.target.dtype) return true;
-  // A half's gradient beside an fp32 target takes a half's arithmetic, the target's own would take fp32's.
+  // A half's gradient beside an fp32 target uses a half's arithmetic; the target's own gradient would need fp32's.
   return is_half(r.input.dtype) && r.target.dtype == DType::Float32 && !r.grad_target.data;
 }
 
-// A dense pass on the way to its kernel, or to none.
+// A dense pass that looks for its kernel; there may be none.
 template <template <class> class Loss>
 struct DenseLauncher {
   const Pass& r;
@@ -81,7 +81,7 @@ struct DenseLauncher {
     return true;
   }
 
-  // A training step of many aligned fp32 or bfloat16 elements, or its loss alone.
+  // A training step of many aligned fp32 or bfloat16 elements, or only its loss.
   bool train_many() const {
     if (!r.reduction.data || count <= plan::kExactCount || !is_aligned() || r.input.dtype != r.target.dtype)
       return false;
@@ -120,8 +120,8 @@ struct DenseLauncher {
   }
 };
 
-// By one of the kernels of the dtypes that training code brings: 15 a loss; the two halves share those whose work they
-// do not bound. False of others, which are a general pass.
+// Launches one of the kernels for the dtypes of training code: 15 for each loss; the two halves share kernels that
+// their conversion does not slow down. Returns false for other dtypes, which the general pass serves.
 template <template <class> class Loss>
 bool launch_any_dense(const DenseLauncher<Loss>& to) {
   const Pass& r = to.r;
@@ -134,14 +134,14 @@ bool launch_any_dense(const DenseLauncher<Loss>& to) {
     return to.template map<FloatFloat, FastFloat, AnyHalf, float>();
   }
   if (input == DType::Float64) return to.template train<false, double, double, double, double>();
-  // In one pass never the gradients of fp16, which divided by a large count could underflow before a gradient scaler's
-  // factor.
+  // Never makes fp16 gradients in one pass with the sum: divided by a large count they could underflow before the
+  // factor of a gradient scaler.
   if (trains && input == DType::Float16) return false;
   const bool is_aligned = to.is_aligned(), are_floats = input == DType::Float32, are_alike = input == target;
   if (to.count <= plan::kExactCount && are_floats)
     return to.template train<false, FloatFloat, FloatFloat, float, float>();
   if (trains && !is_aligned && are_floats) return to.template train<false, float, FloatFloat, float, float>();
-  // The general pass's few sums of fp32 are exact.
+  // For these the general pass computes small fp32 sums exactly.
   if (!are_alike && (to.count <= plan::kExactCount || (trains && !is_aligned))) return false;
   if (are_alike && !are_floats && (to.count <= plan::kExactCount || (trains && !is_aligned))) {
     return to.template train<false, float, FastFloat, AnyHalf, AnyHalf>();
@@ -158,7 +158,7 @@ bool launch_any_dense(const DenseLauncher<Loss>& to) {
   return to.template sum<FastFloat, Half, Half>();
 }
 
-// kAll: by any of these, else by the two of many elements alone.
+// kAll: launches any of these, otherwise only one of the two for many elements.
 template <template <class> class Loss, bool kAll>
 bool launch_dense(const Pass& r, const Memory& memory, Stream stream) {
   const DenseLauncher<Loss> to = {r, memory, stream};

@@ -1,5 +1,5 @@
-// A row of two distributions, as the kernel in rows_of_distributions.cuh reads it: for the maxima, for the sums of exp,
-// for the loss and for the gradients; from the second time on in shared memory, where it fits.
+// A row of two distributions. The kernel in rows_of_distributions.cuh reads it for the maxima, the sums of exp, the
+// loss and the gradients; from the second time on from shared memory, if it fits there.
 #pragma once
 
 #include "core/distributions.h"
@@ -9,14 +9,14 @@
 
 namespace cudaloss::cuda {
 
-// E: the one dtype of all; or Any<double>, looked up at each element. T: what is computed in.
+// E: the dtype of all operands; or Any<double>, looked up at each element. T: the arithmetic.
 template <class T, class E>
 struct DistributionParameters {
   RowParameters<Partial<Scalar<T>>> rows;
   Scalar<T> inverse;  // of the temperature
-  float log2_e;       // over the temperature
-  double farthest;    // from the maximum; beyond it a class has a probability of 0
-  int lanes_shift;    // of a row's threads
+  float log2_e;       // divided by the temperature
+  double farthest;    // distance from the maximum; beyond it a class has probability 0
+  int lanes_shift;    // the log2 of a row's threads
   bool stages;        // a thread's part of a row stays in shared memory
   Accessor<E> input, target, grad_input, grad_target;
 };
@@ -25,7 +25,7 @@ template <class N>
 struct Two {
   N input, target;
 };
-// Exponentials below the maximum, and how many classes are at it.
+// The sum of exp below the maximum, and how many classes are at the maximum.
 struct ExpSum {
   float below;
   int32_t at_max;
@@ -36,7 +36,7 @@ struct ExpSum {
   __device__ __forceinline__ float others() const { return below + static_cast<float>(at_max - 1); }
 };
 
-// Sums over a row's classes of the loss's terms, and of p: fp64 shows their roundings.
+// Sums over a row's classes: of the loss's terms, and of p. In fp64 their rounding would show.
 template <class T>
 struct Terms {
   using N = std::conditional_t<std::is_same_v<T, double>, Sum, Scalar<T>>;
@@ -47,7 +47,7 @@ struct Terms {
   }
 };
 
-// A distribution's classes as they are seen, given their maximum.
+// How a distribution's classes are read, given their maximum.
 template <class T, class Read>
 struct SeenLogits {
   using F = Scalar<T>;
@@ -60,11 +60,11 @@ struct SeenLogits {
   __device__ __forceinline__ F below_max(Read x) const { return (F(x) - F(max)) * inverse; }
   __device__ __forceinline__ F exp(Read x, F below) const {
     const F e = exp_of_below<T>(below);
-    return std::is_same_v<T, FastFloat> ? e : select(x < least, F(0), e);  // its exp is 0 there
+    return std::is_same_v<T, FastFloat> ? e : select(x < least, F(0), e);  // FastFloat's exp is 0 there
   }
 };
 
-// A row's classes, given what all have together.
+// How a row's classes are read, given the values that all classes share.
 template <class T, class Read>
 struct SeenClasses {
   using F = Scalar<T>;
@@ -80,7 +80,7 @@ struct SeenClasses {
     return {logits.input.exp(x, of_x) * of_exp.input, logits.target.exp(t, of_t) * of_exp.target,
             (of_x - of_t) - lower};
   }
-  // For results of 11 bits.
+  // For results with 11 bits.
   __device__ __forceinline__ SeenClasses<FastFloat, Read> in_float() const {
     const auto narrowed = [](const SeenLogits<T, Read>& x) -> SeenLogits<FastFloat, Read> {
       return {static_cast<float>(x.inverse), x.max, x.least};
@@ -91,7 +91,7 @@ struct SeenClasses {
   }
 };
 
-// What q - p and p are multiplied by for the input's gradient: of q and p that do not sum to 1 yet.
+// The factors of q - p and p for the input's gradient. They correct q and p that do not sum to 1 yet.
 template <class Read>
 struct OfKept {
   Constant<Read> excess;
@@ -102,14 +102,14 @@ template <class T, class E>
 struct RowOfDistributions {
   using F = Scalar<T>;
   using Element = Loaded<E>;
-  using Read = std::conditional_t<sizeof(Element) == sizeof(double), double, float>;  // holds it as it is
+  using Read = std::conditional_t<sizeof(Element) == sizeof(double), double, float>;  // represents it exactly
   static constexpr bool kIsAny = std::is_same_v<E, Any<double>>;
   static constexpr int n = kIsAny ? 1 : kVectorBytes / sizeof(E);
   using V = Vector<Element, n>;
-  // What gradients, whose dtype is E, are computed in where nothing was kept.
+  // The arithmetic of gradients with dtype E if nothing was kept.
   using G = std::conditional_t<sizeof(E) == 2, FastFloat, T>;
   using K = Scalar<G>;
-  // q - p takes the logits' places in shared memory; with p, which halves need not correct it by.
+  // q - p replaces the logits in shared memory; p too, except for halves, which need no correction.
   static constexpr bool kKeepsP = sizeof(E) != 2;
   static constexpr int kKept = kKeepsP ? n : n / 2;
   using Kept = Vector<Read, kKept>;
@@ -121,7 +121,7 @@ struct RowOfDistributions {
   V* stage;  // null: none
   int threads;
 
-  // -inf beyond the row.
+  // -inf after the row's end.
   __device__ __forceinline__ V load(const Accessor<E>& operand, int64_t begin, int32_t j) const {
     if constexpr (kIsAny) {
       return operand.template load<n>(begin + j * operand.spacing.stride, n);
@@ -136,7 +136,7 @@ struct RowOfDistributions {
       return v;
     }
   }
-  // Visits (x, t) of n classes at a time, and where they are in shared memory. kFirst: for the first time.
+  // Visits (x, t), n classes at a time, with their place in shared memory. kFirst: for the first time.
   template <bool kFirst = false, class Visit>
   __device__ __forceinline__ void each(const Visit& visit) const {
     V* at = stage;
@@ -180,7 +180,7 @@ struct RowOfDistributions {
       return {max_or_nan(a.input, b.input), max_or_nan(a.target, b.target)};
     });
   }
-  // To 2^-21: by what they are off q, p and d are off for all classes alike.
+  // Precise to 2^-21: the error is common to q, p and d of all classes, and is corrected later.
   template <int kThreads>
   __device__ __forceinline__ Two<ExpSum> sums(int lanes, const Two<Read>& max) const {
     Two<ExpSum> sum = {};
@@ -233,7 +233,7 @@ struct RowOfDistributions {
     for (int k = 0; k < kKept; ++k) part.element[k] = x[kFirst + k];
     return part;
   }
-  // The input's gradient of q - p and p, as they are kept or would be.
+  // The input's gradient from q - p and p, kept or computed again.
   __device__ __forceinline__ static Read for_input(const OfKept<Read>& of, Read excess, Read p) {
     return kKeepsP ? fused(excess, of.excess.hi, fused(of.p, p, excess * of.excess.lo)) : excess * of.excess.hi;
   }

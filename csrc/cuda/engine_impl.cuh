@@ -1,5 +1,5 @@
-// The CUDA engine: from a Pass, whose dtypes and strides are known at run time, to one kernel launch, and a second
-// where sums must be folded. Included by the source of each loss, which setup.py writes.
+// The CUDA engine: turns a Pass, whose dtypes and strides are known at run time, into one kernel launch, and a second
+// if sums must be folded. Included by the source of each loss, which setup.py writes.
 #pragma once
 
 #include <stdexcept>
@@ -13,7 +13,7 @@
 
 namespace cudaloss::cuda {
 
-// A pass over whole vectors on the way to its kernel. TV is the arithmetic of the losses, TG that of the gradients.
+// A pass over whole vectors that looks for its kernel. TV is the arithmetic of the losses, TG that of the gradients.
 template <template <class> class Loss>
 struct VectorizedLauncher {
   const Pass& r;
@@ -80,7 +80,7 @@ void pass_in_form(const Pass& r, const Memory& memory, Stream stream) {
   }
 }
 
-// kAll: the loss has all kernels, of dense.cuh and of pass_plan.h, not those of the commonest calls alone.
+// kAll: the loss has all kernels of dense.cuh and pass_plan.h, not only those of the commonest calls.
 template <template <class> class Loss, bool kAll>
 void pass(const Pass& r, const Memory& memory, Stream stream) {
   if (r.of_third && !kHasGradThird<Loss<float>>) throw std::logic_error(kNoGradThird);

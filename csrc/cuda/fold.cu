@@ -4,9 +4,9 @@
 namespace cudaloss::cuda {
 namespace {
 
-// Module memory rather than the allocator's: what is allocated at a stream's first launch could come from a private
-// pool (a graph's, say), which would never be rid of it. Tickets are 0 from the moment the module is loaded, and again
-// after every use.
+// Uses module memory, not the allocator's. Memory allocated at a stream's first launch could come from a private pool
+// (of a graph, for example), which could then never be freed. Tickets are 0 when the module is loaded, and again after
+// every use.
 constexpr int64_t kStreams = 32;
 struct StreamScratch {
   unsigned ticket;
@@ -14,11 +14,11 @@ struct StreamScratch {
 };
 __device__ __align__(16) char stream_scratch[kStreams * sizeof(StreamScratch)];  // 512 KiB
 
-// A captured launch keeps its ticket for ever, since its graph may be replayed beside anything else.
+// A captured launch keeps its ticket for ever, because its graph may be replayed beside anything else.
 constexpr int64_t kCaptureTickets = 1 << 14;
 __device__ unsigned capture_tickets[kCaptureTickets];
 
-// The address of a symbol on the current device; null where it is not to be had: two launches do then.
+// The address of a symbol on the current device; null if it is not available: then two launches are used.
 template <class Symbol>
 char* address(const Symbol& symbol) {
   void* found = nullptr;
@@ -63,7 +63,7 @@ bool is_capturing(Stream stream) {
 unsigned long long stream_id(Stream stream) {
   unsigned long long id = reinterpret_cast<uintptr_t>(stream);
 #if CUDART_VERSION >= 12000
-  // Unlike the handle, never given to another stream again.
+  // Unlike the handle, the id is never given to another stream.
   if (stream != nullptr) check(cudaStreamGetId(static_cast<cudaStream_t>(stream), &id), "stream id");
 #endif
   return id;

@@ -1,4 +1,4 @@
-// Stage 2 of the reduction: the blocks' partials, folded in an order that their number alone decides.
+// Stage 2 of the reduction: folds the blocks' partial sums in an order that depends only on their number.
 #pragma once
 
 #include <algorithm>
@@ -14,27 +14,28 @@
 
 namespace cudaloss::cuda {
 
-// What partials are kept in: plain fp64 where the result is narrower.
+// The type of partial sums: plain fp64 if the result is narrower.
 template <class T>
 using Partial = std::conditional_t<std::is_same_v<T, double>, Sum, double>;
 
-// Lets the next kernel on the stream start when all blocks of this one have, if that starts behind it (launch.h).
+// Lets the next kernel on the stream start when all blocks of this one have started, if it is launched behind this one
+// (launch.h).
 __device__ __forceinline__ void release_next() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Waits until the kernel before is over and what it wrote is there.
+// Waits until the previous kernel has ended and its writes are visible.
 __device__ __forceinline__ void wait_for_prior() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Where a reduction's blocks leave their sums, and what becomes of them: `store(sum, segment)`.
+// Where the blocks of a reduction leave their sums, and what stores the result: `store(sum, segment)`.
 template <class P, class Store>
 struct Fold {
-  P* partials;       // one a block, or one a part of a segment
+  P* partials;       // one for each block, or one for each part of a segment
   unsigned* ticket;  // 0 before and after; null: a later launch folds
   Store store;
 };
@@ -46,13 +47,13 @@ __device__ __forceinline__ void store_scalar(const Result& output, int64_t i, do
   });
 }
 
-// What the 32 sums of a warp are added in. Of float arithmetic they carry float's rounding errors already, and a
-// shuffle of two words would cost a pass 3 %.
+// The type in which a warp adds its 32 sums. Sums in float arithmetic already have float's rounding errors, and a
+// shuffle of two words would slow a pass by 3 %.
 template <class T>
 using WarpSum = std::conditional_t<std::is_same_v<T, double>, Sum,
                                    std::conditional_t<std::is_same_v<T, FloatFloat>, double, float>>;
 
-// The sum of N terms as a tree in the arithmetic's own precision: exact where they are equal, and a fourth of the
+// The sum of N terms as a tree in the arithmetic's own precision: exact if they are equal, and with a fourth of the
 // fp64 additions, which are slow on most GPUs.
 template <int N>
 __device__ __forceinline__ double tree_sum(const float (&term)[N]) {
@@ -74,23 +75,24 @@ __device__ __forceinline__ double tree_sum(const T (&term)[N]) {
 }
 template <int N>
 __device__ __forceinline__ double tree_sum(const FastFloat (&term)[N]) {
-  constexpr int kSums = N == 8 ? 4 : N;  // eight are paired in float: a conversion to fp64 less
+  constexpr int kSums = N == 8 ? 4 : N;  // eight are paired in float: saves a conversion to fp64
   float value[kSums];
 #pragma unroll
   for (int i = 0; i < kSums; ++i) value[i] = N == 8 ? term[i].value + term[i + N - kSums].value : term[i].value;
   return tree_sum(value);
 }
 
-// A thread's sum, a double or a Sum, as its warp adds it.
+// A thread's sum, a double or a Sum, in the type that its warp adds.
 template <class T, class S>
 __device__ __forceinline__ WarpSum<T> in_warp(const S& sum) {
   return WarpSum<T>{static_cast<std::conditional_t<std::is_same_v<WarpSum<T>, float>, float, S>>(sum)};
 }
 
 // The sum over the block's threads as a P, in thread 0: within each warp as W, then over the warps. Two trees of
-// shuffles, where cub::BlockReduce has one thread add 32 warps' sums: 0.2 us later. A thread may stand for kShares,
-// with a sum share(i) of each: the result has the bits of a block of as many times more threads. The warp's index comes
-// by a shuffle: so the compiler knows that all threads of a warp branch alike, and kernels have 11 % less code.
+// shuffles: 0.2 us faster than cub::BlockReduce, where one thread adds the sums of 32 warps. A thread can stand for
+// kShares threads, with a sum share(i) for each: the result has the same bits as from a block with kShares times as
+// many threads. A shuffle provides the warp's index, so the compiler knows that a warp's threads branch alike: 11 %
+// less code in kernels.
 template <int kThreads, class P, int kShares, class Share>
 __device__ __forceinline__ P block_sum_of(const Share& share) {
   using W = decltype(share(0));
@@ -117,8 +119,8 @@ __device__ __forceinline__ P block_sum(const W& sum) {
   return block_sum_of<kThreads, P, 1>([&](int) { return sum; });
 }
 
-// The sum of partials[0, count), of at most kMost, in thread 0: as kFoldThreads threads add them, however many the
-// block has, so that it has the same bits whichever launch folds.
+// The sum of partials[0, count), count at most kMost, in thread 0. It is added as kFoldThreads threads would add it,
+// for any block size, so that it has the same bits in either launch.
 template <int kThreads, int64_t kMost, class P>
 __device__ __forceinline__ P sum_partials(const P* partials, int64_t count) {
   constexpr int kShares = std::max(1, plan::kFoldThreads / kThreads);
@@ -128,7 +130,7 @@ __device__ __forceinline__ P sum_partials(const P* partials, int64_t count) {
       "in whole rounds");
   return block_sum_of<kThreads, P, kShares>([&](int share) {
     P sum = {};
-    if (kThreads > plan::kFoldThreads && threadIdx.x >= plan::kFoldThreads) return sum;  // of a larger block
+    if (kThreads > plan::kFoldThreads && threadIdx.x >= plan::kFoldThreads) return sum;  // a larger block
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
       const int64_t i = int64_t{k} * plan::kFoldThreads + share * kThreads + threadIdx.x;
@@ -138,13 +140,13 @@ __device__ __forceinline__ P sum_partials(const P* partials, int64_t count) {
   });
 }
 
-// The one result of a reduction whose divisor the host knows.
+// The result of a reduction with one segment, whose divisor the host knows.
 struct Quotient {
   Divisor divisor;
   double scale;
   Result output;
 
-  // By the reciprocal, whose rounding no narrower result shows: a division takes 0.1 us.
+  // Multiplies by the reciprocal, because no narrower result shows its rounding and a division takes 0.1 us.
   __device__ __forceinline__ void operator()(double sum, int64_t) const {
     store_scalar(output, 0, sum * divisor.reciprocal * scale);
   }
@@ -157,12 +159,12 @@ struct Quotient {
 struct SegmentLoss {
   Denominator denominator;
   double scale;
-  bool divides;  // a sum of gradients has its denominator in each of them
+  bool divides;  // false for a sum of gradients: each has its denominator already
   Result output;
 
   __device__ __forceinline__ void operator()(double sum, int64_t segment) const {
     if (divides) {
-      const Divisor divisor = denominator.at(segment);  // with a reciprocal of 0 where it is 0
+      const Divisor divisor = denominator.at(segment);  // the reciprocal is 0 if the value is 0
       sum = sum * (divisor.value == 0.0 ? INFINITY : divisor.reciprocal) * scale;
     }
     store_scalar(output, segment, sum);
@@ -173,7 +175,7 @@ struct SegmentLoss {
   }
 };
 
-// A denominator, of one segment.
+// The denominator of one segment.
 struct SegmentDivisor {
   double multiplicity;
   Divisor* output;
@@ -185,13 +187,14 @@ struct SegmentDivisor {
   }
 };
 
-// Hands in the block's sum, thread 0's `total`, and tells whether that is now the sum of all blocks: so it is in the
-// one block, and in the one that finds all others done and folds. Which one that is leaves no trace in the result.
+// Adds the block's sum, thread 0's `total`, and returns whether it is now the sum of all blocks. That is true in a
+// single block, and in the block that finds all others done and folds. The result does not depend on which block that
+// is.
 template <int kThreads, class P, class Store>
 __device__ __forceinline__ bool grid_reduce(P& total, const Fold<P, Store>& fold) {
   if (gridDim.x == 1) return true;
   if (threadIdx.x == 0) fold.partials[blockIdx.x] = total;
-  if (!fold.ticket) return false;  // at once: a block whose warps wait for thread 0 costs a pass of 2^28 elements 17 %
+  if (!fold.ticket) return false;  // returns at once: blocks whose warps wait for thread 0 cost 2^28 elements 17 %
   __shared__ bool is_last;
   if (threadIdx.x == 0) {
     const ::cuda::atomic_ref<unsigned, ::cuda::thread_scope_device> ticket(*fold.ticket);
@@ -204,21 +207,21 @@ __device__ __forceinline__ bool grid_reduce(P& total, const Fold<P, Store>& fold
   return true;
 }
 
-// The same, and the result is stored: at one place, which a kernel has the code for once.
+// The same, and stores the result. The store is in one place, so that a kernel has its code only once.
 template <int kThreads, class P, class Store>
 __device__ __forceinline__ void grid_reduce_and_store(P total, const Fold<P, Store>& fold) {
   if (grid_reduce<kThreads>(total, fold) && threadIdx.x == 0) fold.store(total, 0);
 }
 
-// The second launch, where the blocks did not count themselves.
+// The second launch, if the blocks did not count themselves.
 template <class P, class Store>
 void fold(int64_t count, const Store& store, const Workspace& workspace, Stream stream);
 
-// The second launch of many segments: partials[part * segments + segment], all parts of one to one result.
+// The second launch for many segments: partials[part * segments + segment], all parts of a segment to one result.
 template <class P, class Store>
 void fold_segments(int64_t segments, int64_t parts, const Store& store, const Workspace& workspace, Stream stream);
 
-// Runs `pass(fold)` over `blocks` blocks, and what follows it.
+// Runs `pass(fold)` over `blocks` blocks, and the second launch if it is needed.
 template <class P, class Store, class Pass>
 void folded(int64_t blocks, const Store& store, const Memory& memory, Stream stream, const Pass& pass) {
   const Workspace workspace = memory.of<P>(blocks);

@@ -1,4 +1,4 @@
-// What the kernels of the general pass share: masks, weights, a reduction a segment, the gradients from the same
+// What the kernels of the general pass share: masks, weights, a reduction for each segment, the gradients from the same
 // reading.
 #pragma once
 
@@ -17,29 +17,29 @@ CUDALOSS_INLINE FloatFloat weighted(FloatFloat value, float weight) {
   return product(value.hi, value.lo, weight, 0.0f);
 }
 
-// A Pass as its kernel takes it. F is the scalar arithmetic, P what sums are kept in.
+// A Pass in the form for its kernel. F is the scalar arithmetic, P the type of the sums.
 template <class A, class B, class F, class P>
 struct PassParameters {
   Partition partition;
   OffsetCalculator segments, inner;
   Accessor<A> input;
   Accessor<B> target;
-  bool whole;                             // both of them
-  bool input_is_first, target_is_second;  // laid out alike
-  bool linear;                            // all four, and densely
+  bool whole;                             // whole vectors for both
+  bool input_is_first, target_is_second;  // same layout
+  bool linear;                            // all four are dense and in order
   Accessor<uint8_t> mask;
   Weights<F> weight;
-  Weights<F> third;  // operands of the loss itself, if not in the place of the weights; without data: a number
-  int weight_dims;   // the last dimension along which it varies, and all before
-  int target_dims;   // likewise of a target that is broadcast; else 0
+  Weights<F> third;  // the loss's third operand, if not in the place of the weights; without data: a number
+  int weight_dims;   // the dimensions up to the last along which the weight varies
+  int target_dims;   // the same for a broadcast target; otherwise 0
   bool ignore_nan;
 
   double scale;
   Denominator denominator;
-  Constant<F> known_scale;  // scale over denominator, where the host knows that
+  Constant<F> known_scale;  // scale over denominator, if the host knows it
   bool scale_is_known;
   GradOutput grad_output;
-  bool scattered_grad_output;  // its strides must be followed; else it is one for all, or the next for each segment
+  bool scattered_grad_output;  // read with its strides; otherwise one for all, or the next one for each segment
   bool hold_unit_gradients;
 
   bool sums_losses;
@@ -51,24 +51,24 @@ struct PassParameters {
   Fold<P, SegmentLoss> fold;
 };
 
-// What is to be made of each reading. Where the kernel's template tells, it is known at compile time.
+// What each reading must produce. It is a compile-time constant if the kernel's template decides it.
 struct Wanted {
   bool losses, gradients;
   bool masked, without_nan, weighted;
 };
 
-// What one thread has read of one vector.
+// The data of one vector that one thread has read.
 template <class A, class B, class F, int N>
 struct Reading {
   int64_t first, second, grad_output;  // offsets
   int length;
-  Vector<uint8_t, N> mask;  // as it lies in memory, until it is needed
+  Vector<uint8_t, N> mask;  // as in memory, until it is needed
   Vectors<Loaded<A>, Loaded<B>, N> operands;
   F weight[N];
   F third[N];
 };
 
-// Where a vector is: in its segment, and that among the segments.
+// The place of a vector: in its segment, and of the segment among the others.
 template <int kDims>
 struct Position {
   Coordinates<kDims> segment, inner;
@@ -117,7 +117,7 @@ __device__ __forceinline__ Constant<F> grad_output_in(const PassParameters<A, B,
   return p.grad_output.at(segment, F());
 }
 
-// The factor of all gradients of a segment, the weights apart.
+// The factor of all gradients of a segment, without the weights.
 template <class A, class B, class F, class P>
 __device__ __forceinline__ Constant<F> factor_in(const PassParameters<A, B, F, P>& p, uint32_t segment) {
   const Constant<F> grad_output = grad_output_in(p, segment);
@@ -125,7 +125,7 @@ __device__ __forceinline__ Constant<F> factor_in(const PassParameters<A, B, F, P
   return times(constant_of(factor_of<F>(p.scale, p.denominator.at(segment)), F()), grad_output);
 }
 
-// Whether the gradients of a segment are right as they are.
+// Whether the gradients of a segment are already right.
 template <class A, class B, class F, class P>
 __device__ __forceinline__ bool is_held(const PassParameters<A, B, F, P>& p, uint32_t segment) {
   if (!p.hold_unit_gradients || p.scattered_grad_output) return false;
@@ -133,7 +133,7 @@ __device__ __forceinline__ bool is_held(const PassParameters<A, B, F, P>& p, uin
   return grad_output.hi == F(1) && grad_output.lo == F(0);
 }
 
-// A share of the work, whose threads' sums `visit(segment, begin, end)` adds up.
+// Runs a block's shares of the work, and adds the sums that `visit(segment, begin, end)` returns in each thread.
 template <int kLanes, class TV, int kThreads, class A, class B, class F, class P, class Visit>
 __device__ __forceinline__ void run(const PassParameters<A, B, F, P>& p, const Visit& visit) {
   release_next();
@@ -141,12 +141,12 @@ __device__ __forceinline__ void run(const PassParameters<A, B, F, P>& p, const V
   const Partition& partition = p.partition;
   const int shift = kLanes ? 31 - __builtin_clz(kLanes ? kLanes : 1) : partition.lanes_shift;
   const uint32_t groups_a_block = kThreads >> shift;
-  // Once, unless few blocks look after gradients that are mostly left alone.
+  // One turn, except if few blocks check gradients that mostly stay unchanged.
 #pragma unroll 1
   for (uint32_t first = blockIdx.x * groups_a_block; first < partition.groups; first += gridDim.x * groups_a_block) {
     const Share share = share_of(partition, first + (threadIdx.x >> shift));
     const bool held = share.alive && is_held(p, share.segment);
-    if (held && p.grad_output.scalar) return;  // at once, where one grad_output holds them all
+    if (held && p.grad_output.scalar) return;  // returns at once if one grad_output holds them all
     P sum = {};
     if (share.alive && !held) {
       const uint32_t begin = share.part * partition.part_vectors;

@@ -1,4 +1,4 @@
-// The groups of threads of a general pass: which share each has, and what becomes of its sum.
+// The groups of threads of a general pass: the share of each, and the reduction of its sum.
 #pragma once
 
 #include <type_traits>
@@ -9,11 +9,11 @@
 namespace cudaloss::cuda {
 
 struct Share {
-  bool alive;  // the last block may have more groups than there are shares
+  bool alive;  // the last block can have more groups than there are shares
   uint32_t segment, part;
 };
 
-// kLanes is the group's size where the kernel's template knows it, else 0.
+// kLanes is the group's size if the kernel's template knows it, otherwise 0.
 template <int kLanes>
 __device__ __forceinline__ int lanes_of(const Partition& partition) {
   return kLanes ? kLanes : partition.lanes;
@@ -37,7 +37,7 @@ __device__ __forceinline__ P sum_over_lanes(P sum, int lanes) {
   return sum;
 }
 
-// Hands in a thread's sum of its group's share.
+// Adds a thread's sum to that of its group's share.
 template <int kLanes, class TV, int kThreads = plan::kPassThreads, class P, class Store>
 __device__ __forceinline__ void reduce_share(const P& sum, const Partition& partition, const Share& share,
                                              const Fold<P, Store>& fold) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void reduce_share(const P& sum, const Partition& part
   }
 }
 
-// Runs `start(fold)` over `blocks` blocks, and what follows it.
+// Runs `start(fold)` over `blocks` blocks, and the fold that follows.
 template <class P, class Store, class Start>
 void launch_folded(const Partition& partition, int64_t blocks, const Store& store, const Memory& memory, Stream stream,
                    const Start& start, int threads = plan::kPassThreads) {

@@ -1,4 +1,4 @@
-// One way to start a kernel: on the caller's stream, with an empty exit and an error check.
+// One way to start a kernel: on the caller's stream, not if there is nothing to do, and with an error check.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +14,7 @@
 
 namespace cudaloss::cuda {
 
-// What an error means to whoever installed this build; empty where it does not come from that.
+// What an error means for the user of this build; empty if the build is not the reason.
 inline std::string meaning_of(cudaError_t error) {
   int device = 0, major = 0, minor = 0, driver = 0;
   (void)cudaDriverGetVersion(&driver);
@@ -22,17 +22,17 @@ inline std::string meaning_of(cudaError_t error) {
     (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
   }
-  (void)cudaGetLastError();  // of the questions, which a driver that is too old does not answer
+  (void)cudaGetLastError();  // clears errors of these queries, which an old driver cannot answer
   switch (error) {
     case cudaErrorNoKernelImageForDevice:
-    case cudaErrorInvalidDeviceFunction:  // the same, as some drivers have it
+    case cudaErrorInvalidDeviceFunction:  // the same in some drivers
       return compatibility::uncovered(major, minor, compatibility::this_build());
     case cudaErrorUnsupportedPtxVersion:
       return compatibility::old_driver_for_ptx(major, minor, driver, compatibility::this_build());
     case cudaErrorInsufficientDriver:
     case cudaErrorCallRequiresNewerDriver:
       return compatibility::old_driver(driver, compatibility::this_build());
-    case cudaErrorInvalidKernelImage:  // what a driver says that cannot undo the kernels' compression
+    case cudaErrorInvalidKernelImage:  // from a driver that cannot undo the kernels' compression
       if (!compatibility::is_old_driver(driver, compatibility::this_build().cuda)) return {};
       return compatibility::old_driver(driver, compatibility::this_build());
     default:
@@ -51,10 +51,10 @@ inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) fail(error, what);
 }
 
-// Whether a kernel may be started while the one before it ends: from compute capability 9.0 on.
+// Whether a kernel can start while the previous one ends: from compute capability 9.0 on.
 inline bool overlaps_launches() {
   constexpr int kDevices = 64;
-  static std::atomic<int> known[kDevices];  // 0: not yet; else 1 + the answer
+  static std::atomic<int> known[kDevices];  // 0: not yet known; otherwise 1 + the answer
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return false;
   int answer = known[device].load(std::memory_order_relaxed);
@@ -62,13 +62,13 @@ inline bool overlaps_launches() {
     int major = 0, driver = 0;
     (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     (void)cudaDriverGetVersion(&driver);
-    constexpr int kCaptures = 12030;  // the first driver that takes such launches into a graph
+    constexpr int kCaptures = 12030;  // the first driver that captures such launches into a graph
     known[device].store(answer = 1 + (major >= 9 && driver >= kCaptures), std::memory_order_relaxed);
   }
   return answer == 2;
 }
 
-// What each of so many blocks on a processor may have of its shared memory, beside 4 KB of the kernel's own.
+// The shared memory that each of `blocks` blocks on a processor can use, in addition to 4 KB of the kernel's own.
 inline int shared_memory_of(int blocks) {
   int device = 0, of_block = 0, of_processor = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
@@ -79,8 +79,8 @@ inline int shared_memory_of(int blocks) {
   return std::max(0, std::min(of_block, of_processor / blocks) - kOwn);
 }
 
-// Starts a kernel; Behind: one that begins with wait_for_prior() (fold.cuh), behind one of ours that it depends on.
-// Under graph replay a masked training step of 2^12 to 2^20 elements takes 1.0 to 1.7 us less so (H200).
+// Starts a kernel. Behind: a kernel that begins with wait_for_prior() (fold.cuh), behind one of ours that it depends
+// on. With graph replay, this makes a masked training step of 2^12 to 2^20 elements 1.0 to 1.7 us faster (H200).
 enum class Start { Alone, Behind };
 template <class... Parameters, class... Arguments>
 void launch_with_shared(void (*kernel)(Parameters...), Start start, int64_t blocks, int threads, int shared_bytes,

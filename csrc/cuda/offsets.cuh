@@ -1,4 +1,4 @@
-// From the linear index of a vector to everyone's offset, for any strides.
+// From the linear index of a vector to each operand's offset, for any strides.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace cudaloss::cuda {
 
-// x / divisor for both below 2^31, without a division (Granlund, Montgomery, "Division by Invariant Integers using
+// x / divisor without a division, for both below 2^31 (Granlund, Montgomery, "Division by Invariant Integers using
 // Multiplication", 1994).
 struct FastDivmod {
   uint32_t divisor, magic, shift;
@@ -22,11 +22,11 @@ struct FastDivmod {
   __device__ __forceinline__ uint32_t quotient(uint32_t x) const { return (__umulhi(x, magic) + x) >> shift; }
 };
 
-// One more than a pass has: the dimension along which a warp's threads lie may be split in two.
+// One more than a pass has, because the dimension of a warp's threads can be split in two.
 constexpr int kMaxOffsetDims = kMaxDims + 1;
 
-// So many dimensions, which is what most passes have at most, are walked through without a look at the rank: those that
-// are not there have one index.
+// Most passes have at most this many dimensions. These are always computed, without a check of the rank: missing
+// dimensions have size 1.
 constexpr int kFewDims = 4;
 
 struct OffsetCalculator {
@@ -34,9 +34,9 @@ struct OffsetCalculator {
   bool narrow;  // all offsets are below 2^31
   FastDivmod size[kMaxOffsetDims];
   int64_t step[kMaxOffsetDims][kPlaces];
-  int vector_dim;        // counts vectors along the stride below; -1: none does
-  uint32_t vector_size;  // its elements
-  uint32_t whole_end;    // of a single row of vectors: the first that is not whole
+  int vector_dim;        // counts vectors along the stride below; -1: none
+  uint32_t vector_size;  // the number of elements along it
+  uint32_t whole_end;    // for a single row of vectors: the first that is not whole
   int64_t stride[kPlaces];
 };
 
@@ -63,7 +63,7 @@ __device__ __forceinline__ Coordinates<kDims> coordinates(const OffsetCalculator
   return found;
 }
 
-// The index along the vectors' dimension: the first, or the second behind the lanes' own.
+// The index along the vectors' dimension: the first, or the second if the lanes have their own.
 template <int kDims>
 __device__ __forceinline__ uint32_t vector_index(const OffsetCalculator& offsets, const Coordinates<kDims>& at) {
   return offsets.vector_dim > 0 ? at.of[1] : at.of[0];
@@ -78,13 +78,13 @@ __device__ __forceinline__ Index offset_along(const OffsetCalculator& offsets, c
   return sum;
 }
 
-// The offset of `place` in elements, of offsets that are narrow and few.
+// The offset of `place` in elements, if offsets are narrow and dimensions few.
 __device__ __forceinline__ uint32_t narrow_offset(const OffsetCalculator& offsets, const Coordinates<kFewDims>& at,
                                                   Place place) {
   return offset_along<uint32_t, 0, kFewDims>(offsets, at, place);
 }
 
-// The same of any offsets.
+// The same for any offsets.
 template <int kDims>
 __device__ __forceinline__ int64_t offset(const OffsetCalculator& offsets, const Coordinates<kDims>& at, Place place) {
   int64_t sum = offsets.narrow ? int64_t{offset_along<uint32_t, 0, kFewDims>(offsets, at, place)}

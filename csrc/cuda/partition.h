@@ -11,14 +11,14 @@
 
 namespace cudaloss::cuda {
 
-// Threads come in groups of `lanes`, a power of two up to a warp, or a whole block. A group takes one part of one
-// segment; its lanes take turns with the vectors.
+// Threads are in groups of `lanes`, a power of two up to a warp, or a whole block. A group takes one part of one
+// segment, and its lanes take turns with the vectors.
 struct Partition {
-  int lanes, lanes_shift;  // its logarithm
-  bool across;             // of one lane each, so that neighbouring threads are at neighbouring segments
+  int lanes, lanes_shift;  // lanes_shift: log2 of lanes
+  bool across;             // groups have one lane, so that neighbouring threads are at neighbouring segments
   uint32_t segments, parts;
   uint32_t groups;   // segments * parts
-  uint32_t vectors;  // of a segment
+  uint32_t vectors;  // of each segment
   uint32_t part_vectors;
   FastDivmod by_parts, by_segments;
 
@@ -41,7 +41,7 @@ inline int64_t vectors_of(const Dims& inner, int vector) {
              : plan::ceil_div(inner.size[0], vector) * (inner.count() / std::max<int64_t>(inner.size[0], 1));
 }
 
-// Vectors of a thread: at least, at most.
+// The least and the most vectors of a thread.
 struct VectorsPerThread {
   int64_t least, most;
 };
@@ -50,10 +50,10 @@ inline int64_t threads_for(int64_t segments, int64_t vectors, VectorsPerThread e
   return plan::ceil_div(vectors, plan::pass_vectors_per_thread(segments * vectors, each.least, each.most));
 }
 
-// Whether a segment has a block of its own, or several: not where it is short.
+// Whether a segment has one or more blocks of its own; short segments do not.
 inline bool has_blocks(int64_t segments, int64_t threads) { return segments <= 1 || threads > plan::kWarpVectors * 32; }
 
-// `threads` are those of a block; `whole`: of a kernel that reads whole vectors.
+// `threads`: of a block. `whole`: for a kernel that reads whole vectors.
 inline Partition partition_of(const Dims& segments_dims, const Dims& inner, int vector, VectorsPerThread of_a_thread,
                               int64_t most_blocks, int threads = plan::kPassThreads, bool whole = false) {
   const int64_t segments = segments_dims.count(), vectors = vectors_of(inner, vector);
@@ -63,7 +63,7 @@ inline Partition partition_of(const Dims& segments_dims, const Dims& inner, int 
   int64_t parts = 1;
   if (partition.across) {
     partition.lanes = 1;
-    // Parts where segments alone would leave processors idle, each of some threads.
+    // Splits segments into parts if the segments alone would leave processors idle.
     const int64_t wanted = plan::ceil_div(plan::kPersistentBlocks * threads, std::max<int64_t>(segments, 1));
     parts = std::max<int64_t>(1, std::min(wanted, wanted_threads / 4));
   } else if (!whole && !has_blocks(segments, wanted_threads)) {
@@ -75,7 +75,7 @@ inline Partition partition_of(const Dims& segments_dims, const Dims& inner, int 
     const int64_t tiles = std::max<int64_t>(1, plan::ceil_div(wanted_threads, threads));
     parts = plan::ceil_div(tiles, plan::ceil_div(tiles, most_parts));
   }
-  // In whole rounds of all lanes.
+  // Rounds up to whole rounds of all lanes.
   const int64_t part_vectors =
       std::max<int64_t>(1, plan::ceil_div(plan::ceil_div(vectors, parts), partition.lanes)) * partition.lanes;
   parts = std::max<int64_t>(1, plan::ceil_div(vectors, part_vectors));
@@ -94,7 +94,7 @@ inline Partition partition_of(const Dims& segments_dims, const Dims& inner, int 
   return partition;
 }
 
-// The dimension along which a warp's threads should lie, where the target's neighbours are not the input's: theirs.
+// The dimension along which a warp's threads should be: the target's fastest, if it is not the input's.
 inline int lanes_dim(const Dims& inner) {
   if (inner.rank < 2 || inner.stride[0][kTarget] <= 1) return 0;
   for (int dim = 1; dim < inner.rank; ++dim) {
@@ -109,7 +109,7 @@ inline void push(OffsetCalculator& offsets, int64_t size, const int64_t* stride,
   ++offsets.rank;
 }
 
-// OffsetCalculator without a dimension: every one that is not pushed has a single index.
+// An OffsetCalculator without dimensions: every dimension that is not pushed has size 1.
 inline OffsetCalculator no_offsets() {
   OffsetCalculator offsets = {};
   for (FastDivmod& size : offsets.size) size = FastDivmod::by(1);
@@ -124,7 +124,7 @@ inline void finish(OffsetCalculator& offsets) {
   offsets.narrow = *std::max_element(reach, reach + kPlaces) < int64_t{1} << 31;
 }
 
-// The offsets of single indices.
+// The offsets of single elements.
 inline OffsetCalculator offsets_of(const Dims& dims) {
   OffsetCalculator offsets = no_offsets();
   for (int d = 0; d < dims.rank; ++d) push(offsets, dims.size[d], dims.stride[d], 1);
@@ -133,9 +133,9 @@ inline OffsetCalculator offsets_of(const Dims& dims) {
   return offsets;
 }
 
-// The offsets of vectors of N elements along the first dimension. Where the target lies otherwise than the input, 32
-// threads side by side are neighbours in the target, and their vectors in the input; the next warps take the rest of
-// what the cache then holds.
+// The offsets of vectors of N elements along the first dimension. If the target's layout differs from the input's, 32
+// neighbouring threads are neighbours in the target, while their vectors are along the input; the next warps take the
+// rest of the data that the cache then holds.
 inline OffsetCalculator vector_offsets(const Dims& inner, int vector) {
   if (inner.rank == 0) {
     OffsetCalculator offsets = offsets_of(inner);
@@ -162,10 +162,10 @@ inline OffsetCalculator vector_offsets(const Dims& inner, int vector) {
   return offsets;
 }
 
-// How consecutive elements of a vector lie.
+// The distance of a vector's consecutive elements.
 struct Spacing {
   int64_t stride;
-  bool vectorized;  // side by side, and every vector is one aligned access, or several
+  bool vectorized;  // side by side, and every vector is one or more aligned accesses
 };
 
 inline bool is_vectorized(const Dims& segments, const Dims& inner, Place place, const void* data, int element_size,
@@ -189,7 +189,7 @@ inline Spacing spacing(const Dims& segments, const Dims& inner, Place place, con
   return {stride, operand.data && is_vectorized(segments, inner, place, operand.data, bytes, n)};
 }
 
-// Whether position i in memory is element i in the pass's own order.
+// Whether memory order is the pass's own order.
 inline bool is_linear(const Dims& segments, const Dims& inner, Place place) {
   int64_t expected = 1;
   for (const Dims* dims : {&inner, &segments}) {
@@ -201,7 +201,7 @@ inline bool is_linear(const Dims& segments, const Dims& inner, Place place) {
   return true;
 }
 
-// Whether rows of vectors of n end with a whole one, or there is one row and no other.
+// Whether each row ends with a whole vector of n, or there is only one row.
 inline bool has_whole_vectors(const Dims& segments, const Dims& inner, int n) {
   return inner.size[0] % n == 0 || (inner.rank == 1 && segments.rank == 0);
 }

@@ -14,7 +14,7 @@ Accessor<Element> accessor(const Pass& r, Place place, const Operand& operand, i
   return accessor_of<Element>(operand, spacing(r.segments, r.inner, place, operand, n));
 }
 
-// The last dimension along which a place varies, and all before.
+// How many dimensions there are up to the last along which `place` varies.
 inline int dims_of(const OffsetCalculator& offsets, Place place) {
   int dims = offsets.rank;
   while (dims > 0 && offsets.step[dims - 1][place] == 0) --dims;
@@ -35,7 +35,7 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   p.target_is_second = same_strides(r.segments, r.inner, kTarget, kSecond);
   p.mask = accessor<uint8_t>(r, kMask, {r.selection.mask.data, DType::Bool}, N);
   p.third = {r.third.data, p.inner.stride[kThird], r.third.dtype};
-  const bool weight_is_third = plan.kernel == PassKernel::ThirdFloats;  // which is read in the place of a weight
+  const bool weight_is_third = plan.kernel == PassKernel::ThirdFloats;  // read in the place of a weight
   for (OffsetCalculator* offsets : {&p.segments, &p.inner}) {
     if (!weight_is_third) break;
     for (auto& step : offsets->step) step[kWeight] = step[kThird];
@@ -62,7 +62,7 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   return p;
 }
 
-// Starts `kernel(functors..., parameters)` by the plan, and the fold that it may need.
+// Starts `kernel(functors..., parameters)` with the plan, and the fold if it is needed.
 template <class T, class A, class B, int N, class Kernel, class... Functors>
 void launch_pass(const Pass& r, const PassPlan& plan, int threads, const Memory& memory, Stream stream, Kernel kernel,
                  const Functors&... functors) {

@@ -1,4 +1,4 @@
-// Which kernel runs a Pass, and how its work is shared out. Host code.
+// Chooses the kernel for a Pass, and how its work is shared out. Host code.
 #pragma once
 
 #include <algorithm>
@@ -9,14 +9,14 @@
 
 namespace cudaloss::cuda {
 
-// The commonest, over operands that are read in whole vectors, dense and alike: fp32, whose target may be broadcast;
-// halves (fp16 or bfloat16), a half against fp32, fp32 against uint8; with a mask that lies as they do, or weights of
-// fp32 that may be broadcast and such a mask. Then fp32 or a half with anything beside it: NaN to be looked for, masks
-// and weights of any strides, operands that are not dense. Each of these is 20 to 40 KB of machine code a loss and
-// architecture. A loss that has not all kernels lacks MaskedHalfAndFloat, MaskedFloatAndUInt8 and WeightedFloats, whose
-// work the next two do: fp32 weights take 11 to 16 % longer so, a half against fp32 5 % less to 11 % more, with a mask
-// up to 29 % (H200, 2^26 elements). Last, three kernels for all losses: operands of any strides, single losses and sums
-// of few, in arithmetic that rounds once.
+// First the commonest passes, with dense operands in the same order, in whole vectors: fp32, whose target may be
+// broadcast; halves (fp16 or bfloat16), a half with fp32, fp32 with uint8. Each can have a mask in the same order; fp32
+// also fp32 weights, which may be broadcast, with such a mask. Then fp32 or a half with any extras: ignore_nan, masks
+// and weights of any strides, operands that are not dense. Each kernel is 20 to 40 KB of machine code for each loss and
+// architecture. A loss that does not have all kernels lacks MaskedHalfAndFloat, MaskedFloatAndUInt8 and WeightedFloats,
+// and the two kernels with extras serve instead: fp32 weights then take 11 to 16 % longer, a half with fp32 5 % less to
+// 11 % more, with a mask up to 29 % (H200, 2^26 elements). Last, three kernels for all losses: operands of any strides,
+// single losses and small sums, in arithmetic that rounds once.
 enum class PassKernel {
   Floats,
   MaskedFloats,
@@ -32,7 +32,7 @@ enum class PassKernel {
   StridedDoubles
 };
 
-// Elements that a thread reads at once.
+// The elements that a thread reads at once.
 constexpr int pass_vector(PassKernel kernel) {
   switch (kernel) {
     case PassKernel::StridedDoubles:
@@ -46,7 +46,7 @@ constexpr int pass_vector(PassKernel kernel) {
   }
 }
 
-// By the order above: of a mask at most, of whole vectors, of any strides.
+// The order above decides: at most a mask; whole vectors; any strides.
 constexpr bool reads_whole_vectors(PassKernel kernel) { return kernel < PassKernel::StridedFloats; }
 constexpr VectorsPerThread vectors_per_thread(PassKernel kernel) {
   if (!reads_whole_vectors(kernel)) return {1, plan::kManyVectors};
@@ -63,7 +63,7 @@ inline bool is_scattered(const Pass& r) {
 inline bool wants_float64(const Pass& r) {
   const auto is_double = [](const void* data, DType dtype) { return data && dtype == DType::Float64; };
   if (r.summed != Summed::Losses)
-    return true;  // terms of both signs: what each loses in rounding may be all that is left
+    return true;  // terms of both signs: the sum may consist mostly of their rounding errors
   return r.input.dtype == DType::Float64 || r.target.dtype == DType::Float64 ||
          is_double(r.selection.weight.data, r.selection.weight.dtype) || is_double(r.third.data, r.third.dtype) ||
          is_double(r.reduction.data, r.reduction.dtype) || is_double(r.losses.data, r.losses.dtype) ||
@@ -72,10 +72,10 @@ inline bool wants_float64(const Pass& r) {
 
 inline bool is_half(DType dtype) { return dtype == DType::Float16 || dtype == DType::BFloat16; }
 
-// Whether a float's, or a half's, whole vectors may stand beside such a target.
+// Whether whole vectors of such a target can be beside those of a float or a half.
 inline bool is_stored(DType dtype) { return is_half(dtype) || dtype == DType::Float32 || dtype == DType::UInt8; }
 
-// Whether input and gradients lie densely and alike, and then whether the target does.
+// Whether input and gradients are dense and in the pass's order; below, also the target.
 inline bool is_linear_but_target(const Pass& r) {
   const auto serves = [&](Place place, const void* data) { return !data || is_linear(r.segments, r.inner, place); };
   return serves(kInput, r.input.data) && serves(kFirst, r.grad_input.data) && serves(kSecond, r.grad_target.data);
@@ -84,14 +84,14 @@ inline bool is_linear(const Pass& r) {
   return is_linear_but_target(r) && (!r.target.data || is_linear(r.segments, r.inner, kTarget));
 }
 
-// Whether a mask, if there is one, lies as linear operands do.
+// Whether the mask, if there is one, is in the order of linear operands.
 inline bool has_plain_mask(const Pass& r, int n) {
   const Operand mask = {r.selection.mask.data, DType::Bool};
   return !mask.data ||
          (spacing(r.segments, r.inner, kMask, mask, n).vectorized && is_linear(r.segments, r.inner, kMask));
 }
 
-// Whether everything, of many elements, is read in whole vectors of n but for one last.
+// Whether all operands have many elements and are read in whole vectors of n, except possibly one last vector.
 inline bool reads_vectors(const Pass& r, int n) {
   const auto serves = [&](Place place, const void* data, DType dtype) {
     return !data || spacing(r.segments, r.inner, place, {data, dtype}, n).vectorized;
@@ -105,7 +105,7 @@ inline bool reads_vectors(const Pass& r, int n) {
          (r.segments.count() <= 1 || vectors_of(r.inner, n) >= plan::kBlockVectors);
 }
 
-// Elements that a kernel reads at once where all that it reads lies in whole vectors.
+// The elements that a kernel reads at once if all its operands are in whole vectors.
 inline int vector_of(const Pass& r) {
   return pass_vector(is_half(r.input.dtype) ? PassKernel::HalfWithExtras : PassKernel::FloatWithExtras);
 }
@@ -119,12 +119,12 @@ inline PassKernel kernel_of(const Pass& r, int n, const OffsetCalculator& segmen
   const bool are_floats = input == DType::Float32 && target == DType::Float32;
   const K strided = are_floats && !r.third.data ? K::StridedFloats : K::StridedAny;
   if (!(input == DType::Float32 || is_half(input)) || !is_stored(target)) return strided;
-  // The gradient of a float takes more arithmetic than halves have beside it.
+  // A float target's gradient needs more arithmetic than the kernels for halves have.
   if (is_half(input) && target == DType::Float32 && r.grad_target.data) return strided;
   if (!is_usual || !reads_vectors(r, n)) return strided;
   const bool is_narrow = inner.narrow && segments.narrow;
   const Selection& selection = r.selection;
-  const Operand& weight = r.third.data ? r.third : selection.weight;  // either is read in the same way
+  const Operand& weight = r.third.data ? r.third : selection.weight;  // both are read in the same way
   const bool are_plain = are_floats && !weight.data && !selection.mask.data && !selection.ignore_nan;
   if (are_plain && inner.rank <= kFewDims && is_narrow && is_linear_but_target(r)) return K::Floats;
   if (inner.rank <= kFewDims && is_linear(r) && !selection.ignore_nan && has_plain_mask(r, n)) {
@@ -148,8 +148,8 @@ struct PassPlan {
   OffsetCalculator segments, inner;
 };
 
-// Of a loss that has all kernels, or but those of the commonest passes; in its usual form, or in one for which nothing
-// but strided kernels are there.
+// For a loss with all kernels, or only those of the commonest passes; for its usual form, or for a form with only
+// strided kernels.
 inline PassPlan plan_of(const Pass& r, bool all_kernels, bool is_usual, int threads) {
   const int whole = vector_of(r);
   PassPlan plan = {};

@@ -1,5 +1,5 @@
-// The threads of a row, and what they find together: in kernels that take rows of any strides some lanes of a warp or a
-// block.
+// The threads of a row, and their common results. In kernels for rows of any strides they are some lanes of a warp, or
+// a block.
 #pragma once
 
 #include "cuda/accessor.cuh"
@@ -33,7 +33,7 @@ __device__ __forceinline__ void add_to(float& sum, float term) { sum += term; }
 __device__ __forceinline__ void add_to(double& sum, double term) { sum += term; }
 __device__ __forceinline__ void add_to(Sum& sum, double term) { sum.add(term); }
 
-// Shuffles of a number of any words.
+// Shuffles a value of any number of words.
 template <class V>
 __device__ __forceinline__ V neighbour(const V& x, int distance) {
   V out;
@@ -44,7 +44,7 @@ __device__ __forceinline__ V neighbour(const V& x, int distance) {
   return out;
 }
 
-// What the row's threads have together, in all of them: some lanes of a warp, or all of kThreads.
+// Joins the values of a row's threads (some lanes of a warp, or all kThreads) and gives all of them the result.
 template <int kThreads = kGeneralThreads, class V, class Join>
 __device__ __forceinline__ V together(V x, int lanes, const Join& join) {
   for (int distance = min(lanes, 32) / 2; distance > 0; distance /= 2) x = join(x, neighbour(x, distance));
@@ -61,13 +61,14 @@ __device__ __forceinline__ V together(V x, int lanes, const Join& join) {
 }
 
 __device__ __forceinline__ double value_in(double x) { return x; }
-__device__ __forceinline__ double value_in(const Sum& x) { return x.over(1.0); }  // Inf too, whose rest is NaN
+__device__ __forceinline__ double value_in(const Sum& x) { return x.over(1.0); }  // also Inf, whose rest is NaN
 __device__ __forceinline__ WithRest<double> parts_of(double x) { return {x, 0.0}; }
 __device__ __forceinline__ WithRest<double> parts_of(const Sum& x) { return {x.value, x.rest}; }
 
 // ---- host code ---------------------------------------------------------------------------------------------
 
-// A row's threads. Where the next row is nearer than the next class, neighbours read side by side if each has a row.
+// How many threads a row has. If the next row is closer than the next class, each row has one: neighbours then read
+// side by side.
 inline int general_lanes_shift(const Pass& r) {
   const bool is_across =
       r.inner.rank > 0 && std::abs(r.inner.stride[0][kInput]) < std::abs(r.rows.class_stride[kInput]);
@@ -76,7 +77,7 @@ inline int general_lanes_shift(const Pass& r) {
   return r.rows.classes <= 1024 ? 5 : 9;
 }
 
-// Whether n elements of a row, of which `data` is the first's, are an aligned vector of 16 bytes each.
+// Whether a row's elements, the first at `data`, are aligned 16-byte vectors of n elements.
 inline bool lies_in_vectors(const Pass& r, const void* data, Place place, int64_t n) {
   if (r.rows.class_stride[place] != 1) return false;
   for (const Dims* dims : {&r.inner, &r.segments}) {

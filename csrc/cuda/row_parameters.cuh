@@ -1,4 +1,4 @@
-// A pass over rows as its kernels take it: where a row is, whether it counts, what its gradients are multiplied by.
+// A pass over rows in the form for its kernels: where a row is, whether it counts, the factors of its gradients.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ template <class P>
 struct RowParameters {
   uint32_t rows, segments;
   FastDivmod by_inner;       // from a row to its segment
-  OffsetCalculator offsets;  // of rows, those of a segment one after another
+  OffsetCalculator offsets;  // of rows, one segment after another
   int32_t classes;
   int64_t class_stride[kPlaces];
   Operand input, target, weight, third;
@@ -26,20 +26,20 @@ struct RowParameters {
 
   double scale;
   Denominator denominator;
-  Constant<float> known_scale;  // scale over denominator, where the host knows that
+  Constant<float> known_scale;  // scale over denominator, if the host knows it
   bool scale_is_known;
-  bool counts_rows;  // the denominator is the number of rows that count, which each block finds
+  bool counts_rows;  // the denominator is the number of valid rows; each block counts them
   GradOutput grad_output;
-  bool one_factor;  // all rows' gradients have the same one, but for their weights
+  bool one_factor;  // all rows' gradients have the same one, apart from their weights
   bool hold_unit_gradients;
 
   Result grad_input, grad_target, losses;
-  bool sums;  // the losses: one partial a block, or of several segments one a row
+  bool sums;  // the losses: one partial sum for each block, or for each row if there are several segments
   Fold<P, SegmentLoss> fold;
   Part part;
 };
 
-// A row, and its indices along two dimensions, where there are no more.
+// A row, and its indices along two dimensions, if there are no more.
 struct RowPlace {
   uint32_t row, at[2];
 };
@@ -92,16 +92,16 @@ __device__ __forceinline__ F floating_at(const Operand& operand, int64_t i) {
   return number;
 }
 
-// What is to be done with a row. One that does not count has a loss and gradients of 0, and its logits are not read;
-// one whose target is no class, of NaN.
+// What to do with a row. A row that does not count has loss and gradients 0, and its logits are not read. A row whose
+// target is not a class has NaN.
 template <class F>
 struct Task {
   RowPlace at;
-  bool counts, is_class, held;  // held: its gradients are right as they are
-  int32_t target;               // no class where the row does not count
+  bool counts, is_class, held;  // held: its gradients are already right
+  int32_t target;               // no class if the row does not count
   F weight;                     // of the row
-  F class_weight;               // of an index's class
-  Constant<F> factor;           // of the gradients, the weight included
+  F class_weight;               // of the target index's class
+  Constant<F> factor;           // of the gradients, including the weight
 };
 
 template <class F, class P>
@@ -110,7 +110,7 @@ __device__ __forceinline__ Constant<F> grad_output_of(const RowParameters<P>& p,
   return p.grad_output.at(p.grad_output.scalar ? 0 : offset(p, at, kGradOutput), F());
 }
 
-// Whether there is nothing to do, since the one grad_output is 1.
+// Whether there is nothing to do, because one grad_output for all rows is 1.
 template <class F, class P>
 __device__ __forceinline__ bool all_held(const RowParameters<P>& p) {
   if (!p.hold_unit_gradients) return false;
@@ -133,7 +133,7 @@ __device__ __forceinline__ Constant<F> factor_of_row(const RowParameters<P>& p, 
   return p.grad_output.operand.data ? times(scale, grad_output_of<F>(p, at)) : scale;
 }
 
-// What a thread's rows' gradients are multiplied by, before their weights: looked up once where it is the same.
+// The factor of a thread's rows' gradients, without their weights; looked up only once if all rows have the same.
 template <class F>
 struct RowFactor {
   Constant<F> factor;
@@ -147,8 +147,8 @@ struct RowFactor {
   }
 };
 
-// The denominator of few rows, for the block's sums, and in the factors of its rows. A step of 64 rows of 1,000 classes
-// in a graph has one launch so, where a count before it would be a second one. In shared memory, as it is wanted last.
+// The denominator of few rows, for the block's sums and its rows' factors. So a step of 64 rows of 1,000 classes in a
+// graph has one launch; a separate count would be a second one. It is in shared memory, because it is needed last.
 template <int kThreads, class F, class P>
 __device__ __forceinline__ const Divisor& count_rows(const RowParameters<P>& p, RowFactor<F>& of_rows) {
   __shared__ Divisor kept;
@@ -168,7 +168,7 @@ __device__ __forceinline__ const Divisor& count_rows(const RowParameters<P>& p, 
   return kept;
 }
 
-// Of a task in three steps, so that a kernel can begin to read logits in between: where the row is,
+// Makes a task in three steps, so that a kernel can start to read logits in between: where the row is,
 template <class F, class P>
 __device__ __forceinline__ Task<F> task_at(const RowParameters<P>& p, uint32_t row) {
   Task<F> task = {};
@@ -183,7 +183,7 @@ __device__ __forceinline__ Task<F> task_at(const RowParameters<P>& p, uint32_t r
   }
   return task;
 }
-// its target, where that is an index, of a part's classes one of all,
+// its target, if that is an index (for a part: one of all processes' classes),
 template <bool kIsPart = false, class F, class P>
 __device__ __forceinline__ void read_target(const RowParameters<P>& p, Task<F>& task) {
   if (task.held) return;
@@ -196,7 +196,7 @@ __device__ __forceinline__ void read_target(const RowParameters<P>& p, Task<F>& 
   const bool has = !kIsPart || static_cast<uint64_t>(own) < static_cast<uint64_t>(p.classes);
   if (task.counts && task.is_class && has) task.target = static_cast<int32_t>(own);
 }
-// and what its gradients are multiplied by.
+// and the factors of its gradients.
 template <class F, class P>
 __device__ __forceinline__ void read_factors(const RowParameters<P>& p, RowFactor<F>& of_rows, Task<F>& task) {
   if (task.held || !task.counts) return;
@@ -209,7 +209,7 @@ __device__ __forceinline__ void read_factors(const RowParameters<P>& p, RowFacto
   if (p.weight.data) task.factor = times(task.factor, Constant<F>{task.weight, F(0)});
 }
 
-// The gradient at the target of a part's row, where it has that.
+// The gradient at the target of a part's row, if this part has the target.
 template <class F, class P>
 __device__ __forceinline__ F grad_target_of(const RowParameters<P>& p, const Task<F>& task) {
   if (task.target < 0 || !p.part.grad_targets.data) return F(0);
@@ -235,7 +235,7 @@ __device__ __forceinline__ double weighted(const RowParameters<P>& p, const Task
   return p.weight.data ? loss * double{task.weight} : loss;
 }
 
-// What becomes of a row's loss, weighted: `loss` in two parts or one. Called by one thread.
+// Stores or adds a row's weighted loss; `loss` has two parts or one. One thread calls it.
 template <class P>
 __device__ __forceinline__ void hand_in(const RowParameters<P>& p, const RowPlace& at, const P& loss, P& sum) {
   if (p.losses.data) {
@@ -255,8 +255,8 @@ __device__ __forceinline__ void hand_in(const RowParameters<P>& p, const RowPlac
   }
 }
 
-// The same of the block's threads. kLeaders: more threads than the first have a sum. `counted` is what count_rows
-// found; null where the pass has no indices.
+// Reduces the sums of the block's threads. kLeaders: not only the first thread has a sum. `counted` is the result of
+// count_rows; null if the pass has no indices.
 template <int kThreads, bool kLeaders, class P>
 __device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& sum, const Divisor* counted = nullptr) {
   if (!p.sums || p.segments > 1) return;
@@ -268,7 +268,7 @@ __device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& 
   store(total, 0);
 }
 
-// Of a part, beside its loss.
+// For a part: stores the target's logit beside the loss.
 template <class P>
 __device__ __forceinline__ void hand_in_target(const RowParameters<P>& p, const RowPlace& at, double logit) {
   if (p.part.targets.data) store_scalar(p.part.targets, offset(p, at, kFirst), logit);
@@ -278,13 +278,13 @@ __device__ __forceinline__ void hand_in_target(const RowParameters<P>& p, const 
 
 inline bool is_fp64(const void* data, DType dtype) { return data && dtype == DType::Float64; }
 inline bool wants_float64_rows(const Pass& r) {
-  if (r.part.all_classes) return is_fp64(r.input.data, r.input.dtype);  // whose losses are fp64 of any logits
+  if (r.part.all_classes) return is_fp64(r.input.data, r.input.dtype);  // the losses of a part are fp64 for all logits
   return is_fp64(r.input.data, r.input.dtype) || is_fp64(r.target.data, r.target.dtype) ||
          is_fp64(r.selection.weight.data, r.selection.weight.dtype) || is_fp64(r.third.data, r.third.dtype) ||
          is_fp64(r.reduction.data, r.reduction.dtype) || is_fp64(r.losses.data, r.losses.dtype);
 }
 
-// The dimensions of one behind those of the other.
+// The dimensions of `slower` after those of `faster`.
 inline Dims joined(const Dims& faster, const Dims& slower) {
   Dims dims = faster;
   for (int d = 0; d < slower.rank; ++d, ++dims.rank) {
@@ -330,7 +330,7 @@ RowParameters<P> row_parameters(const Pass& r) {
   return p;
 }
 
-// Starts `kernel(p)` over tiles of so many rows, and the fold that it may need.
+// Starts `kernel(p)` over tiles of this many rows, and the fold if it is needed.
 template <class P, class Launch>
 void start_rows(const Pass& r, RowParameters<P>& p, int64_t rows_a_block, const Memory& memory, Stream stream,
                 const Launch& start) {

@@ -1,8 +1,7 @@
-// The exponentials of a row in float arithmetic, their sums, and what comes of these.
+// The exponentials of a row in float arithmetic, their sums, and the results from these.
 //
-// exp(x) is taken as exp(x - shift) / 2^power, so that the largest is about 1. There is no shift as a rule: x - k
-// log(2) is exact then, where x - max would be rounded, and sums that differ in their powers alone are brought together
-// exactly.
+// exp(x) is computed as exp(x - shift) / 2^power, so that the largest is about 1. Usually the shift is 0: then x - k
+// log(2) is exact, while x - max would be rounded, and sums with different powers are joined exactly.
 #pragma once
 
 #include "core/softmax.h"
@@ -12,7 +11,7 @@
 
 namespace cudaloss::cuda {
 
-// Beyond it floats are 1/8 apart: the shift is the maximum, beside which no difference that matters is rounded.
+// Above this, floats are at least 1/8 apart. The shift is then the maximum, and no difference that matters is rounded.
 constexpr float kUsualLogit = 0x1p20f;
 
 struct Reference {
@@ -26,7 +25,7 @@ __device__ __forceinline__ Reference reference_of(float max) {
 
 // ---- elements ----------------------------------------------------------------------------------------------
 
-// How a row's elements are read and made exponentials.
+// How a row's elements are turned into exponentials.
 template <class E>
 struct Elements;
 
@@ -50,13 +49,13 @@ struct Elements<float> {
     const float whole = fused(k, -Parts::ln2, taken);
     return {shifted, k, whole, fused(k, -Parts::ln2_rest, whole)};
   }
-  // exp(r) = 1 + r u, within 1.23 ulp: with the roundings of the row's sum and its own a gradient stays within the 2
-  // ulp that are allowed. Of a NaN it is any number: the row's maximum knows it.
+  // exp(r) = 1 + r u, within 1.23 ulp. With the rounding of the row's sum and its own, a gradient stays within the
+  // allowed 2 ulp. For NaN the result is any number: the row's maximum notices it.
   struct Exp {
     float near, u;
     Apart at;
     __device__ __forceinline__ float value() const { return times_power(near); }
-    // What 1 + r u has lost.
+    // The rounding error of 1 + r u.
     __device__ __forceinline__ float rest() const { return fused(at.r, u, 1.0f - near); }
     __device__ __forceinline__ float times_power(float x) const {
       return bit_cast<float>(bit_cast<uint32_t>(x) + (bit_cast<uint32_t>(at.shifted) << Parts::kMantissa));
@@ -76,25 +75,25 @@ struct Elements<float> {
     const float tail = fused(at.r * at.r, exp_tail(at.r), lost), head = power * near, value = fused(power, tail, head);
     return {value, fused(power, tail, head - value)};
   }
-  // What a sum with exp(x) lacks: of a row that is nearly one class, all of its rounding.
+  // Adds to a sum what its term exp(x) lacks: in a row that is nearly one class, this is all of its rounding error.
   __device__ __forceinline__ WithRest<float> mended(WithRest<float> sum, float x) const {
     const Exp e = parts(x);
     const WithRest<float> exact = own_exp(x);
     sum.rest += (exact.value - e.value()) + fused(e.times_power(-1.0f), e.rest(), exact.rest);
     return sum;
   }
-  // What lies between the reference and x, in logarithms.
+  // The reference minus x, in logarithms.
   __device__ __forceinline__ static WithRest<float> above(float x, Reference reference) {
     WithRest<float> power = product_of(reference.power, Parts::ln2);
     power.rest = fused(reference.power, Parts::ln2_rest, power.rest);
     return difference_of(power, difference_of(x, reference.shift));
   }
 
-  // Starts beyond every term, so that what an addition rounds away is found by two more.
+  // Starts above every term, so that two more operations find the rounding error of an addition.
   struct Sum {
     static constexpr float kStart = 0x1.8p41f;
     float sum = kStart, rest = 0.0f;
-    // exp(x), which is added.
+    // Adds exp(x) and returns it.
     __device__ __forceinline__ float add(const Elements& elements, float x) {
       const Exp e = elements.parts(x);
       const float value = e.value(), next = sum + value, added = next - sum;
@@ -126,7 +125,7 @@ struct HalfElements {
   }
   __device__ __forceinline__ float own_exp(float x) const { return exp(x); }
   __device__ __forceinline__ float mended(float sum, float) const { return sum; }
-  // As rounded as in exp.
+  // Rounded as in exp.
   __device__ __forceinline__ static float above(float x, Reference reference) {
     return fused(x - reference.shift, ExpParts<float>::log2_e, -reference.power) * -0x1.62e430p-1f;
   }
@@ -153,12 +152,12 @@ struct Elements<BFloat16> : HalfElements<BFloat16> {
 
 __device__ __forceinline__ float far_ratio(Reference from, Reference to) {
   using Parts = ExpParts<float>;
-  if (from.power < -kUsualLogit) return 0.0f;  // of -inf alone
+  if (from.power < -kUsualLogit) return 0.0f;  // only if all are -inf
   const WithRest<float> shift = difference_of(from.shift, to.shift);
   const float power = from.power - to.power, rest = fused(power, Parts::ln2_rest, shift.rest);
   return Elements<float>(0.0f).exp(fused(power, Parts::ln2, shift.value) + rest) * Parts::small;
 }
-// What a sum is multiplied by for a reference that is not below its own.
+// The factor that brings a sum to a reference that is not below its own.
 __device__ __forceinline__ float ratio_of(Reference from, Reference to) {
   if (from.shift != to.shift) return far_ratio(from, to);
   constexpr float kMagic = 0x1.8p23f + 127.0f;
@@ -170,8 +169,9 @@ using RowNumber = Number<typename Elements<E>::T>;
 
 // ---- a row -------------------------------------------------------------------------------------------------
 
-// Of the classes but the target's the maximum, and the sum of exp(x) in the reference of that; of all what a smoothing
-// sums up. Beside a maximum that is the target's the others could be too small for the sum to keep their digits.
+// Over the classes except the target's: their maximum, and the sum of exp(x) in its reference. Over all classes: the
+// sum for the smoothing. The reference excludes the target: beside a target that is the maximum, the others could be
+// too small for the sum to keep their digits.
 template <class E>
 struct RowSums {
   float max;
@@ -182,7 +182,7 @@ struct RowSums {
 __device__ __forceinline__ WithRest<float> times_power(WithRest<float> x, float power) { return scaled(x, power); }
 __device__ __forceinline__ float times_power(float x, float power) { return x * power; }
 
-// log(x) of an x between 1/4 and the largest number.
+// log(x) for x between 1/4 and the largest number.
 __device__ __forceinline__ WithRest<float> log_of_usual(WithRest<float> x) {
   const Apart<float> a = apart(x.value);
   return log_of(a.k, fused(x.rest, a.power, a.f));
@@ -194,12 +194,12 @@ __device__ __forceinline__ float log_of_sum(bool of_more, float all, float quoti
   return fast_log(select(of_more, 1.0f + quotient, all), select(of_more, quotient, all - 1.0f));
 }
 
-// A row against its target's logit, which may be any.
+// A row and its target's logit, which can be any number.
 template <class E>
 struct RowSoftmax {
   using N = RowNumber<E>;
-  Reference reference;  // of all
-  float ratio;          // of the others' reference to it
+  Reference reference;  // of all classes
+  float ratio;          // from the others' reference to it
   N others, own, all;   // sums of exp, lifted
   float target, inverse;
   bool is_nan;
@@ -219,7 +219,7 @@ struct RowSoftmax {
     inverse = reciprocal_of(value_of(all));
   }
 
-  // The loss: log(all) less the target's logit; and log(all).
+  // The loss: log(all) minus the target's logit; and log(all).
   __device__ __forceinline__ void take_logarithms(N& loss, float& log_all) const {
     const bool is_more = value_of(others) > value_of(own);
     const N quotient = quotient_of(others, own, reciprocal_of(value_of(own)));
@@ -228,23 +228,23 @@ struct RowSoftmax {
     const bool is_above = value_of(above) > value_of(log);
     const N both = sum_of(select(is_above, above, log), select(is_above, log, above));
     loss = select(is_more, both, log);
-    // The value of a logarithm alone is coarse.
+    // The value of a logarithm without its rest is coarse.
     const float from = fused(reference.power, ExpParts<float>::ln2, reference.shift);
     log_all = select(is_more, from, target) + rounded(log);
   }
 };
 
-// What a row's gradients are made of: exp(x), as it stands in registers, and this.
+// How to make a row's gradients from the exp(x) in registers.
 struct Gain {
   float hi, lo, share, at_target;
-  float before;  // what exp(x) is multiplied by first, a power of two: products with `hi` would leave the range
+  float before;  // a power of two, applied to exp(x) first if products with `hi` would leave the range
 
-  // Of halves `lo` is 0.
+  // For halves `lo` is 0.
   template <class E>
   __device__ __forceinline__ float times(float e) const {
     return fused(e, hi, sizeof(E) < sizeof(float) ? -share : fused(e, lo, -share));
   }
-  // For an exp(x) in another reference, so many times larger.
+  // For an exp(x) in another reference, larger by 1 / ratio.
   __device__ __forceinline__ Gain in_reference(float ratio) const {
     Gain gain = *this;
     const bool is_far = ratio < 0x1p-20f;
@@ -265,7 +265,8 @@ __device__ __forceinline__ Gain gain_of(float of_exp, float share, float at_targ
   return {of_exp, 0.0f, share, at_target, 1.0f};
 }
 
-// What is known of a row's loss when its gradients are: the rest is left to where nobody waits for it.
+// The intermediate results of a row's loss, known when its gradients are: the loss is finished where nothing waits for
+// it.
 template <class E>
 struct RowResult {
   RowSoftmax<E> softmax;
@@ -282,8 +283,8 @@ struct RowResult {
   }
 };
 
-// A row's gradients times `factor`, and what its loss is made of. Of the sums `below` is that of the target's logit, or
-// 0 where that is -inf, less each of the row; wanted where the loss says so.
+// A row's gradients times `factor`, and the intermediate results of its loss. sums.below is the sum of (the target's
+// logit - x), with 0 instead of a target's logit of -inf; made only if the loss needs it.
 template <class E, class Loss>
 __device__ __forceinline__ RowResult<E> finished(const Loss& loss, const RowSums<E>& sums, float target,
                                                  float class_weight, Constant<float> factor) {
@@ -302,7 +303,7 @@ __device__ __forceinline__ RowResult<E> finished(const Loss& loss, const RowSums
   return {softmax, sums.below, class_weight, softmax.is_nan ? nothing : gain.in_reference(softmax.ratio)};
 }
 
-// The same of a part of the classes: its loss is what is known of the others, and `grad_target` stands at the target.
+// The same for a part of the classes: its loss depends on the others, and the target gets `grad_target`.
 template <class E>
 struct PartResult {
   RowNumber<E> others;
@@ -311,7 +312,7 @@ struct PartResult {
   Gain gain;
 
   __device__ __forceinline__ double loss(const vocabulary_part::InFloat&) const {
-    if (max == -INFINITY) return max;  // of which exp is tiny, not 0
+    if (max == -INFINITY) return max;  // the sum of exp is then tiny, not 0
     if (!(max <= FLT_MAX)) return NAN;
     const double sum = as_double(others) * Elements<E>::kBack;
     return fused(double{reference.power}, ExpParts<double>::ln2, double{reference.shift}) + rounded(log_of(sum));
@@ -330,7 +331,7 @@ __device__ __forceinline__ PartResult<E> finished(const vocabulary_part::InFloat
   return {others, reference, sums.max, is_nan ? none : sums.max == -INFINITY ? nothing : gain};
 }
 
-// Of a row that does not count, or whose target is no class.
+// The result of a row that does not count, or whose target is not a class.
 __device__ __forceinline__ float without_target(bool counts) { return counts ? NAN : 0.0f; }
 
 // ---- sums over the lanes of a row ---------------------------------------------------------------------------

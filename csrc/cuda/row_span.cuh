@@ -1,4 +1,4 @@
-// A row of classes that lie side by side, as vectors of 16 bytes.
+// A row of contiguous classes, as vectors of 16 bytes.
 #pragma once
 
 #include "cuda/row_parameters.cuh"
@@ -20,9 +20,9 @@ struct RowSpan {
   const E* input;
   E* gradient;  // null: not wanted
   int32_t classes;
-  bool ragged;  // a vector may have elements that are not the row's
+  bool ragged;  // a vector can have elements of other rows
 
-  // The elements of the row's first 16 bytes that are not its own.
+  // How many elements of the row's first 16 bytes are not its own.
   __device__ __forceinline__ int32_t skew() const {
     if (!ragged) return 0;
     return static_cast<int32_t>(reinterpret_cast<uintptr_t>(input) % kVectorBytes / sizeof(E));
@@ -32,8 +32,7 @@ struct RowSpan {
   }
   __device__ __forceinline__ bool is_whole(int32_t j) const { return j >= 0 && j <= classes - kVector; }
   __device__ __forceinline__ bool is_part(int32_t j) const { return !is_whole(j) && j > -kVector && j < classes; }
-  // The vectors from class j on, `step` classes apart; -inf beyond the row. All loads are begun before one is looked
-  // at.
+  // The vectors from class j on, `step` classes apart; -inf outside the row. All loads start before the first is used.
   template <int kVectors>
   __device__ __forceinline__ void load(int32_t j, int32_t step, V (&v)[kVectors]) const {
     if (is_whole(j) && is_whole(j + (kVectors - 1) * step)) {
@@ -57,7 +56,7 @@ struct RowSpan {
       }
     }
   }
-  // kStreams: nobody reads it soon, and logits that are still to be read again stay in the L2.
+  // kStreams: nothing reads it soon, so that logits that must be read again stay in the L2.
   template <bool kStreams>
   __device__ __forceinline__ void store_whole(int32_t j, const V& v) const {
     uint4* const to = reinterpret_cast<uint4*>(gradient + j);
@@ -87,7 +86,7 @@ __device__ __forceinline__ RowSpan<E> span_of(const RowParameters<P>& p, const R
           gradient ? gradient + offset(p, at, kFirst) : nullptr, p.classes, ragged};
 }
 
-// The largest, or NaN; of halves two at a time.
+// The largest, or NaN; halves two at a time.
 template <class E>
 __device__ __forceinline__ uint32_t max_of_pairs(uint32_t a, uint32_t b) {
   uint32_t result = 0;

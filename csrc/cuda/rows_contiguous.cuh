@@ -1,20 +1,20 @@
-// Rows whose classes lie side by side. A row has some lanes of a warp, a warp, or a block, and is read once: a thread
-// keeps its part in registers. Of a row beyond a block's registers the last tile stays there and the first ones stay in
-// shared memory, as far as that reaches; those between are read again, backwards, as they are still in the L2 then.
+// Rows whose classes are contiguous. Some lanes of a warp, a warp, or a block read a row once: a thread keeps its part
+// in registers. If a row does not fit in a block's registers, the last tile stays there and the first ones stay in
+// shared memory while there is room. Those between are read again, backwards, because they are then still in the L2.
 #pragma once
 
 #include "cuda/row_span.cuh"
 
 namespace cudaloss::cuda {
 
-// What a thread finds of its classes, each in the reference of its own maximum; and a warp's of its threads.
+// The sums of a thread's classes, in the reference of their own maximum; then those of a warp.
 template <class E>
 struct PartSums {
   float max, below;
   RowNumber<E> others;
 };
 
-// The same of kLanes threads side by side, for each of them.
+// The same for kLanes neighbouring threads, in each of them.
 template <class E, int kLanes>
 __device__ __forceinline__ PartSums<E> joined_part(PartSums<E> part, Reference own, bool smooths) {
   const float max = max_over<kLanes>(part.max);
@@ -22,16 +22,16 @@ __device__ __forceinline__ PartSums<E> joined_part(PartSums<E> part, Reference o
   return {max, smooths ? sum_over<kLanes>(part.below) : 0.0f, others};
 }
 
-// The vectors that a thread has of a tile: n classes each, kLanes * n apart.
+// A thread's vectors of a tile: n classes each, kLanes * n apart.
 template <class E, int kLanes, int kVectors>
 struct RowTile {
   static constexpr int kCount = kVectors, n = RowSpan<E>::kVector, kStep = kLanes * n, kSize = kVectors * kStep;
-  static constexpr bool kKeepsExp = sizeof(E) == sizeof(float);  // halves are brought to exp again, which is cheap
+  static constexpr bool kKeepsExp = sizeof(E) == sizeof(float);  // halves compute exp again, which is cheap
   using V = typename RowSpan<E>::V;
   V v[kVectors];
-  int32_t left;  // of the row's classes, from the tile's first one on
+  int32_t left;  // how many of the row's classes there are from the tile's first one on
 
-  // Four vectors at a time, so that of a row that ends before the tile does the rest costs little.
+  // Checks the end after every four vectors, so that the rest of a tile after a short row's end costs little.
   template <class Visit>
   __device__ __forceinline__ void each(const Visit& visit) {
 #pragma unroll
@@ -46,7 +46,7 @@ struct RowTile {
     span.load(from, kStep, v);
   }
 
-  // Adds the classes from `from` on to the sums, the one at `target` left out.
+  // Adds the classes from `from` on to the sums, without the one at `target`.
   __device__ __forceinline__ void take(bool is_first, PartSums<E>& part, Reference& own,
                                        typename Elements<E>::Sum& of_exp, const RowSpan<E>& span, int32_t from,
                                        int32_t target, float base, bool smooths) {
@@ -78,7 +78,7 @@ struct RowTile {
   template <class Half>
   __device__ __forceinline__ static void keep(Half&, float) {}
 
-  // Logits to gradients, or, of the tile whose logits have become exp(x) already, these.
+  // Turns logits into gradients; with kOfExp the tile holds exp(x) already.
   template <bool kOfExp>
   __device__ __forceinline__ void to_gradients(const Gain& gain, Reference reference) {
     const Elements<E> elements(reference.power);
@@ -105,7 +105,7 @@ struct RowTile {
   }
 };
 
-// kTiled: a row may have several tiles, of which the first `kept` go to shared memory.
+// kTiled: a row can have several tiles; the first `kept` go to shared memory.
 template <class E, int kLanes, int kVectors, bool kTiled, int kThreads, int kBlocks, class Loss>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     rows_of_contiguous_classes(const __grid_constant__ RowParameters<double> p,
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       tile.template to_gradients<false>(gain, reference);
       tile.template store<true>(span, from + t * Tile::kSize);
     }
-    // Over what stands there: by the thread that has written it.
+    // Overwrites the gradient at the target, in the thread that wrote it.
     const int32_t at = task.target - from;
     if ((!Loss::kIsPart || task.target >= 0) && at >= 0 && at % Tile::kStep < Tile::n)
       span.gradient[task.target] = narrow<E>(gain.at_target);

@@ -1,5 +1,5 @@
-// Rows of any strides and dtypes, with everything that a loss of rows has: probabilities as targets, class weights
-// beside a label smoothing, a softcap, fp64. A thread, a warp or a block has a row, and reads it two or three times.
+// Rows of any strides and dtypes, with all options of a loss of rows: probabilities as targets, class weights with
+// label smoothing, a softcap, fp64. A thread, a warp or a block reads a row two or three times.
 #pragma once
 
 #include "cuda/row_lanes.cuh"
@@ -10,7 +10,7 @@ namespace cudaloss::cuda {
 template <class F>
 struct GeneralParameters {
   RowParameters<Partial<F>> rows;
-  int lanes_shift;  // of a row's threads
+  int lanes_shift;  // the log2 of a row's threads
   bool probabilities;
 };
 
@@ -32,7 +32,7 @@ struct GeneralRow {
     const RowParameters<P>& p = g.rows;
     return p.third.data ? floating_at<double>(p.third, j * p.class_stride[kThird]) : 1.0;
   }
-  // What the class adds to the sums and takes from its gradient; of an index its weight, which the smoothing has.
+  // A class's share in the sums, subtracted in its gradient. With an index it is the class weight, for the smoothing.
   __device__ __forceinline__ double share(int32_t j) const {
     if (!g.probabilities) return class_weight(j);
     const RowParameters<P>& p = g.rows;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
   P of_exp = {}, below = {}, shares = {}, largest = {};
   for (int32_t j = lane; j < end; j += lanes) {
     const Capped<F> x = row.logit(j);
-    const bool is_largest = g.probabilities && x.value == max;  // 1, which would hide a sum of nearly nothing
+    const bool is_largest = g.probabilities && x.value == max;  // its 1 would hide a tiny sum of the others
     if (is_largest) largest = largest + P{1.0};
     const double own_exp = is_largest ? kLifted<F> * static_cast<double>(x.rest) : row.exp(x, max, floor);
     if (j != task.target) of_exp = of_exp + P{own_exp};
@@ -110,7 +110,7 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
   if (lane == 0) hand_in(p, task.at, P{result.loss * static_cast<double>(task.weight)}, sum);
   if (Loss::kIsPart && lane == 0) hand_in_target(p, task.at, own);
   double factor = static_cast<double>(task.factor.hi) + static_cast<double>(task.factor.lo);
-  if constexpr (Loss::kIsPart) {  // where the target's gradient is what it is
+  if constexpr (Loss::kIsPart) {  // the target's gradient is given
     result.of_exp = result.of_exp * WithRest<double>{task.factor.hi, task.factor.lo};
     factor = 1.0;
   }
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kGeneralThreads)
     const uint32_t at = first + (threadIdx.x >> g.lanes_shift);
     const Task<F> task =
         g.probabilities ? task_of<F, false>(p, factor, at) : task_of<F, true, Loss::kIsPart>(p, factor, at);
-    if (!task.held) general_row(g, loss, task, lane, lanes, sum);  // all of a row's threads, which are whole warps
+    if (!task.held) general_row(g, loss, task, lane, lanes, sum);  // all of a row's threads, in whole warps
   }
   hand_in_sum<kGeneralThreads, true>(p, sum, &counted);
 }

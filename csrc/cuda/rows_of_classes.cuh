@@ -1,5 +1,5 @@
-// The CUDA engine for losses that read all classes of a row: from a Pass to the kernel that suits its sizes and
-// strides. Included by the source of each such loss, which setup.py writes.
+// The CUDA engine for losses that read all classes of a row: chooses the kernel for the sizes and strides of a Pass.
+// Included by the source of each such loss, which setup.py writes.
 #pragma once
 
 #include "cuda/engine.h"
@@ -47,10 +47,10 @@ inline bool all_aligned(const Dims& dims, int64_t elements) {
   return true;
 }
 
-// How a pass's rows lie.
+// The memory layout of a pass's rows.
 struct RowLayout {
-  bool vectors;  // classes side by side, in input and gradient at the same places of their 16 bytes
-  bool aligned;  // from the first of these on, in each row
+  bool vectors;  // classes contiguous; each one at the same place in 16 bytes in input and gradient
+  bool aligned;  // these 16 bytes begin with each row
   bool dense;    // no gaps between the rows, in order
   bool across;   // rows side by side, classes far apart
 };
@@ -101,7 +101,7 @@ struct ContiguousLauncher {
   const Memory& memory;
   Stream stream;
 
-  // The kernel of which each row has one tile, if it has.
+  // Launches the kernel with one tile for each row, if rows fit in it.
   template <int kLanes, int kVectors, int kThreads, int kBlocks>
   bool fits() const {
     using Tile = RowTile<E, kLanes, kVectors>;
@@ -122,7 +122,7 @@ struct ContiguousLauncher {
   bool ragged() const { return !layout.aligned || r.rows.classes % (kVectorBytes / sizeof(E)) != 0; }
 };
 
-// Rows of a part have one kernel a dtype, for the size of the binary: short ones go to the general kernel.
+// Rows of a part have one kernel for each dtype, to keep the binary small: short ones go to the general kernel.
 template <class E, class Loss>
 bool fast_parts(const Pass& r, const Memory& memory, Stream stream) {
   const RowLayout layout = layout_of<E>(r);
@@ -145,26 +145,26 @@ bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
   const ContiguousLauncher<E, Loss> rows = {r, loss, layout, memory, stream};
   constexpr bool kHalf = sizeof(E) != sizeof(float);
   constexpr int kShort = kHalf ? 4 : 8;
-  // Few rows have a block each: a step of (64, 1000) fp32 takes 6.4 us so, of 16 lanes a row 9.0.
+  // Few rows have a block each: a step of (64, 1000) fp32 then takes 6.4 us, with 16 lanes for each row 9.0.
   const bool are_few = r.inner.count() * r.segments.count() <= plan::kFewRows && r.rows.classes > 128;
   if (are_few && rows.template fits<128, kShort / 4, 128, 8>()) return true;
-  // H200, ms of forward and backward, of the kernels alone. (2^20, 128) fp32: 0.315, of 2 lanes a row 0.340. (65536,
-  // 1024) fp32: 0.154, of 8 lanes a row 0.181.
+  // H200, ms of forward and backward, only the kernels. (2^20, 128) fp32: 0.315, with 2 lanes for each row 0.340.
+  // (65536, 1024) fp32: 0.154, with 8 lanes 0.181.
   if (rows.template fits<4, kShort, 128, 6>() || rows.template fits<16, kShort, 128, 6>()) return true;
   if constexpr (kHalf) {
     if (rows.template fits<32, 8, 128, 6>() || rows.template fits<128, 8, 128, 8>()) return true;
     // (8192, 16384): 0.146, in tiles of 512 threads 0.231.
     if (rows.template fits<128, 16, 128, 4>()) return true;
-    // (4096, 131072): 0.570, of 512 threads 0.685; (8192, 32768): 0.270 of 512 threads, of 1,024 0.602.
+    // (4096, 131072): 0.570, with 512 threads 0.685; (8192, 32768): 0.270 with 512 threads, with 1,024 0.602.
     if (r.rows.classes > 65536) {
       rows.template in_tiles<8, 1024, 1>();
     } else {
       rows.template in_tiles<8, 512, 2>();
     }
   } else {
-    // (32768, 3072): 0.232, of 128 threads a row 0.280. (32768, 4096): 0.290, of 64 threads a row 0.291 to 0.335, of 32
-    // 0.345. (32768, 4099): 0.472, of 16 vectors a thread 0.549. (16384, 8192) and (8192, 16384): 0.288 and 0.294, in
-    // tiles of 512 threads 0.679 and 0.402.
+    // (32768, 3072): 0.232, with 128 threads for each row 0.280. (32768, 4096): 0.290, with 64 threads for each row
+    // 0.291 to 0.335, with 32 0.345. (32768, 4099): 0.472, with 16 vectors a thread 0.549. (16384, 8192) and (8192,
+    // 16384): 0.288 and 0.294, in tiles of 512 threads 0.679 and 0.402.
     const bool fits = rows.template fits<16, 16, 128, 4>() || rows.template fits<64, 12, 64, 10>() ||
                       rows.template fits<128, 8, 128, 7>() || rows.template fits<128, 12, 128, 5>() ||
                       rows.template fits<128, 16, 128, 4>() || rows.template fits<256, 16, 256, 2>();

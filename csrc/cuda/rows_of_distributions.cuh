@@ -7,7 +7,7 @@
 
 namespace cudaloss::cuda {
 
-// All threads of a warp, or of a block, call it, also those whose row is held: for the sums.
+// All threads of a warp, or of a block, must call it, also for a held row, because of the sums.
 template <int kThreads, class T, class E, class Loss>
 __device__ __forceinline__ void row_of_distributions(const DistributionParameters<T, E>& g, const Loss& loss,
                                                      const Task<Scalar<T>>& task, int lane, int lanes,
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 2 : 5)
   for (uint32_t first = blockIdx.x * rows; first < p.rows; first += gridDim.x * rows) {
     const Task<F> task = task_of<F, false>(p, factor, first + (threadIdx.x >> g.lanes_shift));
     if (lanes > 32 && task.held) continue;
-    // Threads of a warp that have no row go with the others.
+    // Threads of a warp that have no row run with the others.
     row_of_distributions<kThreads, T, E>(g, loss, task, lane, lanes, sum);
   }
   hand_in_sum<kThreads, true>(p, sum);
@@ -80,10 +80,10 @@ __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 2 : 5)
 
 // ---- host code ---------------------------------------------------------------------------------------------
 
-constexpr int kStagedVectors = 12;  // of a thread and operand: 48 KB of a block of 128
+constexpr int kStagedVectors = 12;  // for each thread and operand: 48 KB in a block of 128
 
-// A row's threads, of which each has about four vectors of n at least: H200, (2^22, 10) fp32, a training step: 0.53 ms,
-// of two 0.78. Neighbours of rows that lie side by side read side by side if each has a row.
+// How many threads a row has: each gets at least about four vectors of n. H200, (2^22, 10) fp32, a training step: 0.53
+// ms, with two vectors 0.78. If rows are side by side, each has one thread, so that neighbours read side by side.
 inline int lanes_shift_of(const Pass& r, int n, int threads_shift) {
   const int64_t between = r.inner.rank > 0 ? std::abs(r.inner.stride[0][kInput]) : 0;
   if (between != 0 && between < std::abs(r.rows.class_stride[kInput])) return 0;
@@ -128,7 +128,7 @@ void distributions_pass_as(const Pass& r, const Memory& memory, Stream stream) {
   if (r.rows.classes > 8192) return distributions_pass_of<9, T, E, Loss>(r, memory, stream);
   distributions_pass_of<7, T, E, Loss>(r, memory, stream);
 }
-// Of halves whose loss is one as well, or whose gradients alone are wanted.
+// For halves whose loss is also a half, or for which only the gradients are wanted.
 template <class E, class Loss>
 void distributions_pass_of_halves(const Pass& r, const Memory& memory, Stream stream) {
   const DType loss = r.reduction.data ? r.reduction.dtype : r.losses.data ? r.losses.dtype : r.input.dtype;

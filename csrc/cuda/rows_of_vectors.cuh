@@ -1,5 +1,5 @@
-// The CUDA engine for losses of rows of vectors: one set of kernels, in vectors.cu, serves all. Included by the source
-// of each such loss, which setup.py writes.
+// The CUDA engine for losses of rows of vectors: one set of kernels, in vectors.cu, serves all losses. Included by the
+// source of each such loss, which setup.py writes.
 #pragma once
 
 #include <stdexcept>

@@ -1,5 +1,5 @@
-// Rows of few classes: a thread a row, its exponentials in registers. Rows that lie densely come and go through shared
-// memory; classes that are far apart, of rows side by side, directly.
+// Rows of few classes: a thread for each row, its exponentials in registers. Dense rows go through shared memory; rows
+// side by side, with classes far apart, are read and written directly.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -10,8 +10,8 @@ namespace cudaloss::cuda {
 
 constexpr int kSingleThreads = 128;
 
-// A row that a thread has in x, whose gradients it then has there. Classes are visited four at a time: a branch at each
-// four, out of all the rest. Slot j has class (j + turn) % classes.
+// A row in x, in one thread; its gradients replace it there. Classes are visited four at a time: each branch of four
+// leaves the loop. Slot j has class (j + turn) % classes.
 template <class E, int kClasses>
 struct SingleRow {
   float x[kClasses];
@@ -25,7 +25,7 @@ struct SingleRow {
       for (int k = 0; k < 4; ++k) visit(j + k, x[j + k]);
     }
   }
-  // From a row's place in global or, of four classes at once, in shared memory.
+  // From the row's place in global memory, or four classes at a time from shared memory.
   __device__ __forceinline__ void load(const E* row, int64_t step, int32_t classes) {
     each(classes, [&](int j, float& v) {
       v = -INFINITY;
@@ -60,8 +60,8 @@ struct SingleRow {
     }
   }
 
-  // The row's loss; its logits become gradients, but for the target's, which is left to `at_target`. slot: of the
-  // target, or -1 where the row is not read. kFinds: its logit is looked up; else it is `target`, and -inf here.
+  // Returns the row's loss. Its logits become gradients, except the target's, which goes to `at_target`. slot: of the
+  // target, or -1 if the row is not read. kFinds: looks up the target's logit; otherwise it is `target`, and -inf in x.
   template <bool kFinds, class Loss>
   __device__ __forceinline__ RowNumber<E> take(const RowParameters<double>& p, const typename Loss::InFloat& loss,
                                                RowFactor<float>& factor, Task<float>& task, int32_t slot, float target,
@@ -107,8 +107,8 @@ struct SingleRow {
   }
 };
 
-// The class that a thread begins with, where rows are whole vectors of four: in the same place of theirs, the threads
-// of a warp would else read from a few banks.
+// The class that a thread begins with if rows are whole vectors of four. If all threads of a warp began at the same
+// place in their rows, they would read from only a few banks.
 template <class E>
 __device__ __forceinline__ int32_t turn_of(int32_t classes) {
   const int32_t vectors = classes / 4, apart = vectors & -vectors;  // the largest power of two in it

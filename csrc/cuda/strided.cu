@@ -8,7 +8,7 @@ namespace cudaloss::cuda {
 
 namespace {
 
-// T is the arithmetic of the losses and of the gradients, A how operands are read.
+// T is the arithmetic of the losses and the gradients, A the way operands are read.
 template <PassKernel kKernel, class T, class A>
 void start(const Pass& r, int form, const PassPlan& plan, const Memory& memory, Stream stream) {
   constexpr int N = pass_vector(kKernel);

@@ -1,4 +1,4 @@
-// A pass over operands of any strides and dtypes, of any loss in one of its forms.
+// A pass over operands of any strides and dtypes, for any loss in one of its forms.
 #pragma once
 
 #include "cuda/engine.h"

@@ -1,4 +1,4 @@
-// The pass over operands of any strides and dtypes, with any third operand, to any result: a kernel for all losses.
+// The pass over operands of any strides and dtypes, with any third operand, to any result: one kernel for all losses.
 #pragma once
 
 #include "cuda/any_loss.cuh"
@@ -6,7 +6,7 @@
 
 namespace cudaloss::cuda {
 
-// Third operands are of those whose dtypes are looked at at run time.
+// Third operands are read only where dtypes are looked up at run time.
 template <class A, class F>
 constexpr bool kMayHaveThird = std::is_same_v<A, Any<F>>;
 
@@ -17,7 +17,7 @@ __device__ __forceinline__ Reading<A, A, F, N> read(const PassParameters<A, A, F
   Reading<A, A, F, N> r;
   r.length = static_cast<int>(min(uint32_t{N}, p.inner.vector_size - vector_index(p.inner, at.inner) * N));
   const int64_t of_input = offset(p, at, kInput), of_target = offset(p, at, kTarget);
-  // One branch around both loads: a branch at each would have the second wait for the first.
+  // One branch around both loads: with a branch for each, the second would wait for the first.
   if (!std::is_same_v<A, Any<F>> && p.whole && r.length == N) {
     r.operands = {p.input.template load_vector<N>(of_input), p.target.template load_vector<N>(of_target)};
   } else {
@@ -56,11 +56,11 @@ __device__ __forceinline__ void read_factors(const PassParameters<A, A, F, P>& p
   for (int i = 0; i < N; ++i) factor[i] = times(factor[i], incoming[i]);
 }
 
-// What a loss makes of a vector.
+// A loss's results for a vector.
 template <int N, class T>
 struct Results {
   T value[N];
-  Scalar<T> first[N], second[N];  // gradients: of the input or the third operand, of the target
+  Scalar<T> first[N], second[N];  // gradients: of the input or the third operand, and of the target
 };
 
 template <class T>
@@ -112,7 +112,7 @@ __device__ __forceinline__ Results<N, T> evaluate(const PassParameters<A, A, F, 
   return results;
 }
 
-// Everything that is made of one vector; what it adds to the segment's sum.
+// Makes all results of one vector, and returns its part of the segment's sum.
 template <int N, class T, class A, class F, class P>
 __device__ __forceinline__ double process(const PassParameters<A, A, F, P>& p, const Wanted& wanted,
                                           const AnyLoss<T>& loss, const Reading<A, A, F, N>& reading,
@@ -144,8 +144,8 @@ __device__ __forceinline__ double process(const PassParameters<A, A, F, P>& p, c
   return p.sums_losses ? tree_sum(results.value) : 0.0;
 }
 
-// Blocks that a processor must hold, which leaves a thread 80 registers, or 96 of fp64: of 128 an fp32 pass takes 20 %
-// longer, of 64 as long as of 80, and a pass of fp64 10 to 40 % longer.
+// The blocks that a processor must hold. This leaves a thread 80 registers, or 96 in fp64: with 128 an fp32 pass takes
+// 20 % longer, with 64 as long as with 80, and an fp64 pass 10 to 40 % longer.
 template <class T>
 constexpr int kStridedBlocks = sizeof(Scalar<T>) == sizeof(double) ? 5 : 6;
 

@@ -1,30 +1,30 @@
-// The pass over operands that are read in whole vectors: two of each thread's are in flight, of a loss of two operands
-// one.
+// The pass over operands that are read in whole vectors: two of each thread's vectors are in flight; one for a loss of
+// two operands.
 #pragma once
 
 #include "cuda/general_pass.cuh"
 
 namespace cudaloss::cuda {
 
-// What there may be beside dense operands that lie alike: nothing, but the target may be broadcast; a mask that lies as
-// they do; weights, or in their place third operands, of the arithmetic's own dtype and such a mask; or anything but
-// third operands: NaN to be looked for, masks of any strides, weights of any dtype, operands that are not dense.
+// What a pass can have beside dense operands in the same order. None: nothing, but the target may be broadcast. Mask:
+// in the same order. Weight, Third: weights or third operands in the arithmetic's own dtype, and such a mask. Any:
+// anything except third operands: ignore_nan, masks of any strides, weights of any dtype, operands that are not dense.
 enum class Extras { None, Mask, Weight, Third, Any };
 
-// Threads of a block, of which a processor holds 1,024 at least.
+// The threads of a block. A processor holds at least 1,024 threads.
 template <class Loss>
 constexpr int kPassThreads = kIsOfDifference<Loss> ? plan::kPassThreads : plan::kPassThreadsOfOperands;
-// Vectors whose loads are in flight together: the terms of a loss of two operands take the registers of a second.
+// The vectors whose loads are in flight together. For a loss of two operands the terms take the second's registers.
 template <class Loss>
 constexpr int kPassUnroll = kIsOfDifference<Loss> ? plan::kPassUnroll : 1;
 
-// Beside a target that may be broadcast. One load in flight reads at 3.3 TB/s, two at 3.8, three at 4.0 (hinge of 2^30
-// fp32 elements); three of log-cosh train 6 % sooner, of soft margin the sum alone takes 8 % longer, and a heavy loss
-// would spill.
+// The same for a target that may be broadcast. One load in flight reads at 3.3 TB/s, two at 3.8, three at 4.0 (hinge of
+// 2^30 fp32 elements). With three, log-cosh trains 6 % faster, the sum alone of soft margin takes 8 % longer, and a
+// heavy loss would spill.
 template <class Loss>
 constexpr int kPlainUnroll = kIsOfDifference<Loss> || kIsHeavy<Loss> ? plan::kPassUnroll : plan::kPassUnroll + 1;
 
-// The offset of a vector's weight, or of its target, by the first dimensions, which are those along which it varies.
+// The offset of a vector's weight or target, from the first dimensions only: it varies along these.
 template <Place kPlace, class A, class B, class F, class P>
 __device__ __forceinline__ int64_t offset_by(const PassParameters<A, B, F, P>& p, int dims, uint32_t segment,
                                              uint32_t vector) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ Reading<A, B, F, N> read_vectors(const PassParameters
     if (p.weight.data) p.weight.load(narrow_offset(p, at, kWeight), N, r.weight);
     if (p.mask.data) r.mask = load_mask<N>(p.mask, narrow_offset(p, at, kMask), N);
   } else {
-    if constexpr (kExtras == Extras::None) {  // the L1 is for a target that is broadcast
+    if constexpr (kExtras == Extras::None) {  // leaves the L1 to a target that is broadcast
       const int64_t of_target = p.target_dims ? offset_by<kTarget>(p, p.target_dims, segment, vector) : linear;
       r.operands = {p.input.template load_past_l1<N>(linear), p.target.template load_vector<N>(of_target)};
     } else {
@@ -72,7 +72,7 @@ __device__ __forceinline__ Reading<A, B, F, N> read_vectors(const PassParameters
   return r;
 }
 
-// Where the gradients of a vector go.
+// The offsets of a vector's gradients.
 template <Extras kExtras, int N, class A, class B, class F, class P>
 __device__ __forceinline__ void set_offsets(const PassParameters<A, B, F, P>& p, uint32_t segment, uint32_t vector,
                                             Reading<A, B, F, N>& r) {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void set_offsets(const PassParameters<A, B, F, P>& p,
   }
 }
 
-// Element i of a row that is all there is, which the last whole vector does not reach.
+// Element i after the last whole vector, if there is only one row.
 template <Extras kExtras, class A, class B, class F, class P>
 __device__ __forceinline__ Reading<A, B, F, 1> read_single(const PassParameters<A, B, F, P>& p, int64_t i) {
   Reading<A, B, F, 1> r;
@@ -96,7 +96,7 @@ __device__ __forceinline__ Reading<A, B, F, 1> read_single(const PassParameters<
   return r;
 }
 
-// kLength elements of a vector without weights: a heavy loss of 8 elements at once would spill 200 bytes a thread.
+// kLength elements of a vector without weights: a heavy loss with 8 elements at once would spill 200 bytes a thread.
 template <int kFirst, int kLength, class A, class B, class F, int N>
 __device__ __forceinline__ Reading<A, B, F, kLength> part_of(const Reading<A, B, F, N>& r) {
   Reading<A, B, F, kLength> part;
@@ -112,8 +112,8 @@ __device__ __forceinline__ Reading<A, B, F, kLength> part_of(const Reading<A, B,
   return part;
 }
 
-// Everything that is made of one vector; what it adds to the segment's sum. kThird: element i has a third operand of
-// its own, third(i).
+// Makes all results of one vector, and returns its part of the segment's sum. kThird: element i has its own third
+// operand, third(i).
 template <bool kThird, class A, class B, class F, class P, int N, class LossV, class LossG, class Third>
 __device__ __forceinline__ double process(const PassParameters<A, B, F, P>& p, const Wanted& wanted, const LossV& loss,
                                           const LossG& loss_of_gradients, const Reading<A, B, F, N>& reading,
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kPassThreads<LossV>, (kVectorizedBlocks<kExtra
         const uint32_t whole_end = min(end, p.inner.whole_end);
         P sum = {};
         Constant<F> scale = {};
-    // Once at least: what is left of the vectors needs the scale too.
+    // At least once: the elements after the last whole vector need the scale too.
 #pragma unroll 1
         for (uint32_t turn = begin; turn == begin || turn < whole_end; turn += kLanes * kUnroll) {
           Reading<A, B, F, N> reading[kUnroll];
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kPassThreads<LossV>, (kVectorizedBlocks<kExtra
           for (int u = 0; u < kUnroll; ++u) {
             reading[u] = read_vectors<kExtras, N>(p, segment, min(turn + u * kLanes + lane, whole_end - 1));
           }
-          if (turn == begin) scale = factor_in(p, segment);  // behind the loads, because it may have to wait for one
+          if (turn == begin) scale = factor_in(p, segment);  // after the loads, because it may have to wait for one
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
             const uint32_t vector = turn + u * kLanes + lane;

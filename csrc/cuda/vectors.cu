@@ -27,7 +27,7 @@ void general(const Pass& r, VectorsOf vectors, bool needs_w, const Memory& memor
   });
 }
 
-// Whether `holds` says so of all vectors that are read or written.
+// Whether `holds` is true for all vectors that are read or written.
 template <class Holds>
 bool all_vectors(const Pass& r, bool has_third, const Holds& holds) {
   return holds(r.input.data, r.input.dtype, kInput) && holds(r.target.data, r.target.dtype, kTarget) &&
@@ -36,13 +36,13 @@ bool all_vectors(const Pass& r, bool has_third, const Holds& holds) {
          holds(r.grad_target.data, r.grad_target.dtype, kSecond);
 }
 
-// Whether all are of one dtype.
+// Whether all have one dtype.
 bool are_alike(const Pass& r, bool has_third) {
   return all_vectors(r, has_third,
                      [&](const void* data, DType dtype, Place) { return !data || dtype == r.input.dtype; });
 }
 
-// Whether all of them are whole vectors of 16 bytes, and aligned.
+// Whether all of them are whole 16-byte vectors, and aligned.
 bool are_contiguous(const Pass& r, bool has_third) {
   const int64_t n = kVectorBytes / size_of(r.input.dtype);
   if (r.rows.classes % n != 0) return false;
@@ -50,7 +50,7 @@ bool are_contiguous(const Pass& r, bool has_third) {
                      [&](const void* data, DType, Place place) { return !data || lies_in_vectors(r, data, place, n); });
 }
 
-// kEach: elements of a thread.
+// kEach: the elements of a thread.
 template <class E, int kEach, int kLanes, int kThreads, int kBlocks, bool kGradients>
 void contiguous(const Pass& r, const VectorParameters<double>& g, const Memory& memory, Stream stream) {
   constexpr int kVectors = kEach * sizeof(E) / kVectorBytes;
@@ -66,10 +66,10 @@ void contiguous(const Pass& r, const VectorParameters<double>& g, const Memory& 
   });
 }
 
-// H200, fp32, TB/s of what must move, forward and backward of triplet_margin_loss and cosine_similarity_loss:
-// 8,192 elements: 4.34 and 4.26 of 64 elements a thread, 3.69 and 3.62 of 16 and 512 threads; 4,096: 4.17 and 4.07 of
-// 32, 3.12 and 2.87 of 64; 2,048: 4.21 and 4.14 of 16 and 5 blocks a processor, 3.81 and 3.24 of 32. Forward alone: 4.4
-// of 16 elements from 2,048 on. bfloat16, 8,192: 3.16 and 3.10 of 32, 2.48 and 2.21 of 64.
+// H200, fp32, TB/s of the data that must move, forward and backward of triplet_margin_loss and cosine_similarity_loss.
+// 8,192 elements: 4.34 and 4.26 with 64 elements a thread, 3.69 and 3.62 with 16 and 512 threads; 4,096: 4.17 and 4.07
+// with 32, 3.12 and 2.87 with 64; 2,048: 4.21 and 4.14 with 16 and 5 blocks a processor, 3.81 and 3.24 with 32. Only
+// forward: 4.4 with 16 elements, from 2,048 on. bfloat16, 8,192: 3.16 and 3.10 with 32, 2.48 and 2.21 with 64.
 template <class E>
 void contiguous_rows(const Pass& r, const VectorParameters<double>& g, const Memory& memory, Stream stream) {
   const int64_t elements = r.rows.classes;

@@ -1,4 +1,4 @@
-// A pass over rows of vectors, of any loss that reads such.
+// A pass over rows of vectors, for any loss that reads them.
 #pragma once
 
 #include "core/vectors.h"

@@ -1,7 +1,7 @@
-// Rows of vectors whose elements lie side by side, of one dtype, in whole words of 16 bytes. A row has some lanes of a
-// warp, a warp or a block, whose threads keep u and v in registers from the sums to the gradients. Of a row beyond a
-// block's registers the last tile stays there, and the others are read again, backwards, as they are still in the L2
-// then.
+// Rows of vectors with contiguous elements of one dtype, in whole words of 16 bytes. A row has some lanes of a warp, a
+// warp or a block, whose threads keep u and v in registers from the sums to the gradients. If a row does not fit in a
+// block's registers, the last tile stays there and the others are read again, backwards, because they are then still in
+// the L2.
 #pragma once
 
 #include "cuda/accessor.cuh"
@@ -20,13 +20,13 @@ __device__ __forceinline__ VectorSums joined_sums(VectorSums sums) {
   return sums;
 }
 
-// A thread's part of a tile of kLanes threads' vectors.
+// A thread's part of a tile, which kLanes threads share.
 template <class E, int kLanes, int kVectors>
 struct VectorTile {
   static constexpr int n = kVectorBytes / sizeof(E), kStep = kLanes * n, kSize = kVectors * kStep;
   float u[kVectors][n], v[kVectors][n];
 
-  // Beyond the row they are 0. Without a guard the loads of all vectors are begun before one is looked at.
+  // 0 after the row's end. Without a guard all loads start before the first is used.
   __device__ __forceinline__ void load(const VectorParameters<double>& g, const Accessor<E> (&of)[3],
                                        const int64_t (&begin)[3], int32_t from) {
     if (from + (kVectors - 1) * kStep < g.rows.classes) {
@@ -73,7 +73,7 @@ struct VectorTile {
     }
   }
 
-  // multiple(u, v) to `gradient`.
+  // Writes multiple(u, v) to `gradient`.
   template <class Multiple>
   __device__ __forceinline__ void store(const Accessor<E>& gradient, int64_t begin, int32_t from, int32_t classes,
                                         const Multiple& multiple) const {
@@ -95,7 +95,7 @@ struct ContiguousVectors {
   Accessor<E> operands[3], first, second;  // without data: not wanted
 };
 
-// kGradients: they are wanted, so that u and v stay.
+// kGradients: gradients are wanted, so u and v stay in registers.
 template <class E, int kLanes, int kVectors, int kThreads, int kBlocks, bool kGradients>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     vectors_in_registers(const __grid_constant__ ContiguousVectors<E> of) {
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   constexpr int kRows = kThreads / kLanes, kWarps = kLanes > 32 ? kLanes / 32 : 1;
   const VectorParameters<double>& g = of.g;
   const RowParameters<double>& p = g.rows;
-  __shared__ VectorSums warps[2][kWarps];  // of two rows in turn: a warp may be ahead
+  __shared__ VectorSums warps[2][kWarps];  // for two rows in turn: a warp may be ahead
   __shared__ VectorGains<float> of_block;
   release_next();
   wait_for_prior();
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       if (threadIdx.x % 32 == 0) warps[turn][threadIdx.x / 32] = sums;
       __syncthreads();
     }
-    if (kWarps == 1 || threadIdx.x < 32) {  // fp64 is slow on many GPUs: one warp does it
+    if (kWarps == 1 || threadIdx.x < 32) {  // fp64 is slow on many GPUs: only one warp computes it
       if constexpr (kWarps > 1) sums = joined_sums<kWarps>(warps[turn][threadIdx.x % kWarps]);
       read_factors(p, factor, task);
       double loss;

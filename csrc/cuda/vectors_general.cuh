@@ -1,5 +1,4 @@
-// Rows of vectors of any strides and dtypes, fp64 among them: a thread, a warp or a block has a row, and reads it
-// twice.
+// Rows of vectors of any strides and dtypes, also fp64: a thread, a warp or a block reads a row twice.
 #pragma once
 
 #include "cuda/any_vectors.cuh"
@@ -7,7 +6,7 @@
 
 namespace cudaloss::cuda {
 
-// An element type that is known; or Any<F>: looked up at each element.
+// A known element type; or Any<F>: looked up at each element.
 template <class F, class E>
 struct GeneralVectors {
   const VectorParameters<Partial<F>>& g;
@@ -33,7 +32,7 @@ struct GeneralVectors {
     }
   }
 
-  // u and v, and w where it is asked for.
+  // u and v, and w if it is needed.
   __device__ __forceinline__ void load(int32_t j, bool needs_w, F& u, F& v, F& w) const {
     const F x = input(j), t = target(j), eps = static_cast<F>(g.eps);
     u = x, v = t;
@@ -64,7 +63,7 @@ __device__ __forceinline__ void general_vectors(const VectorParameters<Partial<F
     F u, v, w = F(0);
     row.load(j, g.needs_w, u, v, w);
     const double of_u = static_cast<double>(u), of_v = static_cast<double>(v), of_w = static_cast<double>(w);
-    // Spelled as fused: |v| and |w| of one vector are then the same, whatever a compiler contracts.
+    // Written as fused operations: |v| and |w| of one vector are then equal, whatever a compiler contracts.
     part.uu = part.uu + P{fused(of_u, of_u, 0.0)};
     part.vv = part.vv + P{fused(of_v, of_v, 0.0)};
     part.third = part.third + P{g.needs_w ? fused(of_w, of_w, 0.0) : fused(of_u, of_v, 0.0)};
@@ -108,7 +107,7 @@ __global__ void __launch_bounds__(kGeneralThreads)
 #pragma unroll 1
   for (uint32_t first = blockIdx.x * rows; first < p.rows; first += gridDim.x * rows) {
     const Task<F> task = task_of<F, false>(p, factor, first + (threadIdx.x >> g.lanes_shift));
-    if (!task.held) general_vectors<F, E>(g, task, lane, lanes, sum);  // all of a row's threads, which are whole warps
+    if (!task.held) general_vectors<F, E>(g, task, lane, lanes, sum);  // all of a row's threads, in whole warps
   }
   hand_in_sum<kGeneralThreads, true>(p, sum);
 }

@@ -1,4 +1,4 @@
-// Binary cross-entropy of probabilities, -t log(x) - (1 - t) log(1 - x), whose logs are -100 at least.
+// Binary cross-entropy of probabilities, -t log(x) - (1 - t) log(1 - x). A log below -100 becomes -100.
 // Good, "Rational Decisions", 1952.
 #pragma once
 
@@ -30,7 +30,7 @@ struct binary_cross_entropy {
     const F log_on = clamped(log_in_sum(e.x)), log_off = clamped(log_in_sum(e.x_off.value, e.x_off.rest));
     return -fused(e.t, log_on, (F(1) - e.t) * log_off);
   }
-  // (x - t) / (x (1 - x)), of which the product is 1e-12 at least; outside of 0 to 1 it is negative.
+  // (x - t) / (x (1 - x)). A product below 1e-12 becomes 1e-12; for x outside [0, 1] the product is NaN.
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
     const WithRest<F> least = {F(1e-12), F(1e-12 - F(1e-12))};
     WithRest<F> product = WithRest<F>{e.x, F(0)} * e.x_off;

@@ -15,13 +15,14 @@ struct binary_cross_entropy_with_logits {
   static constexpr bool kHasThird = true;
   static constexpr bool kIsFast = std::is_same_v<T, FastFloat>;
 
-  // `slope` is the factor of softplus(|x|), `total` the sum of both; `sigmoid` and `log` are those of -|x|.
+  // `slope` is the factor of softplus(|x|), `total` the sum of both factors. `sigmoid` and `log` are sigmoid(-|x|) and
+  // softplus(-|x|).
   struct Terms {
     F x, slope, total, sigmoid, log, log_rest;
   };
 
-  F keep, half;        // 1 - label_smoothing, and half of it: what becomes of a target
-  F keep_on, half_on;  // pos_weight times them
+  F keep, half;        // 1 - label_smoothing, and half of label_smoothing: a target t becomes keep t + half
+  F keep_on, half_on;  // pos_weight times keep and half
   F excess;            // pos_weight - 1
 
   explicit binary_cross_entropy_with_logits(const Numbers& n)
@@ -31,7 +32,7 @@ struct binary_cross_entropy_with_logits {
         half_on(static_cast<F>(0.5 * n.third * n.second)),
         excess(static_cast<F>(n.third - 1.0)) {}
 
-  // The same for an element that has a pos_weight of its own.
+  // The same loss for an element with its own pos_weight.
   CUDALOSS_INLINE binary_cross_entropy_with_logits with(F own) const {
     binary_cross_entropy_with_logits result = *this;
     result.keep_on = keep * own;
@@ -78,7 +79,7 @@ struct binary_cross_entropy_with_logits {
     const F linear = select(slope == F(0), F(0), slope * e.x);
     const F log = kIsFast ? e.log : (e.log + e.log_rest) * ExpParts<F>::small;
     const F grad = fused(keep * excess, log, linear);
-    return select(e.total == e.total, grad, e.total) * scale.hi;  // NaN of a target that is NaN
+    return select(e.total == e.total, grad, e.total) * scale.hi;  // NaN if the target is NaN
   }
 };
 

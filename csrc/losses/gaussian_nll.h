@@ -1,4 +1,4 @@
-// The negative log likelihood of a normal distribution, (log v + d^2 / v) / 2 of d = input - target and v = max(var,
+// The negative log likelihood of a normal distribution: (log v + d^2 / v) / 2 with d = input - target and v = max(var,
 // eps). Nix, Weigend, "Estimating the Mean and Variance of the Target Probability Distribution", 1994.
 #pragma once
 
@@ -17,7 +17,7 @@ struct gaussian_nll {
     WithRest<F> square;  // d^2 / v
   };
 
-  WithRest<F> eps, less, log;  // less: what is taken from log v
+  WithRest<F> eps, less, log;  // less: subtracted from log v
   Inverted<F> var;
 
   explicit gaussian_nll(const Numbers& n)
@@ -27,7 +27,7 @@ struct gaussian_nll {
     const WithRest<F> taken = select(v.value < e.value, e, v);
     log = log_as<T>(taken);
     var = inverted(taken);
-    var.inverse = select(v.value < F(0), F(NAN), var.inverse);  // so that all results are NaN
+    var.inverse = select(v.value < F(0), F(NAN), var.inverse);  // makes all results NaN
   }
   CUDALOSS_INLINE gaussian_nll with(F own) const { return {WithRest<F>{own, F(0)}, eps, less, true}; }
 

@@ -1,4 +1,4 @@
-// The hinge loss of targets of 1 and -1: how far w = target * input stays behind the margin, or the square of that.
+// The hinge loss for targets of 1 and -1: how far w = target * input is below the margin, or the square of that.
 // Rosasco et al., "Are Loss Functions All the Same?", 2004.
 #pragma once
 
@@ -35,7 +35,7 @@ struct hinge {
 
  private:
   CUDALOSS_INLINE N slope(const Terms& e) const {
-    const F size = value_of(e.behind), one = select(size > F(0), F(1), size);  // NaN of NaN
+    const F size = value_of(e.behind), one = select(size > F(0), F(1), size);  // NaN for NaN
     return select(squares, twice(e.behind), number_of<N>(Constant<F>{one, F(0)}));
   }
 };

@@ -1,4 +1,4 @@
-// The terms of the Kullback-Leibler divergence, t (log t - x) of an input x that is the log of a probability.
+// The terms of the Kullback-Leibler divergence, t (log t - x), for an input x that is the log of a probability.
 // Kullback, Leibler, "On Information and Sufficiency", 1951.
 #pragma once
 
@@ -13,7 +13,7 @@ struct kl_div_of {
 
   struct Terms {
     F x, t;
-    Lifted<F> mass;  // the target's probability, whatever the input is
+    Lifted<F> mass;  // the target's probability, for any input
   };
 
   LogTarget log_target;
@@ -63,7 +63,7 @@ struct kl_div_of {
     return either(
         log_input, [&]() CUDALOSS_INLINE_LAMBDA { return x; }, [&]() CUDALOSS_INLINE_LAMBDA { return log_in_sum(x); });
   }
-  // The target's log less the input's.
+  // The target's log minus the input's.
   CUDALOSS_INLINE WithRest<F> above(const Terms& e) const {
     const WithRest<F> t = {e.t, F(0)}, x = {e.x, F(0)};
     const WithRest<F> of_target = either(
@@ -75,7 +75,8 @@ struct kl_div_of {
   }
 };
 
-// Of targets that are probabilities; with inputs that are logs the compiler knows both.
+// For targets that are probabilities. In the usual form, with inputs that are logs, both flags are known at compile
+// time.
 template <class T>
 struct kl_div_of_probabilities : kl_div_of<T, Known<false>, Known<false>> {
   static constexpr bool kIsHeavy = true;

@@ -1,4 +1,4 @@
-// Absolute error, |d|; the gradient at 0 is 0, as PyTorch's.
+// Absolute error, |d|. The gradient at 0 is 0, as in PyTorch.
 #pragma once
 
 #include "core/arith.h"

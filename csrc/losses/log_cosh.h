@@ -39,13 +39,13 @@ struct log_cosh {
     const F z = absolute(e.d);
     return value(z, F(0.5) * z * z, log1p_far(e.of.exp, -ExpParts<F>::ln2_rest));
   }
-  // tanh(d), which with w = (1 - exp) / 2 is w / (1 - w).
+  // tanh(d) = w / (1 - w) with w = (1 - exp) / 2.
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
     const F w = e.of.w.value, inverse = reciprocal_of(F(1) - w), ratio = w * inverse;
     if constexpr (kHasRest<N>) {
       const F rest = fused(e.of.exp, e.rest, e.of.w.rest), missing = fused(ratio, w, w - ratio);
       return signed_by(e.d, rounded_finite_product({ratio, fused(rest, inverse, missing) * inverse}, scale));
-    } else {  // where 1 - exp would cancel, three terms of the series
+    } else {  // three terms of the series where 1 - exp would cancel
       const F square = e.d * e.d, near = e.d * fused(square, fused(square, F(2) / 15, F(-1) / 3), F(1));
       return select(square < F(0.0625), near, signed_by(e.d, ratio)) * scale.hi;
     }

@@ -1,5 +1,5 @@
-// The negative log likelihood of a Poisson distribution of the rate r, r - t log r, with r = exp(x), or the input
-// itself plus eps in the log. Nelder, Wedderburn, "Generalized Linear Models", 1972.
+// The negative log likelihood of a Poisson distribution with rate r: r - t log r. r is exp(x), or the input itself,
+// plus eps in the log. Nelder, Wedderburn, "Generalized Linear Models", 1972.
 #pragma once
 
 #include "core/functor.h"
@@ -14,7 +14,7 @@ struct poisson_nll_of {
   struct Terms {
     F x, t;
     Lifted<F> rate;
-    WithRest<F> sum;  // of the input and eps
+    WithRest<F> sum;  // of input and eps
   };
 
   LogInput log_input;
@@ -26,7 +26,7 @@ struct poisson_nll_of {
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
     const WithRest<F> given = {x, F(0)};
-    const bool lifted = is_lifted(x + select(t < F(0x1p-16), F(0), F(INFINITY)));  // a larger t hides it
+    const bool lifted = is_lifted(x + select(t < F(0x1p-16), F(0), F(INFINITY)));  // only matters beside a small t
     const Lifted<F> plain = {given, F(1)};
     const Lifted<F> rate = either(
         log_input, [&]() CUDALOSS_INLINE_LAMBDA { return exp_as<T>(x, lifted); },
@@ -64,7 +64,7 @@ struct poisson_nll_of {
         log_input, [&]() CUDALOSS_INLINE_LAMBDA { return x; },
         [&]() CUDALOSS_INLINE_LAMBDA { return log_as<T>(e.sum); });
   }
-  // Of a target of 0 an infinite log is none, nor is any beside an infinite rate.
+  // The log counts as 0 if it is infinite and the target is 0, or if the rate is infinite.
   CUDALOSS_INLINE static F counted(const Terms& e, F log) {
     const F taken = select(absolute(log) > largest(F()), F(0), log);
     return select(e.rate.number.value > largest(F()), F(0), select(e.t == F(0), taken, log));

@@ -29,7 +29,7 @@ struct pseudo_huber {
     const N d = difference_in<N>(x, t);
     return {d, Hypotenuse<N>(d, leg)};
   }
-  // With h the root of d^2 + delta^2: d^2 delta / (h + delta), where d is far |d| delta.
+  // With h the root of d^2 + delta^2: d^2 delta / (h + delta), or |d| delta for a far d.
   CUDALOSS_INLINE N value(const Terms& e) const {
     const N sum = sum_of(e.of.root, leg.c), near = quotient_of(leg.c, sum, reciprocal_of(value_of(sum)));
     return absolute(e.d) * select(e.of.is_far, delta, absolute(e.d) * near);

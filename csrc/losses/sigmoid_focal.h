@@ -8,14 +8,14 @@
 
 namespace cudaloss::losses {
 
-// With s = sigmoid(-|x|): q = wrong + tilt s, where `wrong` is the target's share on the other side of 0, and tilt is
-// 1 - 2 wrong; the cross-entropy is wrong |x| + log1p(exp(-|x|)).
+// With s = sigmoid(-|x|): q = wrong + tilt s. `wrong` is the target's share on the other side of 0, and tilt is 1 - 2
+// wrong. The cross-entropy is wrong |x| + log1p(exp(-|x|)).
 template <class F>
 struct FocalSides {
   F x, weight, wrong, tilt, linear;
 };
 
-// The weights of targets of 0 and 1.
+// The weights for targets of 0 and 1.
 template <class F>
 struct FocalWeights {
   F off, on;
@@ -33,7 +33,7 @@ struct FocalWeights {
   }
 };
 
-// Of gamma = 2, whose powers are products: they do not leave the range before the results do.
+// For gamma = 2, whose powers are products: they do not leave the range before the results do.
 template <class T>
 struct squared_focal {
   using F = Scalar<T>;
@@ -41,7 +41,7 @@ struct squared_focal {
 
   struct Terms {
     FocalSides<F> of;
-    F s, q, loss, lost;  // by q
+    F s, q, loss, lost;  // lost: the rounding error of q
   };
 
   FocalWeights<F> weights;
@@ -72,7 +72,7 @@ struct squared_focal {
   }
   // q^2 ((on - off) loss - a x) - 2 a q (s(x) - s(-x)) loss.
   CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const {
-    const bool is_gone = e.q * e.q == F(0);  // then 0, of an infinite x too
+    const bool is_gone = e.q * e.q == F(0);  // the gradient is then 0, also for an infinite x
     const F turn = select(e.of.x < F(0), twice(e.s) - F(1), F(1) - twice(e.s)), x = select(is_gone, F(0), e.of.x);
     const F loss = select(is_gone, F(0), e.loss), slope = fused(-e.of.weight, x, (weights.on - weights.off) * loss);
     return e.q * fused(e.q, slope, -twice(e.of.weight) * (turn * loss)) * scale.hi;
@@ -140,7 +140,7 @@ struct sigmoid_focal {
   }
   // q^gamma ((on - off) loss - a (x + gamma (s(x) - s(-x)) loss / q)).
   CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const {
-    const bool is_gone = e.power.number.value == F(0);  // then 0, of an infinite x too
+    const bool is_gone = e.power.number.value == F(0);  // the gradient is then 0, also for an infinite x
     const F turn = select(e.of.x < F(0), twice(e.s) - F(1), F(1) - twice(e.s)), x = select(is_gone, F(0), e.of.x);
     const F steep = select(is_gone, F(0), gamma.value * (turn * (e.loss / e.q)));
     const F size = fused(-e.of.weight, x + steep, (weights.on - weights.off) * select(is_gone, F(0), e.loss));

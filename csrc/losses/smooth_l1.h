@@ -27,7 +27,7 @@ struct smooth_l1 {
   }
   CUDALOSS_INLINE F grad(T d, Constant<F> scale) const {
     const T ratio = scaled_by(d, inverse.power);
-    return select(absolute(d) >= beta, sign_times(d, scale),  // not so of a NaN among the betas, which then shows
+    return select(absolute(d) >= beta, sign_times(d, scale),  // false for a NaN among the betas, which then shows
                   rounded_finite_product(ratio, times(inverse.fraction, scale)));
   }
 };

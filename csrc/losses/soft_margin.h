@@ -1,4 +1,4 @@
-// The soft margin loss (logistic loss) of targets of 1 and -1: softplus(-w) of w = target * input.
+// The soft margin loss (logistic loss) for targets of 1 and -1: softplus(-w) with w = target * input.
 // Cox, "The Regression Analysis of Binary Sequences", 1958.
 #pragma once
 
@@ -12,9 +12,9 @@ struct soft_margin {
   using F = Scalar<T>;
   using N = Number<T>;
 
-  // w, and sigmoid(-w) and the parts of log1p(exp(-|w|)) divided by `small`.
+  // w; and sigmoid(-w) and the parts of log1p(exp(-|w|)), both divided by `small`.
   struct Terms {
-    F x, t, w, slope, behind;  // -w where that is above 0
+    F x, t, w, slope, behind;  // behind: max(-w, 0)
     Logistic<F> of;
   };
 
@@ -27,7 +27,7 @@ struct soft_margin {
       const Logistic<F> of = logistic(z, select(z > F(ExpParts<F>::limit), F(0), signed_by(w, product.rest)));
       return {x, t, w, select(w < F(0), F(ExpParts<F>::big) - of.sigmoid, of.sigmoid), behind, of};
     } else {
-      const PlainLogistic<F> of = fast_logistic<true>(z);  // which a large target multiplies
+      const PlainLogistic<F> of = fast_logistic<true>(z);  // gradual, because a large target multiplies it
       return {x, t, w, select(w < F(0), F(1) - of.sigmoid, of.sigmoid), behind, {of.sigmoid, of.log}};
     }
   }
@@ -48,7 +48,8 @@ struct soft_margin {
     if constexpr (kHasRest<N>) {
       const F taken = select(e.w > F(ExpParts<F>::limit), F(0), other);
       if constexpr (sizeof(F) == sizeof(float)) return chained_back(e.slope, taken, scale);
-      // Without the rest 2.03 ulp were seen in fp64; in fp32, where its instructions would be felt, 1.86.
+      // Without the rest the largest error was 2.03 ulp in fp64. In fp32, where the extra instructions would cost time,
+      // it is 1.86.
       const F big = ExpParts<F>::big;
       const F rest = select(e.w < F(0), (big - e.slope) - e.of.sigmoid - e.of.sigmoid_rest, e.of.sigmoid_rest);
       return chained_back(WithRest<F>{e.slope, rest}, WithRest<F>{taken, F(0)}, scale, F(ExpParts<F>::small));

@@ -9,13 +9,13 @@
 #include "torch/kernels.h"
 #include "torch/scratch.h"
 
-// In libtorch_cuda, which a CPU-only torch lacks: weak, so that the library still loads there.
+// In libtorch_cuda, which a CPU-only torch does not have. It is weak, so that the library still loads there.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 
 namespace cudaloss::tensors {
 
-// The caller's stream on the tensor's device, which is current while this lives. A guard is made only where another
-// device is current: it costs an allocation and four calls.
+// The caller's stream on the tensor's device. That device is current while this object lives. It makes a guard only if
+// another device is current: a guard costs an allocation and four calls.
 struct CudaContext {
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   cuda::Stream stream = nullptr;
@@ -28,7 +28,7 @@ struct CudaContext {
   }
 };
 
-// A launch of a reduction, which may need memory beside its operands.
+// A launch of a reduction, which may need memory in addition to its operands.
 template <class Request, class Launch>
 void with_scratch(const Request& request, const Tensor& input, const Launch& launch) {
   const CudaContext context(input);

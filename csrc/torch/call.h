@@ -1,4 +1,4 @@
-// One call of an op: what it is given, whether the kernels serve it, and the engine's request for it.
+// One call of an op: its arguments, whether the kernels serve it, and the engine's request for it.
 #pragma once
 
 #include <optional>
@@ -19,8 +19,8 @@ struct Call {
   double scale;
   const Maybe &weight, &mask, &normalizer;
   const std::optional<double>& divisor;  // a normalizer that is a number
-  const Maybe& third;           // in the place of numbers.third; of classes their weights, of vectors an operand
-  int64_t ignore_index = -100;  // of rows; their z_loss is numbers.third
+  const Maybe& third;                    // replaces numbers.third; class weights, or the third operand of vectors
+  int64_t ignore_index = -100;           // for rows; their z_loss is numbers.third
   double softcap = 0.0;
   Reads reads = reads_of(mode.loss);
   bool of_rows = reads != Reads::Element;
@@ -28,26 +28,26 @@ struct Call {
   bool of_vectors = reads == Reads::Vectors || reads == Reads::Distributions, of_classes = of_rows && !of_vectors;
 
   bool elementwise() const { return mode.reduction == Reduction::None; }
-  // Of rows: a class for each of them, not probabilities.
+  // For losses of classes: the target is a class index for each row, not probabilities.
   bool has_indices() const { return of_classes && !is_floating(any_dtype_of(target.scalar_type())); }
   bool ignores_nan() const { return mode.ignore_nan && is_floating(any_dtype_of(target.scalar_type())); }
-  // Whether the denominator must be found out before the pass.
+  // Whether the denominator must be counted before the pass.
   bool counts() const {
     return mode.reduction == Reduction::Mean && !normalizer && !divisor &&
            ((weight && !mode.mean_over_count) || mask || ignores_nan() || has_indices());
   }
-  // Whether a pass of few rows can count by itself, where its engine does so.
+  // Whether a pass over few rows can count by itself, if its engine does so.
   bool counts_few(int64_t rows) const {
     return has_indices() && counts() && mode.batch_dims == 0 && !weight && !mask && !third && rows <= plan::kFewRows;
   }
-  // What the sum over `count` elements is divided by, where nothing must be counted for it.
+  // The divisor of the sum over `count` elements if nothing must be counted for it.
   double known_divisor(int64_t count) const {
     if (mode.reduction != Reduction::Mean) return 1.0;
     return divisor ? *divisor : static_cast<double>(count);
   }
 };
 
-// Why the general kernels do not serve a call over this layout; null where they do.
+// Why the general kernels do not serve a call over this layout; null if they do.
 inline const char* fault_of(const Call& call, const Layout& layout) {
   if (layout.fault()) return layout.fault();
   if (!same_device(call.input, call.target)) return "input and target must be on one device";
@@ -65,19 +65,19 @@ inline const char* fault_of(const Call& call, const Layout& layout) {
   return nullptr;
 }
 
-// Whether the answer to a call with this fault is that the op declines; raises where the caller has looked already.
+// Whether the op declines a call with this fault. Raises if the caller has checked the operands already.
 inline bool declines(const Call& call, const char* fault) {
   if (!fault) return false;
   require(call.mode.may_decline, fault);
   return true;
 }
 
-// Of an op that autograd does not see: who calls it says that he knows.
+// For an op that autograd does not see: its caller must say that he knows.
 inline void require_below_autograd(const Call& call) {
   require(call.mode.is_below_autograd, "autograd does not see this op: call the loss's own, torch.ops.cudaloss.*");
 }
 
-// Whether everything lies as the input does, densely, so that there is one dimension.
+// Whether everything is dense and in the input's order of memory, so that there is one dimension.
 inline bool is_flat(const Call& call, const Tensor* grad_output, std::initializer_list<const Maybe*> gradients) {
   const auto lies = [&](const Tensor& tensor) { return same_order(call.input, tensor); };
   if (call.of_rows || call.weight || call.mask || call.third || call.mode.batch_dims > 0 || !lies(call.target))
@@ -117,8 +117,8 @@ inline int64_t segments_of(const Call& call, const Layout& layout) {
   return segments;
 }
 
-// Whether `denominators` are what a forward of this call gave: a row for each segment, or one for all of them; or none,
-// of rows of indices, whose plain calls keep none.
+// Whether `denominators` can be the result of a forward of this call: one for each segment, or one for all. With rows
+// of indices also none, because their plain calls keep none.
 inline bool has_denominators(const Call& call, const Layout& layout, const Maybe& denominators) {
   if (!call.counts() || (!denominators && call.has_indices())) return true;
   if (!denominators || !same_device(call.input, *denominators)) return false;
@@ -127,7 +127,7 @@ inline bool has_denominators(const Call& call, const Layout& layout, const Maybe
          (sizes[0] == segments_of(call, layout) || sizes[0] == 1) && sizes[1] == 2;
 }
 
-// The denominators, where they must be counted, one for each segment.
+// The denominators, one for each segment, if they must be counted.
 template <class Engine>
 void count_into(const Call& call, const Layout& layout, Divisor* output, Operand unless_one = kNoOperand) {
   Count count = {selection_of(call), any_operand(call.target), kNoOperand, rows_of(call, layout), {}, {}, 1.0, output,
@@ -137,7 +137,7 @@ void count_into(const Call& call, const Layout& layout, Divisor* output, Operand
   const auto is_leading = [&](int dim) { return dim < call.mode.batch_dims; };
   count.segments = layout.in_order(is_leading);
   count.inner = layout.by_memory([&](int dim) { return !is_leading(dim); });
-  // What does not vary is not read again.
+  // Does not read again along dimensions where nothing varies.
   Dims varying = {};
   for (int dim = 0; dim < count.inner.rank; ++dim) {
     const int64_t* stride = count.inner.stride[dim];
@@ -152,7 +152,7 @@ void count_into(const Call& call, const Layout& layout, Divisor* output, Operand
   count.inner = varying;
   Engine::count(count, call.input);
 }
-// The same as a tensor: (segments, 2) of float64, each with its reciprocal.
+// The same as a tensor: (segments, 2) in float64, each with its reciprocal.
 template <class Engine>
 Maybe counted(const Call& call, const Layout& layout, Operand unless_one = kNoOperand) {
   if (!call.counts()) return {};
@@ -166,8 +166,8 @@ inline const Divisor* divisors_in(const Maybe& denominators) {
   return has_any ? static_cast<const Divisor*>(denominators->const_data_ptr()) : nullptr;
 }
 
-// The pass over all elements, with `several` denominators or one, null where none were counted; its dimensions, and
-// what it is to write, are still missing.
+// The pass over all elements, with one denominator or `several`; null if none were counted. The caller adds the
+// dimensions and the results.
 inline Pass pass_of(const Call& call, const Layout& layout, const Divisor* counted, bool several) {
   Pass pass = {};
   pass.input = operand(call.input);

@@ -1,4 +1,4 @@
-// An engine's pass of one loss, by the id of its row in src/cudaloss/_rows.
+// An engine's pass for one loss, found by the id of its row in src/cudaloss/_rows.
 #pragma once
 
 #include "core/pass.h"
@@ -20,8 +20,8 @@
 
 namespace cudaloss::tensors {
 
-// What a loss reads for one of its terms: an element of each operand, all classes of a row, its target's alone, or a
-// vector of each operand, as such or as a distribution's logits.
+// What a loss reads for one of its terms: an element of each operand; all classes of a row; only the target's class; or
+// a vector of each operand, which can be a distribution's logits.
 enum class Reads { Element, Classes, Index, Vectors, Distributions };
 inline Reads reads_of(int64_t loss) {
   switch (loss) {
@@ -35,7 +35,7 @@ inline Reads reads_of(int64_t loss) {
   }
 }
 
-// Takes a request and a tensor of its device.
+// Takes a request and a tensor on its device.
 using Run = void (*)(const Pass&, const Tensor&);
 
 template <template <template <class> class, bool> class Of, template <class> class OfRows>

@@ -1,4 +1,4 @@
-// From tensors that broadcast together to the dimensions of a pass: sorted by memory order, merged where strides allow.
+// From tensors that broadcast together to the dimensions of a pass, sorted by memory order and merged if strides allow.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,13 @@
 
 namespace cudaloss::tensors {
 
-// The dimension of a row's classes: the second, or of a vector the first, as PyTorch has it.
+// The dimension of a row's classes: the second, or the first of a 1-D tensor, as in PyTorch.
 inline int class_dim_of(const Tensor& input) { return input.dim() > 1; }
 
-// The sizes of two tensors broadcast together, and everyone's strides in that shape; of rows without their classes.
+// The sizes of two tensors broadcast together, and everyone's strides in that shape; for rows without their classes.
 class Layout {
  public:
-  // Of rows: the target has an index for each of them, or a probability for each class.
+  // For rows: the target has an index for each row, or a probability for each class.
   struct OfRows {};
   Layout(OfRows, const Tensor& input, const Tensor& target) {
     rank_ = static_cast<int>(input.dim()) - 1;
@@ -49,24 +49,24 @@ class Layout {
     add(kInput, input);
     add(kTarget, target);
   }
-  // Of operands that lie alike and densely, of any rank: one dimension.
+  // For operands of any rank that are dense and in the same order: one dimension.
   explicit Layout(const Tensor& all) : rank_(1), flat_(&all) {
     sizes_[0] = all.numel();
     strides_[0][kInput] = strides_[0][kTarget] = 1;
   }
 
-  // What is wrong with the tensors' shapes; null: nothing. The rest of it holds where nothing is.
+  // What is wrong with the tensors' shapes; null if nothing. The other members are valid only if nothing is.
   const char* fault() const { return fault_; }
   int rank() const { return rank_; }
   torch::headeronly::IntHeaderOnlyArrayRef sizes() const { return {sizes_, static_cast<size_t>(rank_)}; }
-  // Of the result: the sizes of all its dimensions.
+  // The result's sizes, of all its dimensions.
   torch::headeronly::IntHeaderOnlyArrayRef shape() const { return flat_ ? flat_->sizes() : sizes(); }
   torch::headeronly::IntHeaderOnlyArrayRef leading_sizes(int64_t dims) const {
     return {sizes_, static_cast<size_t>(dims)};
   }
 
-  // Gives `place` the strides of a tensor that broadcasts to the shape, aligned at the last dimension; or at the first
-  // (`leading`), for a tensor with one element for each index of the leading dimensions.
+  // Gives `place` the strides of a tensor that broadcasts to the shape, aligned at the last dimension. With `leading`,
+  // aligned at the first: for a tensor with one element for each index of the leading dimensions.
   void add(Place place, const Tensor& tensor, bool leading = false) {
     if (fault_) return;
     if (of_classes(tensor)) return add_with_classes(place, tensor);
@@ -103,7 +103,7 @@ class Layout {
   int64_t classes() const { return classes_; }
   const int64_t* class_strides() const { return class_stride_; }
 
-  // The dimensions that are `chosen`, in their order: the last one is the fastest.
+  // The dimensions that `chosen` selects, in their order: the last one is the fastest.
   template <class Chosen>
   Dims in_order(const Chosen& chosen) const {
     Dims dims = {};
@@ -113,13 +113,13 @@ class Layout {
     return merged(dims);
   }
 
-  // The dimensions that are `chosen`, as the input lies in memory; where it is broadcast, as the others do.
+  // The dimensions that `chosen` selects, in the input's memory order; if it is broadcast, in that of the others.
   template <class Chosen>
   Dims by_memory(const Chosen& chosen) const {
     int order[kMaxDims], count = 0;
     for (int dim = rank_ - 1; dim >= 0; --dim) {
       if (!chosen(dim) || sizes_[dim] == 1) continue;
-      // An insertion sort that goes past what is incomparable: std::sort wants an order of all.
+      // An insertion sort that passes over dimensions that do not compare: std::sort needs an order of all.
       int at = count++;
       order[at] = dim;
       for (int before = at - 1; before >= 0; --before) {
@@ -137,7 +137,7 @@ class Layout {
   }
 
  private:
-  // Of rows, whether it has the classes too.
+  // For rows: whether the tensor also has the classes.
   bool of_classes(const Tensor& tensor) const { return is_of_rows() && tensor.dim() == rank_ + 1; }
 
   void add_with_classes(Place place, const Tensor& tensor) {
@@ -161,7 +161,7 @@ class Layout {
     }
   }
 
-  // Which of two dimensions is the faster: negative: a, positive: b, 0: nobody's strides tell.
+  // Which of two dimensions is faster: negative: a, positive: b, 0: no strides decide.
   int compare(int a, int b) const {
     for (const Place place : {kInput, kTarget, kWeight, kMask, kThird}) {
       const int64_t of_a = strides_[a][place], of_b = strides_[b][place];
@@ -177,7 +177,7 @@ class Layout {
     ++dims.rank;
   }
 
-  // Two neighbours along which everyone goes on at the same pace are one dimension.
+  // Merges neighbours if all strides continue from one into the other.
   static Dims merged(const Dims& dims) {
     Dims found = {};
     for (int dim = 0; dim < dims.rank; ++dim) {
@@ -202,12 +202,12 @@ class Layout {
   int64_t sizes_[kMaxDims];
   int64_t strides_[kMaxDims][kPlaces] = {};
   const Tensor* flat_ = nullptr;
-  int class_dim_ = -1;  // of rows
+  int class_dim_ = -1;  // for rows
   int64_t classes_ = 0, class_stride_[kPlaces] = {};
 };
 
-// Fresh memory for something of the shape of `like`: in its layout where that is dense, else in its order of
-// dimensions, or contiguous where it is expanded. src/cudaloss/_private.py predicts the same.
+// New memory in the shape of `like`: in its layout if that is dense; contiguous if it is expanded; otherwise in its
+// order of dimensions. src/cudaloss/_private.py predicts the same.
 inline Tensor empty_as(const Tensor& like, ScalarType dtype) {
   if (is_dense(like)) return empty_dense(like, dtype);
   const auto sizes = like.sizes(), strides = like.strides();

@@ -1,4 +1,4 @@
-// How an op is to work, in one int: each argument more costs the dispatcher 0.25 us, a string or a ScalarType 0.5.
+// How an op works, in one int: each further argument costs the dispatcher 0.25 us, a string or a ScalarType 0.5.
 // src/cudaloss/_modes.py packs it.
 #pragma once
 
@@ -13,12 +13,12 @@ enum class Reduction { None, Mean, Sum };
 struct Mode {
   Reduction reduction;
   ScalarType dtype;            // of the loss
-  bool for_input, for_target;  // whose gradient is wanted
+  bool for_input, for_target;  // the gradients to make
   bool ignore_nan;
-  bool may_decline;  // the caller has not looked at the operands: the answer may be undefined tensors, None in Python
-  bool is_below_autograd;  // the caller is the op's autograd, or knows that nothing asks for it
-  bool for_third;          // of a backward: the third operand's gradient is wanted, in the place of the input's
-  bool mean_over_count;    // a mean divides by the number of elements in play, not by the sum of their weights
+  bool may_decline;  // the caller has not checked the operands: the op may return undefined tensors, None in Python
+  bool is_below_autograd;  // the caller is the op's autograd, or knows that nothing requires a gradient
+  bool for_third;          // in a backward: make the third operand's gradient, in the place of the input's
+  bool mean_over_count;    // a mean divides by the number of selected elements, not by the sum of their weights
   int flags;               // of the loss itself
   int64_t batch_dims;
   int64_t loss;  // the id of its row in _rows/

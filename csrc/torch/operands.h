@@ -17,8 +17,8 @@ namespace cudaloss::tensors {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// The Python layer has checked the arguments and chosen the path: what reaches these checks is a direct call of a
-// private op, or a compiler that changed an operand's layout.
+// The Python layer has already checked the arguments and chosen the path. Only a direct call of a private op, or a
+// compiler that changed an operand's layout, reaches these checks.
 inline void require(bool condition, const char* message) {
   if (!condition) throw std::runtime_error(std::string("cudaloss: ") + message);
 }
@@ -74,7 +74,7 @@ inline Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef sizes, torch::heade
                               : "out of memory: the result could not be allocated");
   return Tensor(handle);
 }
-// The memory format of `like`, which is dense.
+// In the memory format of `like`, which is dense.
 inline Tensor empty_dense(const Tensor& like, ScalarType dtype) {
   Tensor tensor = empty(like.sizes(), like.strides(), dtype, like);
   if (!tensor.is_cuda()) {
@@ -83,7 +83,7 @@ inline Tensor empty_dense(const Tensor& like, ScalarType dtype) {
   return tensor;
 }
 
-// Whether the elements fill one block of memory, in whatever order of dimensions.
+// Whether the elements fill one block of memory, in any order of dimensions.
 inline bool is_dense(const Tensor& tensor) {
   if (tensor.is_contiguous()) return true;
   const auto sizes = tensor.sizes(), strides = tensor.strides();
@@ -104,7 +104,7 @@ inline bool same_sizes(const Tensor& a, const Tensor& b) {
   return sizes.size() == other.size() && std::equal(sizes.begin(), sizes.end(), other.begin());
 }
 
-// Whether position i in memory is the same element in both.
+// Whether each position in memory holds the same element of both.
 inline bool same_order(const Tensor& a, const Tensor& b) {
   if (!same_sizes(a, b)) return false;
   const auto sizes = a.sizes();
@@ -119,7 +119,7 @@ inline bool same_device(const Tensor& a, const Tensor& b) {
   return a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
 }
 
-// An expanded scalar, as the backward of sum() sends it.
+// An expanded scalar, such as the backward of sum() sends.
 inline bool is_broadcast_scalar(const Tensor& tensor) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   for (size_t dim = 0; dim < sizes.size(); ++dim) {

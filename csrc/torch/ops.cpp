@@ -1,4 +1,4 @@
-// The private ops on each backend, on the LibTorch stable ABI. Schemas and all that is public are Python's.
+// The private ops on each backend, on the LibTorch stable ABI. Python has the schemas and everything public.
 #include <torch/csrc/stable/library.h>
 
 #include "torch/backend_cpu.h"

@@ -1,5 +1,5 @@
-// The ops of all losses; src/cudaloss/_private.py has their schemas. An op that may decline answers with
-// undefined tensors, which are None in Python, as are gradients that nobody wants.
+// The ops of all losses; src/cudaloss/_private.py has their schemas. An op that declines returns undefined tensors,
+// which are None in Python. So are gradients that nobody asks for.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -11,7 +11,7 @@
 
 namespace cudaloss::tensors {
 
-// What the ops' schemas have in common, in its order.
+// The common part of the ops' schemas, in its order.
 #define CUDALOSS_PARAMETERS                                                                              \
   Tensor input, Tensor target, int64_t mode, double parameter, double scale, Maybe weight, Maybe mask,   \
       Maybe normalizer, std::optional<double> divisor, Maybe third, double second, int64_t ignore_index, \
@@ -24,7 +24,7 @@ namespace cudaloss::tensors {
 
 constexpr char kReducedOnly[] = "only a reduced loss has its gradients in the same pass";
 
-// What a forward finds; no value where it declines.
+// The results of a forward; without a value if it declines.
 struct Found {
   Maybe value, grad_input, grad_target, denominators;
 };
@@ -35,7 +35,7 @@ inline Maybe gradient_as(const Tensor& operand, bool wanted) {
   return wanted ? Maybe(empty_as(operand, operand.scalar_type())) : Maybe();
 }
 
-// The layout of single losses: that of the input, else of the target, where one has the result's shape.
+// Single losses have the layout of the input, or of the target if only it has the result's shape.
 inline Tensor empty_losses(const Call& call, const Layout& layout) {
   for (const Tensor* like : {&call.input, &call.target}) {
     if (!layout.is_of_rows() && layout.is_full(*like)) return empty_as(*like, call.mode.dtype);
@@ -43,7 +43,7 @@ inline Tensor empty_losses(const Call& call, const Layout& layout) {
   return empty_contiguous(layout.sizes(), call.mode.dtype, call.input);
 }
 
-// Whether the pass itself finds the number of rows that count.
+// Whether the pass itself counts the valid rows.
 template <class Engine>
 bool counts_inside(const Call& call, const Layout& layout) {
   if (!Engine::kCountsFewRows) return false;
@@ -52,13 +52,13 @@ bool counts_inside(const Call& call, const Layout& layout) {
   return call.counts_few(rows);
 }
 
-// The loss, the gradients that are wanted, for a grad_output of 1, from the same pass, and the denominators that had to
-// be counted for it.
+// The loss, the gradients asked for (for a grad_output of 1, from the same pass), and the denominators that were
+// counted for it.
 template <class Engine>
 Found forward_of(const Call& call, bool for_input, bool for_target, bool keeps_denominators = true) {
   Layout layout = layout_of(call);
   if (declines(call, fault_of(call, layout))) return {};
-  // Of unequal shapes the caller is to be warned, by whoever has looked.
+  // Unequal shapes: the Python layer checks the call and warns.
   if (call.mode.may_decline && !call.of_rows && !same_sizes(call.input, call.target)) return {};
   require((!for_input || layout.is_full(call.input)) && (!for_target || layout.is_full(call.target)),
           "an operand that is broadcast has its gradient in a pass of its own");
@@ -71,7 +71,7 @@ Found forward_of(const Call& call, bool for_input, bool for_target, bool keeps_d
   if (call.elementwise()) layout.add(kFirst, *found.value);
   if (for_input) layout.add(kFirst, *found.grad_input);
   if (for_target) layout.add(kSecond, *found.grad_target);
-  // One that nobody asks for needs no tensor where the CPU reads it: 0.6 us.
+  // If nobody asks for the denominator and the CPU reads it, no tensor is made: saves 0.6 us.
   Divisor own;
   const bool is_own = !keeps_denominators && call.counts() && call.mode.batch_dims == 0 && call.input.is_cpu();
   if (is_own) {
@@ -104,8 +104,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward_with_grad(CUDALOSS_PARAMETERS
           or_undefined(found.denominators)};
 }
 
-// The two for calls without options: five arguments and one result less take the dispatcher 0.9 of 4.4 us (smooth L1 of
-// 64 elements on the CPU).
+// The two ops for calls without options. Five arguments and one result less save 0.9 of the dispatcher's 4.4 us (smooth
+// L1 of 64 elements on the CPU).
 template <class Engine>
 Found plain_call(const Tensor& input, const Tensor& target, int64_t mode, double parameter, bool with_grad) {
   const Maybe none;
@@ -128,7 +128,7 @@ std::tuple<Tensor, Tensor, Tensor> loss_with_grad(Tensor input, Tensor target, i
   return {or_undefined(found.value), or_undefined(found.grad_input), or_undefined(found.grad_target)};
 }
 
-// The denominators of a mean alone, for a part of the data: processes add them up before they divide.
+// Only the denominators of a mean, for a part of the data: processes add them up before they divide.
 template <class Engine>
 Tensor count(Tensor input, Tensor target, int64_t mode, Maybe weight, Maybe mask) {
   const Maybe none;
@@ -139,7 +139,7 @@ Tensor count(Tensor input, Tensor target, int64_t mode, Maybe weight, Maybe mask
   return or_undefined(counted<Engine>(call, layout));
 }
 
-// Why the kernels do not serve a backward of this call; null where they do.
+// Why the kernels do not serve a backward of this call; null if they do.
 inline const char* backward_fault(const Call& call, const Layout& layout, const Tensor& grad_output,
                                   const Maybe& denominators) {
   if (const char* fault = fault_of(call, layout)) return fault;
@@ -152,8 +152,8 @@ inline const char* backward_fault(const Call& call, const Layout& layout, const 
   return has_denominators(call, layout, denominators) ? nullptr : "denominators must be those of the forward";
 }
 
-// What a plain call counted and did not keep is counted again, unless its gradients are right as they are: of
-// cross_entropy (2^24, 10) fp32 that took 54 us of a step of 730 (H100).
+// A plain call does not keep its denominators, so they are counted again, except if its gradients are already right:
+// the count of cross_entropy (2^24, 10) fp32 took 54 us of a step of 730 (H100).
 template <class Engine>
 Maybe found_again(const Call& call, const Layout& layout, const Maybe& denominators, Operand unless_one = kNoOperand) {
   const bool has_them = denominators || layout.fault() || !call.has_indices() || counts_inside<Engine>(call, layout);
@@ -168,7 +168,7 @@ inline Pass backward_pass(const Call& call, Layout& layout, const Tensor& grad_o
   return pass;
 }
 
-// Fills the gradients that are wanted, of operands that have the result's shape.
+// Fills the gradients asked for, of operands with the result's shape.
 template <class Engine>
 void full_gradients(const Call& call, Layout layout, const Tensor& grad_output, const Maybe& denominators,
                     const Maybe& grad_input, const Maybe& grad_target, bool hold_unit_gradients) {
@@ -183,7 +183,7 @@ void full_gradients(const Call& call, Layout layout, const Tensor& grad_output, 
   Engine::pass(pass, call.input);
 }
 
-// The gradient of an operand that is broadcast: a segment for each of its elements, summed over all others.
+// The gradient of a broadcast operand: a segment for each of its elements, summed over everything else.
 template <class Engine>
 Tensor summed_gradient(const Call& call, Layout layout, const Tensor& grad_output, const Maybe& denominators,
                        const Tensor& operand, Summed summed) {
@@ -214,7 +214,7 @@ Tensor third_gradient(const Call& call, const Layout& layout, const Tensor& grad
   return *gradient;
 }
 
-// The gradients that are wanted, from the operands.
+// The gradients asked for, from the operands.
 template <class Engine>
 std::tuple<Tensor, Tensor> backward(Tensor grad_output, Maybe kept, CUDALOSS_PARAMETERS) {
   const Call call = CUDALOSS_CALL;
@@ -234,14 +234,14 @@ std::tuple<Tensor, Tensor> backward(Tensor grad_output, Maybe kept, CUDALOSS_PAR
   return {or_undefined(grad_input), or_undefined(grad_target)};
 }
 
-// Whether all of it is known to be 1 without waiting for a GPU.
+// Whether grad_output is known to be 1 everywhere without waiting for a GPU.
 inline bool is_unit_on_cpu(const Tensor& grad_output) {
   return grad_output.is_cpu() && grad_output.numel() > 0 && is_broadcast_scalar(grad_output) &&
          number_at<double>(operand(grad_output), 0) == 1.0;
 }
 
-// Makes the gradients that `forward_with_grad` gave those for `grad_output`; nothing to do where that is 1. False
-// where the op declines: hooks on saved tensors may have answered with anything.
+// Turns the gradients of `forward_with_grad` into those for `grad_output`; if that is 1, there is nothing to do. False
+// if the op declines: hooks on saved tensors may have returned anything.
 template <class Engine>
 bool rescale(Maybe grad_input, Maybe grad_target, Tensor grad_output, Maybe kept, CUDALOSS_PARAMETERS) {
   const Call call = CUDALOSS_CALL;

@@ -1,4 +1,4 @@
-// Where the blocks of a reduction leave their sums, without an allocation a call.
+// Where the blocks of a reduction leave their sums, without an allocation in each call.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace cudaloss::tensors {
 
-// The workspace of one stream, whose launches take turns with it.
+// The workspace of one stream. Its launches use it one after the other.
 inline cuda::Workspace workspace_of(int32_t device, cuda::Stream stream) {
   struct Known {
     int32_t device;
@@ -39,14 +39,13 @@ inline unsigned* ticket_for_capture(int32_t device) {
   return device < kDevices ? cuda::capture_ticket(used[device]++) : nullptr;
 }
 
-// The workspace of one reduction, valid for launches on `stream` while this lives. A captured launch runs again
-// whenever its graph does, beside other graphs and other work: it gets memory of its graph's own and a ticket of its
-// own.
+// The workspace of one reduction, valid for launches on `stream` while this object lives. A captured launch runs again
+// with its graph, beside other graphs and other work, so it gets memory of its graph and its own ticket.
 class Scratch {
  public:
   Scratch(const Tensor& device_of, cuda::Stream stream) : device_of_(device_of), stream_(stream) {}
 
-  // Of which the engine takes what its launch needs, once.
+  // The engine takes what its launch needs from it, once.
   cuda::Memory memory() {
     return {[](void* scratch, int64_t partials, int64_t partial_bytes) {
               return static_cast<Scratch*>(scratch)->take(partials, partial_bytes);

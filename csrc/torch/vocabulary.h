@@ -1,4 +1,4 @@
-// The ops of a cross entropy whose classes are shared out over processes: of those that this one has.
+// The ops of a cross entropy whose classes are split over processes, for the classes of this process.
 #pragma once
 
 #include <tuple>
@@ -7,7 +7,7 @@
 
 namespace cudaloss::tensors {
 
-// What both ops' schemas begin with; `how` is that of single losses of cross_entropy.
+// The first arguments of both ops' schemas; `how` is that of single losses of cross_entropy.
 #define CUDALOSS_PART                                                                                             \
   Tensor input, Tensor target, int64_t how, std::optional<Tensor> mask, int64_t first_class, int64_t all_classes, \
       int64_t ignore_index
@@ -39,8 +39,8 @@ struct PartCall {
   }
 };
 
-// Of each row, in float64: log(sum of exp(x)) of the classes that are not the target's; and the target's logit, -inf
-// where it is another process's.
+// For each row, in float64: log(sum of exp(x)) over the classes except the target's; and the target's logit, -inf if
+// another process has it.
 template <class Engine>
 std::tuple<Tensor, Tensor> vocabulary_part(CUDALOSS_PART) {
   PartCall own(input, target, how, mask, first_class, all_classes, ignore_index);
@@ -54,7 +54,7 @@ std::tuple<Tensor, Tensor> vocabulary_part(CUDALOSS_PART) {
   return {log_sums, targets};
 }
 
-// The logits' gradients, from those of the two results, which lie alike.
+// The logits' gradients, from the gradients of the two results, which must have equal strides.
 template <class Engine>
 Tensor vocabulary_part_backward(Tensor grad_log_sums, Tensor grad_targets, CUDALOSS_PART) {
   PartCall own(input, target, how, mask, first_class, all_classes, ignore_index);

@@ -1,6 +1,6 @@
-// Cross-entropy of logits and a class index: (1 - s) w_y (lse - x_y) + s / C sum_j w_j (lse - x_j) + z lse^2, of a
-// label smoothing s, class weights w, and z_loss z (Devlin et al., 2014; PaLM, 2022). Of probabilities q in
-// the place of an index, with q' = (1 - s) q + s / C: sum_j w_j q'_j (lse - x_j) + z lse^2.
+// Cross-entropy of logits and a class index: (1 - s) w_y (lse - x_y) + s / C sum_j w_j (lse - x_j) + z lse^2, with
+// label smoothing s, class weights w and z_loss z (Devlin et al., 2014; PaLM, 2022). With probabilities q instead of an
+// index, and q' = (1 - s) q + s / C: sum_j w_j q'_j (lse - x_j) + z lse^2.
 #pragma once
 
 #include "core/numbers.h"
@@ -15,7 +15,7 @@ struct cross_entropy {
 
   explicit cross_entropy(const Pass& pass) : smoothing(pass.numbers.second), z_loss(pass.rows.z_loss) {}
 
-  // Of an index whose class has this weight.
+  // For an index. `weight` is its class's weight.
   CUDALOSS_INLINE ClassRow finish(const OtherClasses<double>& others, double target, double weight,
                                   const ClassShares& shared, double classes) const {
     const Softmax<double> softmax = softmax_of(others, target);
@@ -30,8 +30,8 @@ struct cross_entropy {
             fused(-hard, not_target, of_own), softmax.log_all};
   }
 
-  // Of probabilities, one class with the largest logit and its share in the place of the target's: the sum is without
-  // it, as lse - x of a class that is nearly certain is no more than that.
+  // For probabilities. One class with the largest logit, and its share, replace the target's, so the sum excludes them:
+  // lse - x of a nearly certain class is no larger than that sum.
   CUDALOSS_INLINE ClassRow finish(const OtherClasses<double>& others, double largest, double share,
                                   const ClassShares& shared) const {
     const Softmax<double> softmax = softmax_of(others, largest);
@@ -42,7 +42,7 @@ struct cross_entropy {
             fused(of_all.value, own, -share), softmax.log_all};
   }
 
-  // An index's loss in float, as a GPU has it, of class weights or smoothing but not both.
+  // An index's loss in float, for the GPU: class weights or smoothing, but not both.
   struct InFloat {
     Constant<float> hard;
     float smoothing, each, others, z_loss;
@@ -57,14 +57,13 @@ struct cross_entropy {
           smooths(loss.smoothing != 0.0),
           is_plain(loss.smoothing == 0.0 && loss.z_loss == 0.0) {}
 
-    // What the probabilities are multiplied by in the gradients, from which `share` is taken, and the target's, which
-    // is at_target - of_all (1 - p).
+    // The gradients are of_all times the probabilities, minus `share`; the target's is at_target - of_all (1 - p).
     template <class N>
     struct Factors {
       N of_all;
       float share, at_target;
     };
-    // log_all: of the sum of exp(x); wanted where there is a z_loss.
+    // log_all: of the sum of exp(x); needed only with a z_loss.
     template <class N>
     CUDALOSS_INLINE Factors<N> factors(float log_all, float weight) const {
       const N weights = number_of<N>({weight, 0.0f});
@@ -72,7 +71,7 @@ struct cross_entropy {
       const float twice_lse = 2.0f * z_loss * log_all;
       return {sum_with(number_of<N>(hard) * weights, smoothing + twice_lse), each, others + twice_lse};
     }
-    // plain: the loss of no option; below: the sum of (target - x), of a target of -inf that of -x.
+    // plain: the loss without options. below: the sum of (target - x), or of -x if the target is -inf.
     template <class N>
     CUDALOSS_INLINE N loss(N plain, float log_all, float target, float below, float weight) const {
       const N weights = number_of<N>({weight, 0.0f});

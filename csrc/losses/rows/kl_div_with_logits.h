@@ -1,5 +1,5 @@
 // The divergence of q = softmax(x / T) from p = softmax(t / T): T^2 sum of p (log p - log q). With d = log q - log p it
-// is a sum of p (exp(d) - 1 - d), since p and q each sum to 1: no term is negative, and none cancels.
+// is a sum of p (exp(d) - 1 - d), because p and q each sum to 1: no term is negative, and none cancels.
 #pragma once
 
 #include "core/distributions.h"
@@ -12,12 +12,12 @@ struct kl_div_with_logits {
 
   CUDALOSS_INLINE explicit kl_div_with_logits(const Numbers& numbers) : temperature(numbers.third) {}
 
-  // What is summed up over the classes; and q - p, which is the gradient over T and the incoming one.
+  // The term of a class in the sum; and q - p, which is the gradient without its factors T and the incoming gradient.
   template <class F>
   struct Term {
     F divergence, excess;
   };
-  // Where d is small differences of q and p would cancel.
+  // For a small d, differences of q and p would cancel.
   template <class T, class F = Scalar<T>>
   CUDALOSS_INLINE static Term<F> term(F q, F p, F d) {
     const F tail = d * d * exp_tail_as<T>(d), difference = q - p;
@@ -27,19 +27,20 @@ struct kl_div_with_logits {
   }
   CUDALOSS_INLINE double loss(double divergence) const { return temperature * temperature * divergence; }
 
-  // Of a row whose q and p do not sum to 1, as the sums of exp were coarse, and whose d are off likewise: of the sums
-  // of its terms and of p the divergence, what q and p are to be multiplied by, and what d is to be lowered by.
+  // Corrects a row whose q, p and d are slightly off, because the sums of exp were coarse and q and p do not sum to 1.
+  // From the sums of its terms, of q - p and of p: the divergence, the factors for q and p, and what to subtract from
+  // d.
   struct Corrected {
     double divergence, of_q, of_p, lowered;
   };
   CUDALOSS_INLINE static Corrected corrected(double divergence, double excess, double p) {
     const double more = excess / p, square = more * more * fused(more, fused(more, 0.25, -1.0 / 3), 0.5);
     const double found = divergence / p - square;                      // square: more - log(1 + more)
-    const double kept = select(found < 0x1p-16 * square, 0.0, found);  // the terms' own roundings
+    const double kept = select(found < 0x1p-16 * square, 0.0, found);  // below this, only the rounding of the terms
     return {kept, 1.0 / (p + excess), 1.0 / p, more - square};
   }
 
-  // Over T and the incoming one; d of a p of 0 may be NaN.
+  // Without the factors T and the incoming gradient. If p is 0, d may be NaN.
   template <class F>
   CUDALOSS_INLINE static F grad_target(F p, F d, F divergence) {
     return select(p == F(0), F(0), p * (-d - divergence));

@@ -1,4 +1,4 @@
-// Negative log-likelihood of log-probabilities and a class index: -w_y x_y, of class weights w.
+// Negative log-likelihood of log-probabilities and a class index: -w_y x_y, with class weights w.
 #pragma once
 
 #include "core/pass.h"
@@ -9,7 +9,7 @@ namespace cudaloss::losses {
 struct nll {
   explicit nll(const Pass&) {}
 
-  // Of the target's log-probability and its class's weight.
+  // From the target's log-probability and its class's weight.
   CUDALOSS_INLINE double loss(double x, double weight) const { return -weight * x; }
   CUDALOSS_INLINE double grad_input(double weight) const { return -weight; }
 };

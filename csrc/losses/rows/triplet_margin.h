@@ -1,5 +1,5 @@
-// Of an anchor a, a positive p and a negative n (Balntas et al., 2016): max(|u| - |v| + margin, 0), with u = a - p +
-// eps and v = a - n + eps; with `swap` |w| in the place of |v| where it is smaller, w = p - n + eps.
+// For an anchor a, a positive p and a negative n (Balntas et al., 2016): max(|u| - |v| + margin, 0), with u = a - p +
+// eps and v = a - n + eps. With `swap`, |w| replaces |v| if it is smaller; w = p - n + eps.
 #pragma once
 
 #include "core/pass.h"
@@ -23,7 +23,7 @@ struct triplet_margin {
     // A distance of 0 has a gradient of 0.
     const double u = select(near == 0.0, 0.0, inverse_norm(near)), v = select(far == 0.0, 0.0, inverse_norm(far));
     const double loss = norm_of(near, u) - norm_of(far, v) + margin;
-    if (loss < 0.0) return {};  // at 0 it has a gradient, as PyTorch's clamp
+    if (loss < 0.0) return {};  // at 0 it has a gradient, like PyTorch's clamp
     if (loss != loss) return {loss, {loss, loss}, {loss, loss}, {loss, loss}, UsesW::No};
     if (uses_w) return {loss, {u, 0.0}, {-u, -v}, {0.0, v}, UsesW::Yes};
     if (swap && sums.third == sums.vv) {
