@@ -2,16 +2,179 @@
 // if sums must be folded. Included by the source of each loss, which setup.py writes.
 #pragma once
 
+#include <algorithm>
 #include <stdexcept>
 #include <type_traits>
 
-#include "cuda/dense_impl.cuh"
+#include "cuda/dense.cuh"
 #include "cuda/engine.h"
+#include "cuda/launch.h"
 #include "cuda/pass_parameters.cuh"
+#include "cuda/pass_plan.h"
 #include "cuda/strided.h"
 #include "cuda/vectorized_pass.cuh"
 
 namespace cudaloss::cuda {
+
+// Whether all operands are dense and in the same order, without other options, and the host knows the divisor.
+inline bool is_dense(const Pass& r) {
+  const Dims& inner = r.inner;
+  const auto lies = [&](Place place, const void* data) {
+    return !data || inner.rank == 0 || inner.stride[0][place] == 1;
+  };
+  return r.segments.rank == 0 && inner.rank <= 1 && r.summed == Summed::Losses && !r.selection.mask.data &&
+         !r.selection.weight.data && !r.selection.ignore_nan && !r.third.data && !r.denominator.counted &&
+         !r.denominator.normalizer.data && lies(kInput, r.input.data) && lies(kTarget, r.target.data) &&
+         lies(kFirst, r.losses.data ? r.losses.data : r.grad_input.data) && lies(kSecond, r.grad_target.data);
+}
+
+// Whether the arithmetic for the two input dtypes is precise enough for the result. It is fp64 only for fp64 operands.
+inline bool is_native(const Pass& r) {
+  const auto is_double = [](const Result& result) { return result.data && result.dtype == DType::Float64; };
+  if (r.input.dtype != DType::Float64 && (is_double(r.reduction) || is_double(r.losses))) return false;
+  if (r.input.dtype == r.target.dtype) return true;
+  // A half's gradient beside an fp32 target uses a half's arithmetic; the target's own gradient would need fp32's.
+  return is_half(r.input.dtype) && r.target.dtype == DType::Float32 && !r.grad_target.data;
+}
+
+// A dense pass that looks for its kernel; there may be none.
+template <template <class> class Loss>
+struct DenseLauncher {
+  const Pass& r;
+  const Memory& memory;
+  Stream stream;
+  const int64_t count = r.inner.count();
+
+  template <class T>
+  using Value = Functor<Loss, ArithmeticOf<Loss, T>>;
+
+  template <class TV, class A, class B>
+  bool sum() const {
+    using P = Partial<ArithmeticOf<Loss, TV>>;
+    constexpr int N = vector<A, B>();
+    const int64_t blocks = plan::sum_blocks(count, N);
+    folded<P>(blocks, quotient(), memory, stream, [&](const auto& fold) {
+      launch(sum_kernel<P, A, B, N, Value<TV>>, Start::Alone, blocks, plan::kSum.threads, stream, Value<TV>(r.numbers),
+             operands<A, B>(), fold);
+    });
+    return true;
+  }
+
+  template <bool kWhole, class TV, class TG, class A, class B>
+  bool train() const {
+    using P = Partial<ArithmeticOf<Loss, TV>>;
+    constexpr TrainPolicy policy = train_policy<Value<TV>, A, B>();
+    constexpr int N = policy.vector;
+    const int64_t blocks = plan::train_blocks(count, N, policy.launch);
+    folded<P>(blocks, quotient(), memory, stream, [&](const auto& fold) {
+      launch(train_kernel<policy.launch.threads, policy.launch.vectors, policy.blocks, kWhole, P, A, B, N, Value<TV>,
+                          Value<TG>>,
+             Start::Alone, blocks, plan::train_threads(count, N, policy.launch), stream, Value<TV>(r.numbers),
+             Value<TG>(r.numbers), scale<TG>(), operands<A, B>(), gradients<A, B>(), fold);
+    });
+    return true;
+  }
+
+  template <class TV, class TG, class A, class B>
+  bool map() const {
+    constexpr int N = vector<A, B>();
+    const bool each = r.grad_output.data && r.inner.rank > 0 && r.inner.stride[0][kGradOutput] != 0;
+    int64_t blocks = plan::ceil_div(count, plan::kMap.tile(N));
+    if (r.hold_unit_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
+    launch(map_kernel<A, B, N, Value<TV>, Value<TG>>, Start::Alone, blocks, plan::kMap.threads, stream,
+           Value<TV>(r.numbers), Value<TG>(r.numbers), scale<TG>(), operands<A, B>(), gradients<A, B>(),
+           MapParameters{r.losses, r.scale, {r.grad_output, !each}, r.hold_unit_gradients});
+    return true;
+  }
+
+  // A training step of many aligned fp32 or bfloat16 elements, or only its loss.
+  bool train_many() const {
+    if (!r.reduction.data || count <= plan::kExactCount || !is_aligned() || r.input.dtype != r.target.dtype)
+      return false;
+    if (r.input.dtype == DType::Float32) return train<true, float, FloatFloat, float, float>();
+    if (r.input.dtype == DType::BFloat16) return train<true, FastFloat, FastFloat, BFloat16, BFloat16>();
+    return false;
+  }
+
+  bool is_aligned() const {
+    return is_aligned(r.input.data) && is_aligned(r.target.data) && is_aligned(r.grad_input.data) &&
+           is_aligned(r.grad_target.data);
+  }
+
+ private:
+  static bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0; }
+  template <class A, class B>
+  static constexpr int vector() {
+    return plan::vector_elements(sizeof(A), sizeof(B));
+  }
+  Quotient quotient() const { return {r.denominator.constant, r.scale, r.reduction}; }
+  template <class T>
+  Constant<Scalar<T>> scale() const {
+    return ratio(r.scale, r.denominator.constant.value, Scalar<T>());
+  }
+  template <class Element>
+  Accessor<Element> accessor(const Operand& operand) const {
+    return accessor_of<Element>(operand, {1, is_aligned(operand.data)});
+  }
+  template <class A, class B>
+  Dense<A, B> operands() const {
+    return {accessor<A>(r.input), accessor<B>(r.target), is_aligned(r.input.data) && is_aligned(r.target.data), count};
+  }
+  template <class A, class B>
+  Gradients<A, B> gradients() const {
+    return {accessor<A>(as_operand(r.grad_input)), accessor<B>(as_operand(r.grad_target))};
+  }
+};
+
+// Launches one of the kernels for the dtypes of training code: 15 for each loss; the two halves share kernels that
+// their conversion does not slow down. Returns false for other dtypes, which the general pass serves.
+template <template <class> class Loss>
+bool launch_any_dense(const DenseLauncher<Loss>& to) {
+  const Pass& r = to.r;
+  const DType input = r.input.dtype, target = r.target.dtype;
+  const bool trains = r.grad_input.data || r.grad_target.data;
+  if (!r.reduction.data) {
+    if (input == DType::Float64) return to.template map<double, double, double, double>();
+    if (input == DType::Float32) return to.template map<FloatFloat, FloatFloat, float, float>();
+    if (is_half(target)) return to.template map<float, FastFloat, AnyHalf, AnyHalf>();
+    return to.template map<FloatFloat, FastFloat, AnyHalf, float>();
+  }
+  if (input == DType::Float64) return to.template train<false, double, double, double, double>();
+  // Never makes fp16 gradients in one pass with the sum: divided by a large count they could underflow before the
+  // factor of a gradient scaler.
+  if (trains && input == DType::Float16) return false;
+  const bool is_aligned = to.is_aligned(), are_floats = input == DType::Float32, are_alike = input == target;
+  if (to.count <= plan::kExactCount && are_floats)
+    return to.template train<false, FloatFloat, FloatFloat, float, float>();
+  if (trains && !is_aligned && are_floats) return to.template train<false, float, FloatFloat, float, float>();
+  // For these the general pass computes small fp32 sums exactly.
+  if (!are_alike && (to.count <= plan::kExactCount || (trains && !is_aligned))) return false;
+  if (are_alike && !are_floats && (to.count <= plan::kExactCount || (trains && !is_aligned))) {
+    return to.template train<false, float, FastFloat, AnyHalf, AnyHalf>();
+  }
+  const bool few = to.count <= plan::kTrain.tile(plan::vector_elements(size_of(input), size_of(target)));
+  if (trains || (few && is_aligned && input != DType::Float16)) {
+    if (are_floats) return to.template train<true, float, FloatFloat, float, float>();
+    if (is_half(target)) return to.template train<true, FastFloat, FastFloat, BFloat16, BFloat16>();
+    return to.template train<true, float, FastFloat, BFloat16, float>();
+  }
+  if (are_floats) return to.template sum<float, float, float>();
+  if (!is_half(target)) return to.template sum<float, AnyHalf, float>();
+  if (input == DType::BFloat16) return to.template sum<FastFloat, BFloat16, BFloat16>();
+  return to.template sum<FastFloat, Half, Half>();
+}
+
+// kAll: launches any of these, otherwise only one of the two for many elements.
+template <template <class> class Loss, bool kAll>
+bool launch_dense(const Pass& r, const Memory& memory, Stream stream) {
+  const DenseLauncher<Loss> to = {r, memory, stream};
+  if (!is_native(r)) return false;
+  if constexpr (kAll) {
+    return launch_any_dense(to);
+  } else {
+    return to.train_many();
+  }
+}
 
 // A pass over whole vectors that looks for its kernel. TV is the arithmetic of the losses, TG that of the gradients.
 template <template <class> class Loss>

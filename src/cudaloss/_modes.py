@@ -1,4 +1,4 @@
-"""How a private op is to work, packed into one int, as ``csrc/torch/mode.h`` unpacks it.
+"""How a private op is to work, packed into one int, as ``csrc/torch/call.h`` unpacks it.
 
 One int, because the dispatcher takes 0.5 us longer over a ``torch.dtype`` and 0.25 us over each int more.
 """
