@@ -59,9 +59,11 @@ readme-figures: $(VENV)/.built
 	$(BIN)/python benchmarks/plot.py $(REPORT) docs
 	$(BIN)/python benchmarks/readme.py $(REPORT) README.md docs/performance.md $(if $(ROWS),--rows $(ROWS))
 
-# Other projects' software with these losses, in an environment of its own; writes the table of docs/clients.md.
+# Other projects' software with these losses, in an environment of its own; writes the table of docs/clients.md. The tests
+# run the recipes that import this software, some in forked processes, which must find no GPU.
 clients: build/clients/.built
 	build/clients/bin/python benchmarks/clients.py $(ARGS)
+	CUDA_VISIBLE_DEVICES= build/clients/bin/python -m pytest -q -rs tests/frontend/test_docs.py tests/frontend/test_hugging_face.py
 
 sdist: $(VENV)/.packages
 	$(BIN)/python -m build --sdist --no-isolation

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
+import importlib.util
+import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +20,8 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOT_PYTHON = {"sh", "bash", "shell", "console", "text", "cpp", "toml", "yaml", "dockerfile"}
+# Software that a page may import and that is not of the ordinary environment: `make clients` installs it.
+CLIENTS = {"accelerate", "diffusers", "lightning", "transformers"}
 
 
 def blocks(markdown: str, before: int = 0) -> Iterator[tuple[str, str, int]]:
@@ -39,18 +46,46 @@ def run_session(text: str, namespace: dict[str, Any], page: Path, before: int) -
     assert not failures, "".join(failures)
 
 
+def missing(text: str) -> set[str]:
+    """Of CLIENTS, what a block imports and is not installed."""
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            imported.add(node.module or "")
+    found = {name.partition(".")[0] for name in imported} & CLIENTS
+    return {name for name in found if importlib.util.find_spec(name) is None}
+
+
 def run(page: Path, namespace: dict[str, Any]) -> None:
-    """Every Python block of a page, in order and in one namespace."""
+    """Every Python block of a page, in order and in one namespace, up to one that imports what is missing."""
     for language, text, before in blocks(page.read_text()):
         assert language == "python" or language in NOT_PYTHON, f"{page}:{before}: a block of {language!r}"
         if language != "python":
             continue
         if text.lstrip().startswith(">>>"):
             run_session(text, namespace, page, before)
+        elif absent := missing(text):
+            pytest.skip(f"{page.name}:{before}: {', '.join(sorted(absent))} not installed")
         else:
             exec(compile("\n" * before + text, str(page), "exec"), namespace)
 
 
+@pytest.fixture
+def untouched() -> Iterator[None]:
+    """What pages and the software that they use change in the process is as before, afterwards."""
+    threads = torch.get_num_threads()
+    with mock.patch.dict(os.environ):
+        yield
+    torch.set_num_threads(threads)
+    if state := sys.modules.get("accelerate.state"):  # processes that another page forks would take over this one's
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning:lightning")  # of PyTorch, at Lightning's own call
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -69,6 +104,21 @@ def test_wrong_examples_are_seen(tmp_path: Path) -> None:
     page.write_text("```py\nx = 1\n```\n")
     with pytest.raises(AssertionError, match="a block of 'py'"):
         run(page, {})
+
+
+def test_only_what_a_missing_client_needs_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    page, seen = tmp_path / "page.md", {"x": 0}
+    page.write_text("```python\nx = 1\n```\n\n```python\nfrom diffusers.utils import logging\nx = 2\n```\n")
+    with pytest.raises(pytest.skip.Exception, match=r"page.md:5: diffusers not installed"):
+        run(page, seen)
+    assert seen["x"] == 1
+    page.write_text("```python\nassert False\n```\n\n```python\nimport lightning\n```\n")
+    with pytest.raises(AssertionError):
+        run(page, seen)
+    page.write_text("```python\nimport nowhere_to_be_found\n```\n")
+    with pytest.raises(ModuleNotFoundError, match="nowhere_to_be_found"):
+        run(page, seen)
 
 
 def test_the_projects_owner_is_one() -> None:
