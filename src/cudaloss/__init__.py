@@ -1,4 +1,4 @@
-"""Fused loss functions for PyTorch: one pass over memory, with autograd, ``torch.compile``, CPU and CUDA.
+"""Fused loss functions for PyTorch: one pass over memory, with autograd and ``torch.compile``, for CPU and CUDA.
 
 ``torch.ops.cudaloss.smooth_l1(input, target)`` and its siblings are registered on import; the functions and modules
 here replace ``torch.nn.functional``'s and ``torch.nn``'s of the same names.
@@ -6,7 +6,7 @@ here replace ``torch.nn.functional``'s and ``torch.nn``'s of the same names.
 
 from importlib import metadata as _metadata
 
-from . import _build  # first: it says what is wrong with the binary or with torch, where that is so
+from . import _build  # first: it reports a problem with the binary or with torch
 
 try:
     from . import functional, modules
@@ -19,7 +19,7 @@ from .functional import *  # noqa: F403
 from .modules import *  # noqa: F403
 
 try:
-    __version__ = _metadata.version("cudaloss")  # with the build's local part, +cpu say
+    __version__ = _metadata.version("cudaloss")  # with the build's local part, for example +cpu
 except _metadata.PackageNotFoundError:  # a checkout on the path
     __version__ = _VERSION
 __all__ = ["functional", "modules"]

@@ -1,4 +1,4 @@
-"""The nodes of autograd's graph: a loss and its gradients in one pass, in two, and as a compiler traces them."""
+"""The nodes of autograd's graph: a loss and its gradients in one pass, in two passes, and for a compiler's trace."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from ._modes import (
 from ._options import Options
 from ._specs import BY_MODE, RowNumbers, VectorNumbers
 
-# PyTorch's own, bound here once.
+# PyTorch's functions, looked up only once.
 _is_grad_enabled, _any_functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _is_included, _VMAP = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._dispatch_key_parse("VmapMode")
 _loss_with_grad, _rescale_ = _private.loss_with_grad, _private.rescale_
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
-_OTHERS = (None,) * 11  # the gradients of all arguments but input and target
-_OTHERS_OF_PLAIN = (None,) * 2  # of a plain call: how and parameter
+_OTHERS = (None,) * 11  # the gradients of all arguments except input and target
+_OTHERS_OF_PLAIN = (None,) * 2  # for a plain call: how and parameter
 _THIRD = _private.Call._fields.index("third")
 
 
 def transformed() -> bool:
-    """Whether functorch or forward-mode AD is at work, which need the reference's composite ops."""
+    """Whether functorch or forward-mode AD is active; they need the reference's composite ops."""
     return _any_functorch() or forward_ad._current_level >= 0
 
 
 def unpacked(*arguments):
-    """A private op's call as the reference takes it: the loss, its operands, the third of them, the result's dtype,
-    options, its second number, and what a loss of rows has besides."""
+    """A private op's call in the form for the reference: the loss, its operands, reduction, third operand, the result's
+    dtype, options, second number, and the further numbers of a loss of rows."""
     call = _private.Call(*arguments)
     how = call.how
     normalizer = call.normalizer if call.divisor is None else call.divisor
@@ -61,13 +61,13 @@ def unpacked(*arguments):
 
 # ---- nodes: called as f(input, target, how, parameter[, scale, weight, mask, normalizer, divisor[, third, second
 # [, ignore_index, softcap]]]) ----
-# Written out on one level where the commonest calls pass: for a GPU a backward runs in a thread of its own, where each
-# call costs twice as much.
+# The code for the commonest calls is written in one function: on a GPU the backward runs in a thread of its own, where
+# each call costs twice as much.
 
 
 def _keep(ctx: Any, call: tuple[Any, ...], *results: Tensor | None) -> None:
-    """What a backward needs: the call, and the gradients and denominators that the forward has found. Hooks on saved
-    tensors may give them back changed, of which the ops decline what they do not take."""
+    """Saves what a backward needs: the call, and the gradients and denominators that the forward has made. Hooks on
+    saved tensors may return them changed; the ops decline those that they do not take."""
     input, target, how, parameter, *rest = call
     scale, weight, mask, normalizer, divisor, *own = rest or (1.0, None, None, None, None)
     third, second, *of_rows = own or (None, 0.0)
@@ -78,8 +78,8 @@ def _keep(ctx: Any, call: tuple[Any, ...], *results: Tensor | None) -> None:
 def _kept(
     ctx: Any, saved: tuple[Tensor | None, ...] | None = None
 ) -> tuple[tuple[Tensor | None, ...], tuple[Any, ...]]:
-    """The results and the call that :func:`_keep`, or a plain forward, has kept; of tensors that are unpacked already,
-    which checkpoints allow once."""
+    """The results and the call that :func:`_keep`, or a plain forward, has saved. `saved`: the tensors, if they are
+    unpacked already, because checkpoints allow that only once."""
     input, target, grad_input, grad_target, *rest = ctx.saved_tensors if saved is None else saved
     if not rest:
         return (grad_input, grad_target, None), (input, target, *ctx.numbers)
@@ -107,14 +107,14 @@ def _one_pass_forward(ctx, input, target, how, parameter, *rest):
 
 
 def _backward(ctx, grad_output):
-    """Hands the forward's gradients out once; a second backward (``retain_graph``) computes them anew."""
+    """Returns the forward's gradients once; a second backward (``retain_graph``) computes them again."""
     if _is_grad_enabled() or _any_functorch() or forward_ad._current_level >= 0:
         return _differentiable_backward(ctx, grad_output)
-    is_first = ctx.__dict__.pop("unspent", False)  # for one of several threads
+    is_first = ctx.__dict__.pop("unspent", False)  # true in only one of several threads
     saved = ctx.saved_tensors
     grad_input, grad_target = saved[2], saved[3]
     is_plain, others = len(saved) == 4, _OTHERS_OF_PLAIN
-    # Known to be 1 without waiting for a GPU, or asking what a trace or a vmap cannot tell: spares a training step on
+    # Known to be 1 without waiting for a GPU, or asking a trace or a vmap, which cannot tell. Saves a training step on
     # the CPU 4 us.
     is_one = (
         is_first
@@ -128,14 +128,14 @@ def _backward(ctx, grad_output):
         others = _others(ctx, grad_output, denominators, call)
         if not is_one and not (is_first and _rescale_(grad_input, grad_target, grad_output, denominators, *call)):
             return *gradients(grad_output, denominators, *call), *others
-    if _keeps_graph():  # it keeps the saved tensors, and would notice if the receiver wrote to those very ones
+    if _keeps_graph():  # the graph keeps the saved tensors, and would notice if the receiver changed them
         grad_input = None if grad_input is None else grad_input.data
         grad_target = None if grad_target is None else grad_target.data
     return grad_input, grad_target, *others
 
 
 def _others(ctx, grad_output, denominators, call, find=None):
-    """The gradients of all arguments but input and target: of a third operand that is a tensor, where it is wanted."""
+    """The gradients of all arguments except input and target: that of a third operand that is a tensor, if wanted."""
     if len(call) <= _THIRD or not ctx.needs_input_grad[_THIRD]:
         return _OTHERS
     input, target, how, *rest = call
@@ -163,7 +163,7 @@ def _traced_forward(ctx, *call):
 
 
 def _traced_backward(ctx, grad_output):
-    """The same for a compiler's trace, which cannot follow what is handed out."""
+    """The same for a compiler's trace, which cannot follow the stored gradients."""
     if _is_grad_enabled() or transformed():
         return _differentiable_backward(ctx, grad_output)
     (grad_input, grad_target, denominators), call = _kept(ctx)
@@ -173,8 +173,8 @@ def _traced_backward(ctx, grad_output):
 
 
 def gradients(grad_output, denominators, input, target, how, *rest):
-    """The gradients wanted, from a second reading of the operands; by the reference where the kernels decline, because
-    hooks on saved tensors have changed dtypes or devices."""
+    """The gradients wanted, from a second reading of the operands. The reference makes them if the kernels decline,
+    because hooks on saved tensors have changed dtypes or devices."""
     if not how & (FOR_INPUT | FOR_TARGET | FOR_THIRD):
         return None, None
     given = grad_output, denominators
@@ -184,7 +184,7 @@ def gradients(grad_output, denominators, input, target, how, *rest):
         and not is_of_rows(how)
         and (how & FOR_THIRD or input.shape != target.shape)
     ):
-        # A broadcast operand's gradient sums over segments: their denominators go into what is summed.
+        # A broadcast operand's gradient is a sum over segments: their denominators become factors of the summed terms.
         divided = grad_output.double() * denominators[:, 1].view(grad_output.shape)
         given = divided, denominators.new_ones(1, 2)
     found = _private.backward(*given, input, target, how | MAY_DECLINE, *rest)
@@ -194,7 +194,7 @@ def gradients(grad_output, denominators, input, target, how, *rest):
 
 
 def by_reference(grad_output, call):
-    """What the backward op gives."""
+    """The results of the backward op."""
     spec, input, target, reduction, third, dtype, options, second, rows = unpacked(*call)
     wanted = tuple(bool(call[2] & flag) for flag in (FOR_INPUT, FOR_TARGET, FOR_THIRD))
     found = reference.gradients(
@@ -204,13 +204,13 @@ def by_reference(grad_output, call):
 
 
 def _node(name: str, forward: Callable, backward: Callable) -> Callable[..., Tensor | None]:
-    """An old-style ``autograd.Function`` (no ``setup_context``), the cheaper kind: it never runs under functorch, which
-    would need the other."""
-    traceable = staticmethod(_differentiable_backward)  # what compiled autograd takes
+    """An old-style ``autograd.Function`` (without ``setup_context``), which is cheaper. It never runs under functorch,
+    which would need the new style."""
+    traceable = staticmethod(_differentiable_backward)  # compiled autograd uses it
     methods = {"forward": staticmethod(forward), "backward": traceable, "__module__": __name__}
     function: Any = type(name, (torch.autograd.Function,), methods)
-    function._backward_cls.apply = backward  # what autograd calls, and 0.4 us sooner than by way of Function.backward
-    # The base class's apply: Function.apply's own work (1 us) is for functorch and for setup_context.
+    function._backward_cls.apply = backward  # autograd calls this directly: 0.4 us less than Function.backward
+    # The base class's apply: the extra work of Function.apply (1 us) is only for functorch and setup_context.
     return super(torch.autograd.Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 

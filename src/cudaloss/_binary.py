@@ -1,6 +1,6 @@
-"""What can be wrong with the compiled binary ``_C``: found before it is loaded, or read from the error of loading it.
+"""The problems of the compiled binary ``_C``: found before it is loaded, or read from the error of loading it.
 
-A file that is cut short must be found before: to map it is no error, and to touch what is missing ends the process.
+A truncated file must be found before: mapping it is not an error, but touching the missing part ends the process.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ._least_torch import LEAST_TORCH
 FOLDER = Path(__file__).parent
 _MAGIC = b"\x7fELF"
 _MACHINES = {3: "x86", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}  # of ELF headers
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")  # of 64-bit ELF, as all platforms of our wheels have it
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")  # of 64-bit ELF, which all platforms of our wheels use
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 
-# A variant of another index must be asked for there, or pip takes PyPI's; and pip would reuse what it built before.
+# A variant from another index must be requested there, or pip takes PyPI's; and pip would reuse an earlier build.
 AGAIN = "pip install --force-reinstall --no-deps cudaloss (with the --extra-index-url of its variant, where it has one)"
 FROM_SDIST = "pip install --force-reinstall --no-deps --no-cache-dir --no-binary cudaloss cudaloss"
 REINSTALL = f"Install a wheel for this Python and platform: {AGAIN}."
@@ -31,9 +31,9 @@ FROM_SOURCE = f"Build it from source: {FROM_SDIST}."
 
 
 class Fault(NamedTuple):
-    """Why the compiled kernels are not there."""
+    """Why the compiled kernels are not available."""
 
-    cause: str  # one word, by which docs/diagnostics.md lists it
+    cause: str  # one word; docs/diagnostics.md lists them
     reason: str
     remedy: str
 
@@ -46,7 +46,7 @@ class Fault(NamedTuple):
 
     @property
     def message(self) -> str:
-        """What the import says."""
+        """The message at import."""
         return f"{self.text} `python -m cudaloss` says what fits."
 
 
@@ -68,7 +68,7 @@ def torch_fault(version: str) -> Fault | None:
 
 
 def file_fault(folder: Path = FOLDER) -> Fault | None:
-    """What is wrong with the binary's file, before it is loaded; None where there is none."""
+    """What is wrong with the binary's file, before it is loaded; None if nothing."""
     path = _file(folder)
     if path is None:
         return None
@@ -102,8 +102,8 @@ def _is_checkout(folder: Path) -> bool:
 
 
 def _misfit(path: Path, head: bytes, size: int) -> Fault | None:
-    """Whether a file of `size` bytes that begins with `head` is no whole library for this machine. On other systems
-    than Linux the loader finds that out itself."""
+    """Whether a file of `size` bytes that begins with `head` is not a complete library for this machine. On systems
+    other than Linux the loader checks that itself."""
     if not sys.platform.startswith("linux"):
         return None
     if not head.startswith(_MAGIC[: max(size, 1)]) and head:
@@ -123,7 +123,7 @@ def _cut_short(path: Path, size: int, least: int) -> Fault:
 
 
 def _interpreter() -> bytes | None:
-    """The header of this Python's own file, which says what loads into it; None where the system hides it."""
+    """The header of this Python's own file, which shows what it can load; None if the system hides it."""
     try:
         with open("/proc/self/exe", "rb") as file:
             return file.read(_HEADER.size)
@@ -137,7 +137,7 @@ def _machine(head: bytes) -> str:
 
 
 def _least_size(head: bytes) -> int:
-    """The bytes that a 64-bit ELF file has at least, by its own tables of segments and of sections; 0 of others."""
+    """The least size in bytes of a 64-bit ELF file, from its own tables of segments and sections; 0 for other files."""
     if head[4] != 2:
         return 0
     fields = _HEADER.unpack_from(head)
@@ -151,7 +151,7 @@ def _least_size(head: bytes) -> int:
 
 
 def load_fault(error: Exception, torch_version: str, folder: Path = FOLDER) -> Fault:
-    """What an error that loading raised says of the binary."""
+    """What an error at loading says about the binary."""
     if _file(folder) is None:
         return _absent(folder)
     text = str(error)
@@ -169,7 +169,7 @@ def load_fault(error: Exception, torch_version: str, folder: Path = FOLDER) -> F
 
 
 def source_fault(built: list[str], rows: list[str]) -> Fault | None:
-    """Whether the binary lacks a loss that the package has: it is of another state of the source."""
+    """Whether the binary lacks a loss of the package: it was built from another state of the source."""
     lacking = [name for name in rows if name not in built]
     if not lacking:
         return None

@@ -1,4 +1,4 @@
-"""What is compiled: loads ``cudaloss._C``, and explains itself where that fails."""
+"""Loads the compiled ``cudaloss._C``, and explains the problem if that fails."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NOTHING: dict[str, Any] = {"losses": [], "cuda": None}
 
 
 def _load() -> tuple[dict[str, Any], _binary.Fault | None]:
-    """What the binary says of itself, or what is wrong with it. Nothing is loaded that is known not to fit."""
+    """The binary's own facts, or what is wrong with it. A file that does not fit is not loaded."""
     fault = _binary.torch_fault(torch.__version__) or _binary.file_fault()
     if fault is None:
         try:
             from . import _C  # pyright: ignore[reportAttributeAccessIssue]
 
             info = _C.build_info()
-        except Exception as error:  # ImportError, OSError, and whatever a registration raises
+        except Exception as error:  # ImportError, OSError, or anything that a registration raises
             return _NOTHING, _binary.load_fault(error, torch.__version__)
         fault = _binary.source_fault(info["losses"], [spec.name for spec in PUBLIC])
         if fault is None:
@@ -37,7 +37,7 @@ def _load() -> tuple[dict[str, Any], _binary.Fault | None]:
 
 
 def _is_diagnosing() -> bool:
-    """Whether ``python -m cudaloss`` imports the package, which reports what is wrong itself."""
+    """Whether ``python -m cudaloss`` imports the package; it reports problems itself."""
     return sys.argv[:1] == ["-m"] and not {"cudaloss", "-mcudaloss"}.isdisjoint(sys.orig_argv)
 
 

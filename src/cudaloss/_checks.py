@@ -1,4 +1,4 @@
-"""Bad arguments, said clearly before any kernel runs: the argument, what it was, what is accepted."""
+"""Errors for wrong arguments, before any kernel runs: the argument, its value, and what is accepted."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def check_reduction(reduction: Any, known: tuple[str, ...] = REDUCTIONS) -> None
 
 
 def _is_symbolic(value: Any) -> bool:
-    """Whether it is a number of a compiler's trace, which float() would guard on."""
+    """Whether it is a symbolic number of a compiler's trace; float() would add a guard on it."""
     return isinstance(value, (torch.SymFloat, torch.SymInt))
 
 
 def _is_number(value: Any, kind: type = numbers.Real) -> bool:
-    """Whether it is a number of that kind, numpy's and a compiler's among them, but no bool, array or tensor."""
+    """Whether it is a number of that kind, also numpy's or a compiler's, but not a bool, array or tensor."""
     if isinstance(value, bool):
         return False
     if isinstance(value, int) or (isinstance(value, float) and kind is numbers.Real) or _is_symbolic(value):
-        return True  # said first: Dynamo knows no more of its symbols
+        return True  # checked first: Dynamo knows nothing else about its symbols
     return isinstance(value, kind)
 
 
 def is_traced() -> bool:
-    """Whether a compiler or a trace follows, for whom a tensor's value is not there."""
+    """Whether a compiler or a trace is active, for which tensors have no values."""
     return torch.compiler.is_compiling() or torch._C._is_tracing() or bool(torch._C._len_torch_dispatch_stack())
 
 
 def as_float(name: str, value: Any) -> Any:
-    """The number as Python's own float; a compiler's as it is, which float() would guard on."""
+    """The number as Python's float; a compiler's stays unchanged, because float() would add a guard on it."""
     if _is_symbolic(value):
         return value
     try:
@@ -51,7 +51,7 @@ def as_float(name: str, value: Any) -> Any:
 
 
 def check_number(parameter: Parameter, value: Any, accepts: str) -> Any:
-    """One of a loss's own parameters that is no tensor, as a float."""
+    """A loss's own parameter that is not a tensor, as a float."""
     if not _is_number(value):
         raise TypeError(f"{parameter.name} must be {accepts}, got {type(value).__name__}")
     number = as_float(parameter.name, value)
@@ -61,13 +61,13 @@ def check_number(parameter: Parameter, value: Any, accepts: str) -> Any:
 
 
 def _is_elsewhere(value: Tensor, input: Tensor) -> bool:
-    """Whether it is a number on the CPU for data that is not there, which costs nobody a wait."""
+    """Whether it is a number on the CPU for data on another device; reading it waits for nothing."""
     return value.is_cpu and value.device != input.device and value.numel() == 1 and not value.is_complex()
 
 
 def check_third(spec: LossSpec, value: Any, input: Tensor, target: Tensor) -> Any:
-    """The loss's third operand: a number, numpy's too, or a tensor that broadcasts, whose values are not looked at. A
-    tensor of one value on the CPU is a number for data elsewhere."""
+    """The loss's third operand: a number, also numpy's, or a tensor that broadcasts; a tensor's values are not checked.
+    A tensor of one value on the CPU counts as a number for data on another device."""
     parameter = spec.parameter
     if parameter is None:
         return value
@@ -78,7 +78,7 @@ def check_third(spec: LossSpec, value: Any, input: Tensor, target: Tensor) -> An
     if not isinstance(value, Tensor):
         return check_number(parameter, 1.0 if value is None and parameter.is_optional else value, accepts)
     if input.is_nested or target.is_nested:
-        raise RuntimeError(f"{name} must be a number where input is a nested tensor")
+        raise RuntimeError(f"{name} must be a number if input is a nested tensor")
     if _is_elsewhere(value, input) and not (value.requires_grad or is_traced()):
         return check_number(parameter, value.item(), accepts)
     if not (_is_elsewhere(value, input) and value.dim() == 0):
@@ -127,7 +127,7 @@ def check_operands(input: Any, target: Any) -> None:
     if input.device != target.device:
         raise RuntimeError(f"input and target must be on one device, got {input.device} and {target.device}")
     if input.is_nested or target.is_nested:
-        return  # ragged shapes compare inside PyTorch
+        return  # PyTorch compares ragged shapes itself
     if input.shape == target.shape:
         return
     try:
@@ -144,12 +144,12 @@ def joint_shape(input: Tensor, target: Tensor) -> torch.Size:
 
 
 def class_dim(input: Tensor) -> int:
-    """The dimension of the classes: the second, of a vector the first, as in PyTorch."""
+    """The dimension of the classes: the second, or the first of a 1-D tensor, as in PyTorch."""
     return 1 if input.dim() > 1 else 0
 
 
 def rows_shape(input: Tensor) -> torch.Size:
-    """The shape of the rows of `input`: its own without the classes."""
+    """The shape of the rows of `input`: its shape without the classes."""
     return torch.Size((*input.shape[:1], *input.shape[2:])) if input.dim() > 1 else torch.Size()
 
 
@@ -167,7 +167,8 @@ def check_beside_layout(name: str, value: Any) -> None:
 
 
 def check_beside(name: str, value: Any, input: Tensor, shape: torch.Size) -> None:
-    """That the weight, mask or third operand `value` lies on the data's device and broadcasts to the loss's `shape`."""
+    """Checks that the weight, mask or third operand `value` is on the data's device and broadcasts to the loss's
+    `shape`."""
     check_beside_layout(name, value)
     if value.device != input.device:
         raise RuntimeError(f"{name} must be on the data's device, {input.device}, got {value.device}")
@@ -178,11 +179,11 @@ def check_beside(name: str, value: Any, input: Tensor, shape: torch.Size) -> Non
 def check_only_with_mean(reduction: Any) -> None:
     check_reduction(reduction, (*REDUCTIONS, BATCHMEAN))
     if reduction != "mean":
-        raise ValueError(f"normalizer must be None where reduction is {reduction!r}: it is what 'mean' divides by")
+        raise ValueError(f"normalizer must be None if reduction is {reduction!r}: only 'mean' divides by it")
 
 
 def check_number_normalizer(value: Any, reduction: Any) -> Any:
-    """Of a function, which takes a Python number too; returns it as one."""
+    """For a function, which also takes a number; returns it as Python's float."""
     check_only_with_mean(reduction)
     if not _is_number(value):
         raise TypeError(f"normalizer must be a 0-d tensor or a number, got {type(value).__name__}")
@@ -204,7 +205,7 @@ def check_normalizer(value: Tensor, input: Tensor, reduction: str) -> None:
 
 def check_scale(value: Any) -> None:
     if not _is_number(value):
-        raise TypeError(f"scale must be a number, got {type(value).__name__}; a tensor's factor multiplies the loss")
+        raise TypeError(f"scale must be a number, got {type(value).__name__}; multiply the loss by a tensor instead")
 
 
 def check_batch_dims(value: Any, shape: torch.Size) -> None:
@@ -218,8 +219,8 @@ def check_options(options: Options, input: Tensor, target: Tensor, reduction: st
     """The options, with numbers as Python's own."""
     if input.is_nested or target.is_nested:
         raise RuntimeError(
-            "weight, mask, normalizer, scale, batch_dims and ignore_nan must keep their defaults where "
-            "input is a nested tensor"
+            "weight, mask, normalizer, scale, batch_dims and ignore_nan must keep their defaults if input is "
+            "a nested tensor"
         )
     shape = joint_shape(input, target)
     if options.weight is not None:
@@ -244,7 +245,7 @@ def check_options(options: Options, input: Tensor, target: Tensor, reduction: st
 
 
 def check_same_shape(input: Any, target: Any) -> None:
-    """Of a function whose namesake takes nothing else, in its words."""
+    """For a loss whose PyTorch version requires equal shapes, with PyTorch's message."""
     check_dense("input", input)
     check_dense("target", target)
     if not (input.is_nested or target.is_nested) and target.size() != input.size():
@@ -260,8 +261,8 @@ def check(
     dtype: Any,
     options: Options = NONE,
 ) -> tuple[tuple[Any, Any], Options]:
-    """Raises what is wrong with a call of `spec`'s loss, if anything; returns its third operand and second number, and
-    the options, with numbers as Python's own."""
+    """Raises an error if something is wrong with a call of `spec`'s loss; returns its third operand and second number,
+    and the options, with numbers as Python's own."""
     check_operands(input, target)
     check_reduction(reduction, spec.reductions)
     own = check_third(spec, own[0], input, target), check_second(spec, own[1])

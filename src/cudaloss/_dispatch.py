@@ -1,4 +1,4 @@
-"""Which calls the compiled kernels serve, in how many passes; what private ops are under autograd and transforms."""
+"""Which calls the compiled kernels serve, in how many passes; the private ops under autograd and transforms."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 
 
 def is_captured() -> bool:
-    """Whether a mode, or a trace, sees the ops that are called, and may replay them."""
+    """Whether a mode or a trace sees the called ops, and may replay them."""
     return (
         bool(torch._C._len_torch_dispatch_stack())
         or torch._C._is_tracing()
@@ -44,23 +44,23 @@ def is_captured() -> bool:
 
 
 def is_compiled() -> bool:
-    """Whether it does so for a compiler, not only with fake tensors."""
+    """Whether a compiler captures the ops, not only fake tensors."""
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in (_MODES.PROXY, _MODES.FUNCTIONAL))
 
 
 def takes_one_pass(reduction: str, differentiated: Iterable[torch.dtype]) -> bool:
-    """Whether the loss and its gradients come from one pass: not where a gradient of fp16, already divided by the
-    count, could underflow before a gradient scaler's factor comes."""
+    """Whether the loss and its gradients come from one pass. Not for fp16 gradients: divided by the count, they could
+    underflow before the factor of a gradient scaler."""
     return reduction != "none" and torch.float16 not in differentiated
 
 
 def _is_readable(tensor: Tensor, device: torch.device) -> bool:
-    """Whether the compiled kernels can read the tensor at all, given a dtype that they take."""
+    """Whether the compiled kernels can read the tensor, if they take its dtype."""
     return (
         tensor.layout is torch.strided
         and tensor.device == device
         and device.type in _DEVICES
-        and not is_traceable_wrapper_subclass(tensor)  # which knows PyTorch's ops, not ours
+        and not is_traceable_wrapper_subclass(tensor)  # it supports PyTorch's ops, not ours
         and not tensor._is_zerotensor()
     )
 
@@ -74,8 +74,8 @@ def is_served(
     rank: int,
     has_labels: bool = False,
 ) -> bool:
-    """Whether the compiled kernels serve this call, the third operand's gradient apart; the reference serves all
-    others. A third operand that has labels may be of integers."""
+    """Whether the compiled kernels serve this call, except the third operand's gradient; the reference serves all
+    others. A third operand with labels can be of integers."""
     weight, mask = options.weight, options.mask
     normalizer = options.normalizer if isinstance(options.normalizer, Tensor) else None
     beside = [tensor for tensor in (weight, mask, normalizer, third) if tensor is not None]
@@ -102,7 +102,7 @@ def serves(
     options: Options,
     rows: RowNumbers | VectorNumbers | None,
 ) -> bool:
-    """Whether the compiled kernels serve a checked call, the third operand's gradient apart."""
+    """Whether the compiled kernels serve a checked call, except the third operand's gradient."""
     if isinstance(rows, VectorNumbers) and (rows.p != 2 or input.shape[class_dim(input)] == 0):
         return False
     third = parameter if isinstance(parameter, Tensor) else None
@@ -120,7 +120,7 @@ def packed(
     second: float,
     rows: RowNumbers | VectorNumbers | None,
 ) -> tuple[int, Any, tuple[Any, ...]]:
-    """What the private ops take behind the operands: the mode, the loss's number, and the rest."""
+    """The private ops' arguments after the operands: the mode, the loss's number, and the rest."""
     third = parameter if isinstance(parameter, Tensor) else None
     weight, mask, normalizer, scale, batch_dims, ignore_nan = options
     how = pack(reduction, dtype, spec.mode, batch_dims) | (IGNORE_NAN if ignore_nan else 0)
@@ -138,7 +138,7 @@ def packed(
 def goes_in_one_pass(
     input: Tensor, target: Tensor, wanting: list[Tensor], reduction: str, rows: RowNumbers | VectorNumbers | None
 ) -> bool:
-    """Whether the gradients of the operands that want one come with the loss."""
+    """Whether the loss's pass also makes the gradients that are wanted."""
     whole = (
         rows is not None
         or input.shape == target.shape
@@ -147,12 +147,12 @@ def goes_in_one_pass(
     return bool(wanting) and whole and takes_one_pass(reduction, [x.dtype for x in wanting])
 
 
-_FULL = ("weight", "mask")  # of the options: those that may be as large as the data
+_FULL = ("weight", "mask")  # the options that can be as large as the data
 
 
 def in_play(input: Tensor, target: Tensor, weight: Tensor | None, options: Options) -> Tensor | None:
-    """What a mean over these divides by, in the widest dtype and for each leading index; None where nothing is left out
-    and there is no weight. By the kernel that counts before a pass, which reads what is counted once."""
+    """The denominators of a mean, in the widest dtype, for each leading index; None if nothing is left out and there is
+    no weight. Uses the kernel that counts before a pass; it reads its data once."""
     mask, kept = options.mask, options.batch_dims
     ignores = options.ignore_nan and target.is_floating_point()
     if weight is None and mask is None and not ignores:
@@ -166,13 +166,13 @@ def in_play(input: Tensor, target: Tensor, weight: Tensor | None, options: Optio
 
 
 def _lie_alike(*tensors: Tensor | None) -> bool:
-    """Whether all are contiguous and of one shape, so that dimensions which they have too many of can be merged."""
+    """Whether all are contiguous and of one shape, so that dimensions above the limit can be merged."""
     first, *others = (x for x in tensors if x is not None)
     return all(x.shape == first.shape and x.is_contiguous() for x in (first, *others))
 
 
 def _any_is_distributed(input: Tensor, target: Tensor, third: Third | None, options: Options) -> bool:
-    """Whether one is a DTensor, which nobody has where nobody has imported them."""
+    """Whether one is a DTensor. There are none if their module has not been imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(x, module.DTensor) for x in (input, target, third, *options[:3]))
 
@@ -193,8 +193,8 @@ def loss(
     second: float = 0.0,
     rows: RowNumbers | VectorNumbers | None = None,
 ) -> Tensor:
-    """The loss of a call whose arguments have been checked, with autograd. Of a loss of rows the parameter is the class
-    weights, or None; of vectors the third operand."""
+    """The loss of a call whose arguments have been checked, with autograd. The parameter is the class weights, or None,
+    for a loss of classes, and the third operand for a loss of vectors."""
     if _any_is_distributed(input, target, parameter, options) and not transformed():
         from . import _sharded
 
@@ -220,7 +220,7 @@ def loss(
         value = loss(spec, input.view(merged), target.view(merged), reduction, parameter, dtype, options, second)
         return value.view(shape if reduction == "none" else shape[:kept])
     is_plain = type(input) in PLAIN_TENSORS and type(target) in PLAIN_TENSORS and not is_captured()
-    # A compiler fuses PyTorch's own ops with what comes next, where that is of the data's size; ONNX knows no other.
+    # A compiler fuses PyTorch's own ops with the next op if that has the data's size; ONNX supports no other ops.
     decomposes = not is_plain and ((reduction == "none" and is_compiled()) or _is_exporting_to_onnx())
     for_third = third is not None and third.requires_grad and torch.is_grad_enabled()
     served = serves(spec, input, target, parameter, dtype, options, rows)
@@ -228,7 +228,7 @@ def loss(
         served = False
     if decomposes or not served:
         value = reference.loss(spec, input, target, reduction, parameter, dtype, options, second, rows)
-        like = target if rows is None else input  # of rows the loss is contiguous
+        like = target if rows is None else input  # for rows the loss is contiguous
         return _private.laid_out(value, input, like) if reduction == "none" and served else value
     how, number, call = packed(spec, reduction, parameter, dtype, options, second, rows)
     wanting = []
@@ -263,7 +263,7 @@ def _composed_with_grad(*call):
     return value, *by_reference(torch.ones_like(value), call), denominators
 
 
-# What each op is in plain PyTorch.
+# Each op in plain PyTorch.
 _COMPOSED: dict[str, Callable[..., Any]] = {
     "forward": _composed,
     "forward_with_grad": _composed_with_grad,
@@ -274,22 +274,22 @@ _COMPOSED: dict[str, Callable[..., Any]] = {
 
 
 def _finish(grad_input, grad_target, grad_output, denominators, input, target, how, *rest):
-    """Gradients for `grad_output`, in the memory of ``forward_with_grad``'s where that is safe."""
+    """Gradients for `grad_output`, in the memory of ``forward_with_grad``'s if that is safe."""
     call = input, target, how | MAY_DECLINE | BELOW_AUTOGRAD, *rest
     held = grad_input, grad_target
     if _private.claimed(*held) and _private.rescale_(*held, grad_output, denominators, *call):
-        # Other tensors, with version counters of their own: what becomes of them is not ours.
+        # New tensors with their own version counters: the caller may change them.
         return tuple(None if gradient is None else gradient.data for gradient in held)
     return gradients(grad_output, denominators, *call)
 
 
 def _register(kind: str, composed: Callable[..., Any]) -> None:
-    """Makes the op right wherever PyTorch may replay it: with its derivatives under autograd, and under transforms."""
+    """Makes the op correct wherever PyTorch can replay it: with derivatives under autograd, and under transforms."""
     overload = _private.op(kind)
 
     def autograd(keyset, *call):
         if (torch.is_grad_enabled() and torch._C._any_requires_grad(*call)) or transformed():
-            if kind == "forward":  # by the kernels, where they serve
+            if kind == "forward":  # with the kernels if they serve the call
                 return loss(*unpacked(*call)), _denominators(*call)
             return composed(*call)
         if kind == "backward":
@@ -308,6 +308,6 @@ def _register(kind: str, composed: Callable[..., Any]) -> None:
 _BATCHED = ("FuncTorchBatched", "Batched")
 for _kind, _function in _COMPOSED.items():
     _register(_kind, _function)
-for _key in _BATCHED:  # of a backward that is batched, no gradients can be handed out
+for _key in _BATCHED:  # a batched backward cannot use the stored gradients
     _private.LIBRARY.impl("_pointwise_rescale_", lambda *call: False, _key)
 _private.LIBRARY.impl("_pointwise_finish", _finish, "CompositeExplicitAutograd")

@@ -1,4 +1,4 @@
-"""The docstrings of the public functions and modules, from a loss's row."""
+"""The docstrings of the public functions and modules, made from a loss's row."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _FUNCTION = """``{formula}``, {of}in one pass over memory.
 
 Args:
     input (Tensor): predictions, of any shape and strides; float32, float64, float16 or bfloat16 for the fused kernels
-        (other floating dtypes, and devices other than CPU and CUDA, are served by plain PyTorch).
-    target (Tensor): ground truth, of {target_shape} and any real
-        dtype, integers and bools included, read as it is.
+        (plain PyTorch serves other floating dtypes, and devices other than CPU and CUDA).
+    target (Tensor): ground truth, with {target_shape} and any real
+        dtype, integers and bools included; it is read without a conversion.
 {options}
 
 Returns:
-    Tensor: in the unit of the formula; for ``"mean"`` and ``"sum"`` of the shape of the first ``batch_dims``
-    dimensions (0-d for 0), for ``"none"`` of the broadcast shape. A mean of nothing is NaN, a sum of nothing 0, the
-    gradients of both 0. Differentiable in input, target, weight{differentiable} and normalizer, any number of times. A
-    NaN that is not selected out gives a NaN loss and a NaN gradient.
+    Tensor: in the unit of the formula. For ``"mean"`` and ``"sum"`` it has the shape of the first ``batch_dims``
+    dimensions (0-d for 0), for ``"none"`` the broadcast shape. The mean over no elements is NaN, the sum is 0, and the
+    gradients of both are 0. Differentiable in input, target, weight{differentiable} and normalizer, any number of
+    times. A NaN that ``mask`` or ``ignore_nan`` does not leave out gives a NaN loss and a NaN gradient.
 
 Raises:
-    TypeError: an argument has the wrong type, a list for a tensor, say.
-    ValueError: ``reduction`` is unknown; ``normalizer`` is the number 0, or comes with another reduction than
-        ``"mean"``; ``batch_dims`` is negative or beyond the rank{shape_error}.
-    RuntimeError: the shapes do not broadcast; the devices differ; a tensor has a dtype that is not taken, or is sparse
-        or quantized; {parameter_error}``dtype`` is not a floating one.
+    TypeError: an argument has the wrong type, for example a list instead of a tensor.
+    ValueError: ``reduction`` is unknown; ``normalizer`` is the number 0, or ``reduction`` is not ``"mean"`` beside it;
+        ``batch_dims`` is negative or above the rank{shape_error}.
+    RuntimeError: the shapes do not broadcast; the devices differ; a tensor has an unsupported dtype, or is sparse or
+        quantized; {parameter_error}``dtype`` is not a floating one.
 
 Example:
     >>> import torch, cudaloss
@@ -56,7 +56,7 @@ Keywords of a call:
 {of_call}
 
 Shape:
-    input and target have any shapes that broadcast together. The result has that of the first ``batch_dims``
+    input and target have any shapes that broadcast together. The result has the shape of the first ``batch_dims``
     dimensions, 0-d for 0; for ``reduction="none"`` the broadcast shape.
 
 Raises:
@@ -71,15 +71,15 @@ Example:
     torch.Size([2, 3])
 """
 
-_REDUCTION = 'reduction (str): ``"mean"`` over all elements, ``"sum"``, or ``"none"`` for one loss an element.'
+_REDUCTION = 'reduction (str): ``"mean"`` over all elements, ``"sum"``, or ``"none"`` for one loss for each element.'
 
 
 _BATCHMEAN = """ ``"batchmean"`` divides the sum by the first size of input."""
-_MAY_LACK_LAST = "of that shape without its last dimension, it has one number for each index of the others"
-_COUNT = """``"mean"`` divides by the sum of the weights in play."""
-_OVER_COUNT = """``"mean"`` divides by the number of elements in play, as PyTorch's does."""
+_MAY_LACK_LAST = "if it has that shape without the last dimension, each of its numbers is for all of that dimension"
+_COUNT = """``"mean"`` divides by the sum of the weights that count."""
+_OVER_COUNT = """``"mean"`` divides by the number of elements that count, as in PyTorch."""
 _TENSOR = (
-    "or a tensor of a floating dtype that broadcasts to input and target's common shape, whose values are not checked"
+    "or a tensor of a floating dtype that broadcasts to the joint shape of input and target; its values are not checked"
 )
 
 
@@ -90,7 +90,7 @@ def _of_third(third: Parameter) -> str:
 
 
 def _own(spec: LossSpec) -> dict[str, str]:
-    """The lines of the arguments behind input and target."""
+    """The lines of the arguments after input and target."""
     found = {"size_average": _row_docs.LEGACY, "reduction": _REDUCTION + (_BATCHMEAN if spec.batchmean else "")}
     if spec.weight_first:
         found["weight"] = _lines(spec, ROWS[:1])[0]

@@ -1,7 +1,7 @@
 """The source of the public functions and modules, and of their type stubs, from the rows of ``_specs``.
 
 The code is written out as text, as ``dataclasses`` does, because a loss's own parameter is a named argument (``beta``)
-and because the stubs must say what the code says.
+and because the stubs must agree with the code.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ from torch import Tensor
 
 
 def keep(module: torch.nn.Module, name: str, value: Any) -> None:
-    """Tensors as buffers, as PyTorch's modules keep weights; None too, where one may be given."""
+    """Keeps tensors as buffers, like the weights of PyTorch's modules; also None, where a tensor is possible."""
     if value is None or isinstance(value, torch.Tensor):
         module.register_buffer(name, value)
     else:
@@ -111,18 +111,18 @@ def keep(module: torch.nn.Module, name: str, value: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """A parameter as a module's repr has it."""
+    """A parameter in a module's repr."""
     return f"<tensor of shape {tuple(value.shape)}>" if isinstance(value, torch.Tensor) else repr(value)
 
 
 def changed_options(module: torch.nn.Module) -> str:
-    """A module's options that are not at their defaults, as its repr has them."""
+    """A module's options that are not at their defaults, in its repr."""
     kept = [(row, getattr(module, row.name, row.default)) for row in ROWS if row.of_module]
     return "".join(f", {row.name}={value!r}" for row, value in kept if value != row.default)
 
 
 def _annotations(spec: LossSpec) -> dict[str, str]:
-    """The types of the function's arguments behind input and target."""
+    """The types of the function's arguments after input and target."""
     found = {"weight": "Tensor | None", "size_average": "bool | None", "reduce": "bool | None", "reduction": "str"}
     if spec.parameter:
         found[spec.parameter.name] = "Tensor | float | None" if spec.parameter.is_optional else "Tensor | float"
@@ -210,7 +210,7 @@ def _define(name: str, source: str, module_globals: dict[str, Any]) -> None:
 
 
 def define_function(spec: LossSpec, module_globals: dict[str, Any]) -> None:
-    """Adds the public function of `spec` to a module that has what its body names."""
+    """Adds the public function of `spec` to a module that has the names in its body."""
     body = _row_faces.FUNCTION_BODY if spec.of_rows else _FUNCTION_BODY
     _define(spec.function, _function_head(spec) + _fill(body, spec, "    "), module_globals)
 

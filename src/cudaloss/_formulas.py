@@ -1,4 +1,4 @@
-"""The rows' formulas under autograd: with their derivatives in closed form, where that is possible."""
+"""The rows' formulas under autograd: with derivatives in closed form, if possible."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from torch import Tensor
 
 from ._specs import LossSpec, OfDifference, OfOperands, OfTwo, Third
 
-Operands = tuple[Tensor, ...]  # the difference alone, or input and target of one shape
+Operands = tuple[Tensor, ...]  # only the difference, or input and target of one shape
 
 
 def _composes() -> bool:
-    """A Function has no place inside an op's kernel for a functorch transform, and Dynamo does not need it."""
+    """Whether to use plain ops. A Function cannot run inside an op's kernel for a functorch transform, and Dynamo does
+    not need it."""
     return torch._C._are_functorch_transforms_active() or torch.compiler.is_dynamo_compiling()
 
 
-# PyTorch's own stubs give the static methods other parameters than its documentation.
+# PyTorch's own stubs give the static methods other parameters than its documentation does.
 # pyright: reportIncompatibleMethodOverride=false
 class _Derivative(torch.autograd.Function):
-    """A derivative of a loss, whose own is the next one in closed form: two kernels or so, where autograd would follow
-    each step of the formula."""
+    """A derivative of a loss; its own derivative is the next one in closed form. That is about two kernels; autograd
+    would follow each step of the formula."""
 
     @staticmethod
     def forward(d: Tensor, spec: LossSpec, parameter: float, order: int) -> Tensor:
@@ -58,7 +59,8 @@ def _derivatives(spec: LossSpec) -> Any:
 
 
 def derivative(spec: LossSpec, d: Tensor, parameter: Third, order: int) -> Tensor:
-    # Of a tensor, which autograd may have to differentiate in too, the formulas are composed of PyTorch's ops.
+    # If a tensor is the third operand, autograd may have to differentiate in it too: the formulas then use PyTorch's
+    # ops.
     formulas = _derivatives(spec)
     if order + 1 < len(formulas) and not isinstance(parameter, Tensor) and not _composes():
         return _Derivative.apply(d, spec, parameter, order)
@@ -66,7 +68,7 @@ def derivative(spec: LossSpec, d: Tensor, parameter: Third, order: int) -> Tenso
 
 
 class _Pair(torch.autograd.Function):
-    """A loss of both operands, whose derivatives are the row's; autograd differentiates those."""
+    """A loss of both operands, with the row's derivatives; autograd differentiates those."""
 
     @staticmethod
     def forward(x: Tensor, t: Tensor, third: Third, terms: OfTwo, second: float) -> Tensor:
@@ -112,14 +114,15 @@ def value(spec: LossSpec, operands: Operands, third: Third, second: float) -> Te
     if _composes():
         return terms.value(x, t, third, second)
     if isinstance(third, Tensor):
-        third = third.expand(x.shape)  # so that autograd sums up what was broadcast
+        third = third.expand(x.shape)  # so that autograd sums over broadcast dimensions
     return _Pair.apply(x, t, third, terms, second)
 
 
 def slopes(
     spec: LossSpec, operands: Operands, third: Third, second: float, needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """The derivatives for input, target and, of a loss of both, a third operand that is a tensor, where needed."""
+    """The derivatives for input, target and, for a loss of both operands, a third operand that is a tensor, if
+    needed."""
     terms = spec.terms
     if isinstance(terms, OfDifference):
         slope = derivative(spec, operands[0], third, 1)

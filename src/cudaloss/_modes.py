@@ -1,6 +1,6 @@
-"""How a private op is to work, packed into one int, as ``csrc/torch/call.h`` unpacks it.
+"""How a private op works, packed into one int; ``csrc/torch/call.h`` unpacks it.
 
-One int, because the dispatcher takes 0.5 us longer over a ``torch.dtype`` and 0.25 us over each int more.
+It is one int, because the dispatcher takes 0.5 us longer for a ``torch.dtype`` and 0.25 us for each further int.
 """
 
 from __future__ import annotations
@@ -8,30 +8,30 @@ from __future__ import annotations
 import torch
 
 REDUCTIONS = ("none", "mean", "sum")
-BATCHMEAN = "batchmean"  # of some losses too: a mean whose normalizer is the first size of input
-# What the compiled kernels read, in any pair, and what they write.
+BATCHMEAN = "batchmean"  # only of some losses: a mean whose normalizer is the first size of input
+# The dtypes that the compiled kernels read, in any pair, and write.
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-# What the compiled kernels read in a target besides.
+# The further dtypes that the compiled kernels read in a target.
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 INDICES = INTEGERS[1:]  # and as a row's class
-MAX_DIMS = 6  # of the result: kMaxDims of csrc/core/pass.h
+MAX_DIMS = 6  # of the result: kMaxDims in csrc/core/pass.h
 
-FOR_INPUT = 1 << 4  # the input's gradient is wanted
-FOR_TARGET = 1 << 5  # the target's is
+FOR_INPUT = 1 << 4  # make the input's gradient
+FOR_TARGET = 1 << 5  # make the target's gradient
 IGNORE_NAN = 1 << 6
-MAY_DECLINE = 1 << 7  # nobody has looked at the operands: an op that does not serve them answers None, or False
-FOR_THIRD = 1 << 29  # of a backward: the third operand's is wanted, in the place of the input's
-BELOW_AUTOGRAD = 1 << 15  # the caller is the op's autograd, or knows that nothing asks for it
+MAY_DECLINE = 1 << 7  # nobody has checked the operands: an op that does not serve them returns None, or False
+FOR_THIRD = 1 << 29  # in a backward: make the third operand's gradient, in the place of the input's
+BELOW_AUTOGRAD = 1 << 15  # the caller is the op's autograd, or knows that nothing requires a gradient
 BATCH_DIMS = 8  # where their number begins
 FIRST_OF_ROWS = 64  # the ids of losses of rows begin here
-LOSS = 16  # where the loss begins (LossSpec.mode): its id, of 8 bits,
-MEAN_OVER_COUNT = 1 << 24  # whether a mean divides by the number of elements in play, not by the sum of their weights,
-# and its flags, of 4 bits.
+LOSS = 16  # where the loss begins (LossSpec.mode): its id, with 8 bits,
+MEAN_OVER_COUNT = 1 << 24  # a mean divides by the number of elements that count, not by the sum of their weights,
+# and its flags, with 4 bits.
 
 
 def pack(reduction: str, dtype: torch.dtype, loss: int = 0, batch_dims: int = 0) -> int:
-    """The mode of a loss (``LossSpec.mode``) and a reduction with a result of `dtype`, to which the flags above may be
-    added."""
+    """The mode for a loss (``LossSpec.mode``) and a reduction, with a result of `dtype`; the flags above can be added
+    to it."""
     return REDUCTIONS.index(reduction) | DTYPES.index(dtype) << 2 | batch_dims << BATCH_DIMS | loss << LOSS
 
 

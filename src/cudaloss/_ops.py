@@ -1,7 +1,7 @@
 """``torch.ops.cudaloss``: the public op of every loss, registered from the rows of ``_specs``.
 
-Each has one Python kernel for all backends, for autograd and for vmap: the commonest calls at once (``fused``), all
-others with their arguments checked (``thorough``). torch.compile and torch.export see through it.
+Each has one Python kernel for all backends, for autograd and for vmap. It takes the commonest calls directly
+(``fused``), and checks the arguments of all others (``thorough``). torch.compile and torch.export see through it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Loss = Callable[..., Any]
 
 
 class Kernel(NamedTuple):
-    """A public op in parts, called as ``f(input, target, reduction, parameter, second, dtype, *options)``, where the
-    parameter is the loss's third operand, a number or a tensor, and the second its second number."""
+    """The parts of a public op, called as ``f(input, target, reduction, parameter, second, dtype, *options)``. The
+    parameter is the loss's third operand, a number or a tensor; second is its second number."""
 
     fused: Callable[..., Tensor | None]  # the commonest calls; None for all others
     thorough: Callable[..., Tensor]  # every call, with its arguments checked
@@ -48,12 +48,12 @@ class Kernel(NamedTuple):
 def _is_autocast(device: str) -> bool:
     if device in DEVICES or torch.amp.is_autocast_available(device):
         return torch.is_autocast_enabled(device)
-    return False  # meta, say, of which PyTorch will not even answer
+    return False  # for example meta, for which PyTorch raises
 
 
 def _over_batch(input: Any) -> tuple[str, Any]:
-    """The reduction and the normalizer that ``batchmean`` is."""
-    return ("mean", torch.sym_float(input.shape[0])) if input.dim() else ("sum", None)  # as PyTorch's
+    """The reduction and the normalizer for ``batchmean``."""
+    return ("mean", torch.sym_float(input.shape[0])) if input.dim() else ("sum", None)  # as in PyTorch
 
 
 def _thorough(spec: LossSpec) -> Callable[..., Tensor]:
@@ -71,8 +71,8 @@ def _thorough(spec: LossSpec) -> Callable[..., Tensor]:
 
 
 def _ways(reduction: str, input: torch.dtype, target: torch.dtype, result: torch.dtype) -> tuple[int, tuple[Any, ...]]:
-    """The mode, but for the loss, of a call with such operands, and the node by whether the input (1) and the target
-    (2) want gradients."""
+    """The mode of a call with such operands, without the loss; and the nodes, indexed by which operands require
+    gradients: the input (1), the target (2)."""
     wanting = ((input,), (target,), (input, target))
     nodes = (
         _autograd.one_pass if _dispatch.takes_one_pass(reduction, dtypes) else _autograd.two_passes
@@ -81,7 +81,7 @@ def _ways(reduction: str, input: torch.dtype, target: torch.dtype, result: torch
     return pack(reduction, result) | MAY_DECLINE, (None, *nodes)
 
 
-# Without and with autocast.
+# Without autocast, and with it.
 _WAYS, _AUTOCAST_WAYS = (
     {
         (reduction, input, target): _ways(
@@ -100,14 +100,14 @@ def _under_autocast(input: Tensor) -> dict[Any, Any]:
 
 
 def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
-    """The commonest calls: plain tensors of one shape, of which the private ops find out the rest. They decline with
-    None. Every line is on the hot path of every call: no more than a few flags, 0.05 us each."""
+    """The commonest calls: plain tensors of one shape; the private ops check the rest. Returns None for all others.
+    Every line is on the hot path of every call: only a few flags, 0.05 us each."""
     own, loss, forward = spec.mode << LOSS | BELOW_AUTOGRAD, _private.loss, _private.forward
     default, largest = spec.default, spec.parameter.largest if spec.parameter else inf
     takes_second = spec.second.takes if spec.second else bool
-    unchecked = 0.0 if spec.second is None or takes_second(0.0) else nan  # what the kernels take for no number
+    unchecked = 0.0 if spec.second is None or takes_second(0.0) else nan  # the kernels read it as no number
     may_lack_last = spec.parameter is not None and spec.parameter.may_lack_last
-    # PyTorch's own, bound here once.
+    # PyTorch's functions, looked up only once.
     is_grad_enabled, is_captured = torch.is_grad_enabled, _dispatch.is_captured
     is_included, pre_dispatch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
     any_autocast, any_functorch = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
@@ -139,7 +139,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
         how, ways = found
         way = None
         if is_grad_enabled() and (wants := input.requires_grad + 2 * target.requires_grad):
-            if is_captured():  # which two passes would not find out by themselves
+            if is_captured():  # two passes would not notice it
                 return None
             how, way = how | wants << 4, ways[wants]
         rest = ()
@@ -167,7 +167,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
                 if not takes_second(second):
                     return None
                 rest += third, second
-            if batch_dims and batch_dims == input.dim():  # single losses: _dispatch knows a shorter way
+            if batch_dims and batch_dims == input.dim():  # single losses: _dispatch has a shorter way
                 return None
         if way is not None:
             return way(input, target, how | own, parameter, *rest)
@@ -190,7 +190,7 @@ def _is_usual(tensor: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
 
 
 def _usual(reduction, weight, mask, normalizer, scale, batch_dims, ignore_nan) -> tuple[Any, ...] | None:
-    """Options as the private ops take them, with the flags for the mode first; None where they are not the usual."""
+    """The mode's flags and the options, in the order of the private ops; None if they are not the usual ones."""
     divisor = None
     if (
         type(scale) is not float
@@ -213,8 +213,7 @@ def _usual(reduction, weight, mask, normalizer, scale, batch_dims, ignore_nan) -
 
 
 def _none(*call: Any) -> None:
-    """``fused`` of a package without compiled kernels: a binary that was refused may have registered them all the
-    same."""
+    """``fused`` for a package without compiled kernels: a refused binary may have registered its kernels anyway."""
 
 
 def _schema(spec: LossSpec) -> str:
@@ -234,19 +233,19 @@ def _schema(spec: LossSpec) -> str:
 
 
 def _chosen(spec: LossSpec, kernels: tuple[Kernel, ...], options: dict[str, Any]) -> Kernel:
-    """The kernel of the variant that flags among the options ask for."""
+    """The kernel of the variant for the flags among the options."""
     values = [options.pop(flag.name, flag.default) for flag in spec.flags]
     return kernels[sum(value << bit for bit, value in enumerate(values))]
 
 
 def _define(spec: LossSpec) -> tuple[Kernel, ...]:
-    """Defines the public op of `spec`; its kernels by the row's variants."""
+    """Defines the public op of `spec`; returns its kernels, one for each variant of the row."""
     _private.LIBRARY.define(_schema(spec), tags=_private.TAGS)
     kernels = tuple(Kernel(_fused(variant) if DEVICES else _none, _thorough(variant)) for variant in spec.variants)
     third, usual, default, other = spec.parameter, spec.reduction, spec.default, spec.second_default
     as_tensor = f"{third.name}_tensor" if third else ""
 
-    # The dispatcher passes on only what differs from its default.
+    # The dispatcher passes only arguments that are not at their defaults.
     def op(input, target, reduction=usual, parameter=None, second=other, *, dtype=None, **options):
         kernel = _chosen(spec, kernels, options) if spec.flags else kernels[0]
         parameter = options.pop(as_tensor, parameter)
@@ -267,5 +266,5 @@ def _define(spec: LossSpec) -> tuple[Kernel, ...]:
     return kernels
 
 
-# The public ops' kernels by name: the functions call them directly, a dispatcher round trip (1 us) sooner.
+# The public ops' kernels by name. The functions call them directly, which saves a dispatcher round trip (1 us).
 KERNELS: dict[str, tuple[Kernel, ...]] = {spec.name: _define(spec) for spec in SPECS}

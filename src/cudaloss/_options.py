@@ -1,5 +1,5 @@
-"""What every loss takes beside its operands: one row an argument, of which the ops' schemas, the functions, the modules
-and their documentation are made."""
+"""The keyword arguments of every loss: a row for each. The ops' schemas, the functions, the modules and their
+documentation are made from these rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Options(NamedTuple):
     ignore_nan: bool = False
 
     def are_default(self) -> bool:
-        """Without a comparison of tensors, for which a GPU would wait."""
+        """Compares no tensors, because that would wait for the GPU."""
         return all(
             value is default or (type(value) is type(default) and not isinstance(value, Tensor) and value == default)
             for value, default in zip(self, NONE, strict=True)
@@ -35,15 +35,15 @@ class Row:
     """One keyword argument."""
 
     name: str
-    schema: str  # its type as the op's schema has it
-    annotation: str  # as the function has it
+    schema: str  # its type in the op's schema
+    annotation: str  # its type in the function
     default: object
-    of_module: bool  # a module keeps it; else it is given with each call
+    of_module: bool  # a module keeps it; otherwise each call gives it
     meaning: str
 
     @property
     def of_op(self) -> str:
-        """What the op's schema says of it."""
+        """Its text in the op's schema."""
         return f"{self.schema} {self.name}={self.default}"
 
 
@@ -54,8 +54,8 @@ ROWS: tuple[Row, ...] = (
         "Tensor | None",
         None,
         False,
-        """(Tensor, optional): multiplies each element's loss; of a floating dtype and a shape that broadcasts to input
-    and target's common one, read without expansion. ``"mean"`` divides by the sum of the weights in play.
+        """(Tensor, optional): multiplies each element's loss. It has a floating dtype and a shape that broadcasts to
+    the joint shape of input and target; it is not expanded. ``"mean"`` divides by the sum of the weights that count.
     Differentiable.""",
     ),
     Row(
@@ -64,8 +64,9 @@ ROWS: tuple[Row, ...] = (
         "Tensor | None",
         None,
         False,
-        """(Tensor, optional): bool, of a shape that broadcasts to input and target's common one. ``False`` selects an
-    element out: it adds nothing to the loss, to a gradient or to the count, even where the data is NaN or Inf.""",
+        """(Tensor, optional): bool, with a shape that broadcasts to the joint shape of input and target. ``False``
+    leaves an element out: it adds nothing to the loss, to a gradient or to the count, even if the data is NaN or
+    Inf.""",
     ),
     Row(
         "normalizer",
@@ -73,8 +74,8 @@ ROWS: tuple[Row, ...] = (
         "Tensor | float | None",
         None,
         False,
-        """(Tensor or float, optional): the loss is the sum divided by it; a number, or a 0-d tensor on the data's
-    device, which is read there without a synchronisation. Only with ``"mean"``. Differentiable.""",
+        """(Tensor or float, optional): the loss is the sum divided by it. A number, or a 0-d tensor on the data's
+    device, which is read there without a synchronization. Only with ``"mean"``. Differentiable.""",
     ),
     Row(
         "scale",
@@ -82,7 +83,7 @@ ROWS: tuple[Row, ...] = (
         "float",
         1.0,
         True,
-        """(float): a constant factor of the loss and of its gradients, applied in the same pass.""",
+        """(float): a constant factor for the loss and its gradients, applied in the same pass.""",
     ),
     Row(
         "batch_dims",
@@ -90,8 +91,8 @@ ROWS: tuple[Row, ...] = (
         "int",
         0,
         True,
-        """(int): how many leading dimensions the result keeps; the reduction runs for each of their indices, 1 is one
-    loss a sample.""",
+        """(int): how many leading dimensions the result keeps. The reduction runs for each of their indices; 1 gives
+    one loss for each sample.""",
     ),
     Row(
         "ignore_nan",
@@ -99,7 +100,7 @@ ROWS: tuple[Row, ...] = (
         "bool",
         False,
         True,
-        """(bool): elements whose target is NaN are selected out, as by ``mask``.""",
+        """(bool): elements whose target is NaN are left out, as with ``mask``.""",
     ),
     Row(
         "dtype",
@@ -107,7 +108,7 @@ ROWS: tuple[Row, ...] = (
         "torch.dtype | None",
         None,
         True,
-        """(torch.dtype, optional): of the result. Default: the dtype that input and target promote to; under
+        """(torch.dtype, optional): the result's dtype. Default: the dtype that input and target promote to; under
     autocast at least float32.""",
     ),
 )

@@ -1,27 +1,26 @@
-"""The private ops: what is compiled, as PyTorch's dispatcher and compilers see it. Eight serve all losses, and two a
-cross entropy whose classes processes share:
+"""The private ops: the compiled code for PyTorch's dispatcher and compilers. Eight serve all losses, and two serve a
+cross entropy whose classes are split over processes:
 
-``_pointwise_forward``            the loss, and the denominators that had to be counted for it.
-``_pointwise_forward_with_grad``  the loss, the gradients that are wanted, for a grad_output of 1, and the denominators.
-``_pointwise_backward``           the gradients that are wanted, from the operands and the denominators; or, in place
-                                  of the input's, a third operand's that is a tensor.
-``_pointwise_count``              the denominators of a mean alone, for a part of the data; without a derivative.
-``_pointwise_finish``             makes the gradients of ``forward_with_grad`` those for another grad_output, as a
-                                  compiler may see it: see :func:`claimed`.
+``_pointwise_forward``            the loss, and the denominators that were counted for it.
+``_pointwise_forward_with_grad``  the loss, the gradients wanted, for a grad_output of 1, and the denominators.
+``_pointwise_backward``           the gradients wanted, from the operands and the denominators. In the place of the
+                                  input's, it can make the gradient of a third operand that is a tensor.
+``_pointwise_count``              only the denominators of a mean, for a part of the data; without a derivative.
+``_pointwise_finish``             turns the gradients of ``forward_with_grad`` into those for another grad_output, in a
+                                  form for compilers: see :func:`claimed`.
 
-Which loss, which reduction and which gradients is in ``how`` (``_modes``). What is not wanted or not there is None.
-Under autograd and under transforms they are what :mod:`._dispatch` makes of them. Autograd does not see the other
-five, which refuse to be called but by itself (``BELOW_AUTOGRAD``), from eager code; that takes 0.5 us less than to
-step around it:
+``how`` (``_modes``) says which loss, which reduction and which gradients. Anything that is not wanted, or missing, is
+None. :mod:`._dispatch` registers these ops under autograd and transforms. Autograd does not see the other five. Only
+eager code below autograd can call them (``BELOW_AUTOGRAD``), which takes 0.5 us less than to bypass autograd:
 
 ``_pointwise_loss``, ``_pointwise_loss_with_grad``
-                                  the first two of a call without options: 0.9 of 4.4 us sooner.
-``_pointwise_rescale_``           what ``finish`` does, in place; nothing where the grad_output is 1.
+                                  the first two for a call without options: saves 0.9 of 4.4 us.
+``_pointwise_rescale_``           does what ``finish`` does, in place; nothing if the grad_output is 1.
 ``_pointwise_part``, ``_pointwise_part_backward``
-                                  see :mod:`._sharded_vocabulary`, which defines them: an import need not.
+                                  see :mod:`._sharded_vocabulary`, which defines them only when it is imported.
 
-A private op whose schema or meaning changes needs a new name: PyTorch keeps compiled graphs on disk over an upgrade of
-this package, and they call the ops by name.
+A private op needs a new name if its schema or meaning changes: PyTorch keeps compiled graphs on disk over an upgrade
+of this package, and they call the ops by name.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ from ._modes import (
 LIBRARY = torch.library.Library("cudaloss", "DEF")
 TAGS = (torch.Tag.pt2_compliant_tag,)
 
-# What a call leaves out at the end costs it nothing. `parameter` is the loss's third operand where that is one number,
-# `third` where it is a tensor, `second` a second number of the loss. Of a loss of rows they are z_loss, the class
-# weights and label_smoothing; `softcap` 0 is none.
+# A call pays nothing for arguments that it leaves out at the end. `parameter` is the loss's third operand if that is
+# one number, `third` if it is a tensor; `second` is a second number of the loss. For a loss of rows they are z_loss,
+# the class weights and label_smoothing. A `softcap` of 0: none.
 _CALL = (
     "Tensor input, Tensor target, int how, float parameter, float scale=1.0, Tensor? weight=None, Tensor? mask=None, "
     "Tensor? normalizer=None, float? divisor=None, Tensor? third=None, float second=0.0, int ignore_index=-100, "
@@ -60,7 +59,7 @@ _CALL = (
 
 
 class Call(NamedTuple):
-    """The same as Python has them."""
+    """The same arguments in Python."""
 
     input: torch.Tensor
     target: torch.Tensor
@@ -94,7 +93,7 @@ _SCHEMAS = {
 }
 
 
-UNSEEN = ("loss", "loss_with_grad", "rescale_", "part", "part_backward")  # by autograd, and by what captures a call
+UNSEEN = ("loss", "loss_with_grad", "rescale_", "part", "part_backward")  # by autograd and by captures of a call
 
 AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
@@ -106,17 +105,17 @@ def op(kind: str) -> torch._ops.OpOverload:
 
 
 def define(kind: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """The op as we call it: past autograd, which is the caller's own."""
+    """The op in the form in which we call it: below autograd, because the caller is the op's autograd."""
     LIBRARY.define(f"_pointwise_{kind}{_SCHEMAS[kind]}", tags=TAGS)
     if kind in UNSEEN:
         LIBRARY.impl(f"_pointwise_{kind}", torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"cudaloss::_pointwise_{kind}", fake, lib=LIBRARY)
     overload = op(kind)
-    call = getattr(overload, "_op", overload)  # what OpOverload.__call__ calls, 0.2 us later
+    call = getattr(overload, "_op", overload)  # called directly: saves the 0.2 us of OpOverload.__call__
     if kind in UNSEEN:
         return call
 
-    def below_autograd(*arguments):  # what an _AutoDispatchBelowAutograd does, 0.6 us sooner
+    def below_autograd(*arguments):  # does what _AutoDispatchBelowAutograd does, 0.6 us faster
         if is_excluded(AUTOGRAD):
             return call(*arguments)
         set_excluded(AUTOGRAD, True)
@@ -129,9 +128,9 @@ def define(kind: str, fake: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def empty_as(like, dtype):
-    """What ``empty_as`` of ``csrc/torch/layout.h`` gives: in the layout of `like` where that is dense, else in its
-    order of dimensions, or contiguous where it is expanded."""
-    if like.is_contiguous():  # said first: of sizes that a compiler does not know nothing more can be asked
+    """The same as ``empty_as`` of ``csrc/torch/layout.h``: in the layout of `like` if that is dense; contiguous if it
+    is expanded; otherwise in its order of dimensions."""
+    if like.is_contiguous():  # asked first: with symbolic sizes nothing else can be asked
         return like.new_empty_strided(like.shape, like.stride(), dtype=dtype)
     order = list(range(like.dim()))
     if not any(stride == 0 and size > 1 for size, stride in zip(like.shape, like.stride(), strict=True)):
@@ -145,7 +144,7 @@ def empty_as(like, dtype):
 
 
 def laid_out(losses, input, target):
-    """Single losses in the layout in which the kernels write them."""
+    """Single losses in the layout that the kernels write."""
     for like in (input, target):
         if like.shape == losses.shape and not like.is_contiguous():
             wanted = empty_as(like.detach(), losses.dtype)
@@ -211,7 +210,7 @@ def _fake_count(input, target, how, weight, mask):
 
 
 def _fake_finish(grad_input, grad_target, *call):
-    # Aliases, so that the compiler does not take them for buffers it may reuse: with such buffers PyTorch refuses
+    # Aliases, so that the compiler does not take them for buffers that it can reuse: with such buffers PyTorch refuses
     # retain_graph.
     return tuple(None if gradient is None else gradient.view_as(gradient) for gradient in (grad_input, grad_target))
 
@@ -227,7 +226,7 @@ finish = define("finish", _fake_finish)
 
 
 def _declining(answer: Any) -> Callable[..., Any]:
-    """A kernel for where there is no compiled one."""
+    """A kernel for cases without a compiled one."""
 
     def decline(*call):
         how = next(argument for argument in call if type(argument) is int)  # the first int of every schema
@@ -244,23 +243,23 @@ def _in_backward() -> bool:
 
 
 def mark(*gradients):
-    """Notes of ``forward_with_grad``'s gradients that :func:`claimed` may take them over in a backward graph."""
+    """Marks ``forward_with_grad``'s gradients: :func:`claimed` can take them over in a backward graph."""
     for gradient in gradients:
         if gradient is not None:
             gradient._cudaloss_unspent = not _in_backward()
 
 
 def claimed(*gradients) -> bool:
-    """Whether a backward graph may make ``forward_with_grad``'s gradients its own, which it then has done.
+    """Whether a backward graph may take over the memory of ``forward_with_grad``'s gradients. True only once for each.
 
-    To a compiler ``finish`` is a function of its arguments. It cannot be told the truth, that they are changed in place
-    and handed on: it would copy them first (8 bytes an element of the 20 that there are then, and the pass that was
-    saved is spent). So memory is handed on only where no compiler can notice:
+    For a compiler, ``finish`` is a function of its arguments. If it knew that they are changed in place and returned,
+    it would copy them first (8 of then 20 bytes for each element, as much as the saved pass). So the memory is reused
+    only where no compiler can notice:
 
-    - The gradients come from a graph that ran outside of any backward, and this one runs inside one. They are two
-      graphs then, and this op is the one reader of what passed between them, so its memory can hold nothing else.
-    - Only once: a second backward (``retain_graph``, another thread's too) computes its gradients anew.
-    - Not while a CUDA graph is captured, whose replays would not pass here and could rescale one forward's gradients
+    - The gradients come from a graph that ran outside any backward, and this graph runs inside one. So there are two
+      graphs, and this op is the only reader of the tensors between them: their memory holds nothing else.
+    - Only once: a second backward (``retain_graph``, also in another thread) computes its gradients again.
+    - Not while a CUDA graph is captured: its replays would not run this code, and could rescale one forward's gradients
       twice.
     """
     wanted = [gradient for gradient in gradients if gradient is not None]
@@ -270,15 +269,15 @@ def claimed(*gradients) -> bool:
     return all(tokens)
 
 
-# Sparse tensors and other devices; nested ones, which the alias leaves out.
+# Sparse tensors and other devices; and nested tensors, which that alias does not include.
 _NOT_COMPILED = ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA")
-# What captures a call, but for a trace before dispatch, whose own dispatcher asks no kernel: what autograd does not
-# see, no graph may have.
+# Everything that captures a call, except a trace before dispatch, whose own dispatcher asks no kernel. A graph must not
+# contain ops that autograd does not see.
 _CAPTURES = ("Python", "Tracer")
 
 
 def decline(kind: str, answer: Any) -> None:
-    """What the op does where there is no compiled kernel, or where it must not be seen."""
+    """Sets what the op does if there is no compiled kernel, or if it must not be captured."""
     for key in (*_NOT_COMPILED, *(_CAPTURES if kind in UNSEEN else ())):
         LIBRARY.impl(f"_pointwise_{kind}", _declining(answer), key)
 

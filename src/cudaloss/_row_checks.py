@@ -1,4 +1,4 @@
-"""Bad arguments of a loss of rows, said clearly before any kernel runs."""
+"""Errors for wrong arguments of a loss of rows, before any kernel runs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from ._specs import RowNumbers, RowSpec
 
 
 def check_operands(spec: RowSpec, input: Any, target: Any) -> None:
-    """That input has classes and target an index for each row, or a probability for each class where the loss takes
-    those; PyTorch's words are in the messages where it has some."""
+    """Checks that input has classes, and target an index for each row, or a probability for each class if the loss
+    takes probabilities. The messages contain PyTorch's if it has one."""
     check_dense("input", input)
     check_dense("target", target)
     for name, value in (("input", input), ("target", target)):
@@ -40,7 +40,7 @@ def check_operands(spec: RowSpec, input: Any, target: Any) -> None:
     if input.dim() == 0:
         raise RuntimeError("input must have a dimension of classes, got a 0-d tensor")
     if input.shape[class_dim(input)] == 0:
-        raise RuntimeError(f"input must have one class at least, got shape {tuple(input.shape)}")
+        raise RuntimeError(f"input must have at least one class, got shape {tuple(input.shape)}")
     if input.device != target.device:
         raise RuntimeError(f"input and target must be on one device, got {input.device} and {target.device}")
     shape, found = rows_shape(input), tuple(target.shape)
@@ -48,7 +48,7 @@ def check_operands(spec: RowSpec, input: Any, target: Any) -> None:
         if target.shape != input.shape:
             hint = "; of class indices expected target dtype to be Long or Byte: call target.long()"
             raise RuntimeError(
-                f"target must be of input's shape, {tuple(input.shape)}, where it has a floating dtype and so "
+                f"target must have input's shape, {tuple(input.shape)}, because its floating dtype means "
                 f"probabilities, got {found} of {target.dtype}{hint if target.shape == shape else ''}"
             )
         return
@@ -76,7 +76,7 @@ def check_operands(spec: RowSpec, input: Any, target: Any) -> None:
 
 
 def check_class_weight(weight: Any, input: Tensor) -> None:
-    """That there is one weight a class."""
+    """Checks that there is one weight for each class."""
     check_dense("weight", weight)
     classes = input.shape[class_dim(input)]
     if weight.dim() != 1 or weight.shape[0] != classes:
@@ -90,21 +90,21 @@ def check_class_weight(weight: Any, input: Tensor) -> None:
 
 
 def _number(name: str, value: Any, accepts: str) -> Any:
-    """A number as a float, numpy's and a compiler's among them."""
+    """A number as a float, also numpy's or a compiler's."""
     if not _is_number(value):
         raise TypeError(f"{name} must be a number {accepts}, got {type(value).__name__}")
     return as_float(name, value)
 
 
 def check_numbers(target: Tensor, ignore_index: Any, z_loss: Any, softcap: Any) -> RowNumbers:
-    """The three as Python's own numbers."""
+    """The three numbers as Python's own."""
     if not _is_number(ignore_index, numbers.Integral):
         raise TypeError(f"ignore_index must be an int, got {type(ignore_index).__name__}")
     if not -(2**63) <= ignore_index < 2**63:
         raise ValueError(f"ignore_index must fit in an int64, got {ignore_index}")
     if ignore_index >= 0 and target.is_floating_point():
         raise RuntimeError(
-            "ignore_index is not supported for floating point target: it must be negative where target has "
+            "ignore_index is not supported for floating point target: it must be negative if target has "
             f"probabilities, got {ignore_index}"
         )
     ignore_index = ignore_index if isinstance(ignore_index, torch.SymInt) else int(ignore_index)
@@ -127,7 +127,7 @@ def check_smoothing(value: Any) -> Any:
 
 
 def check_row_options(options: Options, input: Tensor, reduction: str, weight: str) -> Options:
-    """The options, whose weight the call has by that name, with numbers as Python's own."""
+    """The options, with the weight under the name `weight` and numbers as Python's own."""
     shape = rows_shape(input)
     if options.weight is not None:
         check_beside(weight, options.weight, input, shape)
@@ -149,8 +149,8 @@ def check_row_options(options: Options, input: Tensor, reduction: str, weight: s
 def check(
     spec: RowSpec, input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, options: Options
 ) -> tuple[float, RowNumbers, Options]:
-    """Raises what is wrong with a call, if anything; returns its label_smoothing, its other numbers and its options.
-    `own` is what OF_CLASSES names."""
+    """Raises an error if something is wrong with a call; returns its label_smoothing, its other numbers and its
+    options. `own` has the values of OF_CLASSES."""
     weight, ignore_index, smoothing, z_loss, softcap = own
     check_operands(spec, input, target)
     check_reduction(reduction)

@@ -18,26 +18,27 @@ _FUNCTION_DOC = """``{formula}`` of each row of classes, fused.
 
 Args:
     input (Tensor): {input} of shape ``(classes,)``, ``(N, classes)`` or ``(N, classes, d1, ...)`` and any strides; they
-        are never written to. float32, float64, float16 or bfloat16 for the fused kernels (other floating dtypes,
-        devices other than CPU and CUDA, and DTensors are served by plain PyTorch).
-    target (Tensor): the class index of each row, of input's shape without the classes and an integer dtype, uint8 to
-        int64{or_probabilities}.
+        are never written to. float32, float64, float16 or bfloat16 for the fused kernels (plain PyTorch serves other
+        floating dtypes, and devices other than CPU and CUDA). Of DTensors each process computes its own shard.
+    target (Tensor): the class index of each row, with input's shape without the classes and an integer dtype, uint8
+        to int64{or_probabilities}.
 {options}
 
 Returns:
     Tensor: in the unit of the formula. For ``"mean"`` and ``"sum"`` it has the shape of the first ``batch_dims``
-    dimensions of the rows (0-d for 0); for ``"none"`` it has one loss a row, 0 where a row does not count. ``"mean"``
-    divides by what the rows in play add up to: each its ``sample_weight`` times the ``weight`` of its class{alone}; 1
-    without either. A mean of nothing is NaN, a sum of nothing 0, the gradients of both 0. Differentiable in input,
+    dimensions of the rows (0-d for 0); for ``"none"`` it has one loss for each row, 0 for a row that does not count.
+    ``"mean"`` divides by a sum over the rows that count: each adds its ``sample_weight`` times the ``weight`` of its
+    class{alone}; a missing one is 1.
+    The mean over no rows is NaN, the sum is 0, and the gradients of both are 0. Differentiable in input,
     {and_probabilities}weight, sample_weight and normalizer, any number of times. On the GPU a row whose index is out of
-    range has a loss and gradients of NaN.
+    range has NaN as its loss and gradients.
 
 Raises:
-    TypeError: an argument has the wrong type, a list for a tensor, say.
-    ValueError: ``reduction`` is unknown; target has another first size than input; ``normalizer`` is the number 0, or
-        comes with another reduction than ``"mean"``; ``batch_dims`` is negative or beyond the rank of the rows.
-    RuntimeError: target or weight does not have its shape, or sample_weight or mask does not broadcast to the rows; the
-        devices differ; a tensor has a dtype that is not taken, or is sparse, quantized or nested; input has no classes;
+    TypeError: an argument has the wrong type, for example a list instead of a tensor.
+    ValueError: ``reduction`` is unknown; target's first size is not input's; ``normalizer`` is the number 0, or
+        ``reduction`` is not ``"mean"`` beside it; ``batch_dims`` is negative or above the rank of the rows.
+    RuntimeError: target or weight has the wrong shape, or sample_weight or mask does not broadcast to the rows; the
+        devices differ; a tensor has an unsupported dtype, or is sparse, quantized or nested; input has no classes;
         {ranges}``dtype`` is not a floating one; on the CPU, a class index is out of range.
 
 Example:
@@ -55,9 +56,9 @@ Keywords of a call:
 {of_call}
 
 Shape:
-    input is ``(classes,)``, ``(N, classes)`` or ``(N, classes, d1, ...)``. The rows have that shape without the
-    classes, and so have class indices{probabilities_have}. The result has the shape of the first
-    ``batch_dims`` dimensions of the rows, 0-d for 0; for ``reduction="none"`` that of the rows.
+    input is ``(classes,)``, ``(N, classes)`` or ``(N, classes, d1, ...)``. The rows, and class indices, have that
+    shape without the classes{probabilities_have}. The result has the shape of the first
+    ``batch_dims`` dimensions of the rows, 0-d for 0; for ``reduction="none"`` the shape of the rows.
 
 Raises:
     TypeError: when the module is called, as the function does.
@@ -71,16 +72,16 @@ Example:
     torch.Size([2])
 """
 
-LEGACY = "size_average, reduce (bool, optional): deprecated, as in PyTorch; where given, they set ``reduction``."
-_REDUCTION = 'reduction (str): ``"mean"`` over the rows that count, ``"sum"``, or ``"none"`` for one loss a row.'
+LEGACY = "size_average, reduce (bool, optional): deprecated, as in PyTorch; if given, they set ``reduction``."
+_REDUCTION = 'reduction (str): ``"mean"`` over the rows that count, ``"sum"``, or ``"none"`` for one loss for each row.'
 
-# What a loss says besides whose target may have probabilities.
+# The additional text for a loss whose target can have probabilities.
 _WITH_PROBABILITIES = {
-    "or_probabilities": "; or probabilities, of input's shape and a floating dtype. They need not sum to 1",
-    "alone": ", or with a target of probabilities its ``sample_weight`` alone",
+    "or_probabilities": "; or probabilities, with input's shape and a floating dtype. They need not sum to 1",
+    "alone": " (with a target of probabilities only its ``sample_weight``)",
     "and_probabilities": "probabilities, ",
-    "probabilities_have": "; probabilities have input's",
-    "ranges": "a number is out of its range; ``ignore_index`` is not negative beside probabilities; ",
+    "probabilities_have": "; probabilities have input's shape",
+    "ranges": "a number is out of its range; ``ignore_index`` is not negative and target has probabilities; ",
 }
 
 
@@ -98,7 +99,7 @@ def _lines(spec: RowSpec, rows: Iterable[Row]) -> str:
 
 
 def _of_vectors(spec: RowSpec) -> dict[str, str]:
-    """What a loss of vectors says besides."""
+    """The additional text for a loss of vectors."""
     others = len(spec.operands) - 1
     meanings = [FIRST_OPERAND] + [OTHER_OPERAND] * others
     vectors = spec.operands

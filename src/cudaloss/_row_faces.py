@@ -1,4 +1,4 @@
-"""The arguments and source of the public functions and modules of losses of rows."""
+"""The arguments and source of the public functions and modules for losses of rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _WEIGHT = Row(
     "Tensor | None",
     None,
     False,
-    """(Tensor, optional): multiplies each row's loss; of a floating dtype and a shape that broadcasts to the rows',
-    which is input's without the classes. ``"mean"`` divides by the sum of the weights in play. Differentiable.""",
+    """(Tensor, optional): multiplies each row's loss. It has a floating dtype and a shape that broadcasts to the
+    rows' shape (input's without the classes). ``"mean"`` divides by the sum of the weights that count.
+    Differentiable.""",
 )
 _MASK = Row(
     "mask",
@@ -23,8 +24,8 @@ _MASK = Row(
     "Tensor | None",
     None,
     False,
-    """(Tensor, optional): bool, of a shape that broadcasts to the rows'. ``False`` selects a row out, as
-    ``ignore_index`` does: it adds nothing to the loss, to a gradient or to the count, even where its logits are NaN or
+    """(Tensor, optional): bool, with a shape that broadcasts to the rows' shape. ``False`` leaves a row out, as
+    ``ignore_index`` does: it adds nothing to the loss, to a gradient or to the count, even if its logits are NaN or
     Inf.""",
 )
 _DTYPE = Row(
@@ -33,8 +34,8 @@ _DTYPE = Row(
     "torch.dtype | None",
     None,
     True,
-    """(torch.dtype, optional): of the result. Default: input's, with a target of probabilities the one that both
-    promote to; under autocast at least float32.""",
+    """(torch.dtype, optional): the result's dtype. Default: input's dtype; with a target of probabilities the one
+    that both promote to; under autocast at least float32.""",
 )
 _OTHERS = {row.name: row for row in ROWS}
 _OF_CLASSES: tuple[Row, ...] = (
@@ -47,26 +48,26 @@ _OF_VECTORS: tuple[Row, ...] = (
     replace(
         _WEIGHT,
         name="weight",
-        meaning="""(Tensor, optional): multiplies each row's loss; of a floating dtype and a shape that broadcasts to
-    the rows', which is the operands' without the vectors' dimension. ``"mean"`` divides by the sum of the weights in
-    play. Differentiable.""",
+        meaning="""(Tensor, optional): multiplies each row's loss. It has a floating dtype and a shape that broadcasts
+    to the rows' shape (the operands' without the vectors' dimension). ``"mean"`` divides by the sum of the weights
+    that count. Differentiable.""",
     ),
     replace(
         _MASK,
-        meaning="""(Tensor, optional): bool, of a shape that broadcasts to the rows'. ``False`` selects a row out: it
-    adds nothing to the loss, to a gradient or to the count, even where its vectors have NaN or Inf.""",
+        meaning="""(Tensor, optional): bool, with a shape that broadcasts to the rows' shape. ``False`` leaves a row
+    out: it adds nothing to the loss, to a gradient or to the count, even if its vectors have NaN or Inf.""",
     ),
     *_OF_CLASSES[2:-1],
     replace(
         _DTYPE,
-        meaning="""(torch.dtype, optional): of the result. Default: the one that the vectors' promote to; under autocast
-    at least float32.""",
+        meaning="""(torch.dtype, optional): the result's dtype. Default: the dtype that the vectors promote to; under
+    autocast at least float32.""",
     ),
 )
 
 
 def options_of(spec: RowSpec) -> tuple[Row, ...]:
-    """The keywords of a call that are no arguments of the loss's own."""
+    """The keywords of a call except the loss's own arguments."""
     return _OF_VECTORS if spec.of_vectors else _OF_CLASSES
 
 
@@ -87,7 +88,7 @@ def _keywords(rows: Iterable[Row | Argument]) -> list[str]:
 
 
 def fields(spec: RowSpec, legacy: str) -> dict[str, str]:
-    """What the templates of ``_faces`` are filled with."""
+    """The values for the templates of ``_faces``."""
     own, options = {row.name: row for row in spec.arguments}, options_of(spec)
     annotations = {"size_average": "bool | None", "reduce": "bool | None", "reduction": "str"}
     annotations |= {name: row.annotation for name, row in own.items()}

@@ -1,4 +1,4 @@
-"""``torch.ops.cudaloss`` of the losses of rows, as :mod:`._ops` has the pointwise ones."""
+"""``torch.ops.cudaloss`` for the losses of rows, like :mod:`._ops` for the pointwise ones."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def _thorough(spec: RowSpec) -> Callable[..., Tensor]:
 
 
 def _ways(spec: RowSpec) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Those of _ops, without and under autocast, of targets that the loss takes."""
+    """The ways of _ops, without and with autocast, for the targets that the loss takes."""
     taken = {*INDICES, *(() if spec.takes_indices_alone else DTYPES)}
     plain, autocast = ({key: way for key, way in ways.items() if key[2] in taken} for ways in (_WAYS, _AUTOCAST_WAYS))
     return plain, autocast
 
 
 def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
-    """The commonest calls: plain tensors, of which the private ops find out the rest. They decline with None."""
+    """The commonest calls: plain tensors; the private ops check the rest. Returns None for all others."""
     plain_ways, autocast_ways = _ways(spec)
     mode, loss, forward = spec.mode << LOSS | BELOW_AUTOGRAD, _private.loss, _private.forward
-    # PyTorch's own, bound here once.
+    # PyTorch's functions, looked up only once.
     is_grad_enabled, is_captured = torch.is_grad_enabled, _dispatch.is_captured
     is_included, pre_dispatch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
     any_autocast, any_functorch = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
@@ -72,7 +72,7 @@ def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
         how, nodes = found
         way = None
         if is_grad_enabled() and (wants := input.requires_grad + 2 * target.requires_grad):
-            if is_captured():  # which two passes would not find out by themselves
+            if is_captured():  # two passes would not notice it
                 return None
             how, way = how | wants << 4, nodes[wants]
         rest = ()
@@ -107,7 +107,7 @@ def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
 
 
 def _are_usual(input: Tensor, target: Tensor, own: tuple[Any, ...], batch_dims: int) -> bool:
-    """Whether the numbers of a call, its z_loss apart, are Python's own and in their ranges."""
+    """Whether the numbers of a call, except z_loss, are Python's own and in their ranges."""
     weight, ignore_index, smoothing, _, softcap = own
     return (
         (weight is None or _is_usual(weight, DTYPES))
@@ -116,7 +116,7 @@ def _are_usual(input: Tensor, target: Tensor, own: tuple[Any, ...], batch_dims: 
         and type(smoothing) is float
         and 0 <= smoothing <= 1
         and (softcap is None or (type(softcap) is float and 0 < softcap < inf))
-        and not (batch_dims and batch_dims == input.dim() - 1)  # single losses: _dispatch knows a shorter way
+        and not (batch_dims and batch_dims == input.dim() - 1)  # single losses: _dispatch has a shorter way
     )
 
 
@@ -140,7 +140,7 @@ def _define(spec: RowSpec) -> Kernel:
     kernel, defaults = _kernel_of(spec), spec.given
     of_options: dict[str, Any] = {row.name: row.default for row in rows}
 
-    # The dispatcher passes on only what differs from its default.
+    # The dispatcher passes only arguments that are not at their defaults.
     def op(input, target, *given, **named):
         given = {**dict(zip(names, given, strict=False)), **named}
         own = tuple(given.get(name, default) for name, default in defaults.items())

@@ -1,12 +1,12 @@
-"""Losses of rows in plain PyTorch: what each row is, which rows count, and their derivatives.
+"""Losses of rows in plain PyTorch: the values, which rows count, and the derivatives.
 
-With w for the class weights, s for label_smoothing and q for a target's probabilities (of an index: 1 for its class, 0
-for the others), a class has the share ``w * ((1 - s) * q + s / classes)``, and a row's loss is::
+With the class weights w, label_smoothing s and a target's probabilities q (for an index: 1 for its class, 0 for the
+others), a class has the share ``w * ((1 - s) * q + s / classes)``, and a row's loss is::
 
     (-share * log_softmax(logits)).sum() + z_loss * logsumexp(logits)**2
 
-where logits are input, or ``softcap * tanh(input / softcap)``. Of a loss that reads its target's class alone, input
-has the logarithms already.
+where logits are input, or ``softcap * tanh(input / softcap)``. If a loss reads only its target's class, input has the
+logarithms already.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ._specs import LossSpec, RowNumbers, VectorNumbers
 
 
 class RowOperands(NamedTuple):
-    """What all rows are computed from, in the dtype of the arithmetic, and of 0 where a row does not count."""
+    """The values from which all rows are computed, in the dtype of the arithmetic; 0 for rows that do not count."""
 
-    logits: Tensor  # of input's shape, behind the softcap
-    cap_slope: Tensor | None  # the derivative of the softcap, of input's shape; None: there is no softcap
-    share: Tensor  # of input's shape: what each class's -log_softmax is multiplied by
-    are_logs: bool  # whether those are log-probabilities
-    has_indices: bool  # whether the target has class indices, else probabilities
+    logits: Tensor  # in input's shape, after the softcap
+    cap_slope: Tensor | None  # the derivative of the softcap, in input's shape; None: no softcap
+    share: Tensor  # in input's shape: the factor of each class's -log_softmax
+    are_logs: bool  # whether the logits are log-probabilities
+    has_indices: bool  # whether the target has class indices; otherwise probabilities
     class_dim: int
     z_loss: float
 
@@ -41,35 +41,34 @@ class RowOperands(NamedTuple):
         return self.logits.logsumexp(self.class_dim)
 
     def over_classes(self, x: Tensor) -> Tensor:
-        """One number a row, of the rows' shape, as it broadcasts to input."""
+        """Reshapes a number for each row so that it broadcasts to input."""
         return x.unsqueeze(self.class_dim)
 
 
 def left_out(shape: torch.Size, target: Tensor, options: Options, rows: RowNumbers | VectorNumbers) -> Tensor | None:
-    """Where rows, of this shape, do not count; None: nowhere."""
+    """Which rows of this shape do not count; None: all count."""
     ignored = None
     if isinstance(rows, RowNumbers) and not target.is_floating_point():
-        ignored = target.long() == rows.ignore_index  # of uint8 156 would be -100
+        ignored = target.long() == rows.ignore_index  # as uint8, 156 would be -100
     if options.mask is None:
         return ignored
     return (~options.mask if ignored is None else ~options.mask | ignored).expand(shape)
 
 
 def _over_input(class_weight: Tensor | None, dim: int, input: Tensor) -> Tensor | None:
-    """Class weights as they broadcast to input."""
+    """Class weights in a shape that broadcasts to input."""
     return None if class_weight is None else class_weight.view((-1,) + (1,) * (input.dim() - dim - 1))
 
 
 def _indices(target: Tensor, out: Tensor | None) -> Tensor:
-    """Class indices, of which those of rows that do not count are 0."""
+    """Class indices, with 0 for rows that do not count."""
     return target.long() if out is None else torch.where(out, 0, target.long())
 
 
 def counted_weight(
     target: Tensor, sample_weight: Tensor | None, class_weight: Tensor | None, out: Tensor | None
 ) -> Tensor | None:
-    """What each row adds to a mean's denominator; None: 1. The weight of its class is a part of it where that is
-    known: of an index."""
+    """What each row adds to a mean's denominator; None: 1. With an index it includes the weight of the row's class."""
     if class_weight is None or target.is_floating_point():
         return sample_weight
     of_class = class_weight[_indices(target, out)]
@@ -86,8 +85,8 @@ def operands(
     rows: RowNumbers,
     compute: torch.dtype,
 ) -> RowOperands:
-    """What :func:`values` and :func:`slopes` take; `out` is where rows are left out, `compute` the dtype of the
-    arithmetic."""
+    """The arguments of :func:`values` and :func:`slopes`. `out` marks rows that are left out, `compute` is the dtype of
+    the arithmetic."""
     dim = class_dim(input)
     x = input.to(compute)
     x = x if out is None else torch.where(out.unsqueeze(dim), 0, x)
@@ -112,7 +111,7 @@ def values(row: RowOperands) -> Tensor:
     """The losses, of the rows' shape."""
     logs = row.logs
     terms = -row.share * logs
-    if row.has_indices:  # another class counts as 0, also where its logarithm is infinite
+    if row.has_indices:  # other classes count as 0, also if their logarithm is infinite
         nothing = 0 if row.are_logs else torch.where(logs.isnan(), logs, 0)
         terms = torch.where(row.share == 0, nothing, terms)
     found = terms.sum(row.class_dim)
@@ -120,7 +119,7 @@ def values(row: RowOperands) -> Tensor:
 
 
 def slopes(row: RowOperands, smoothing: float, class_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The derivatives of each row's loss for input and for a target of probabilities (None: of indices), of input's
+    """The derivatives of each row's loss for input and for a target of probabilities (None for indices), in input's
     shape."""
     if row.are_logs:
         return -row.share, None

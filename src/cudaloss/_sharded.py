@@ -1,7 +1,7 @@
 """Losses of DTensors: each process runs the fused pass over its shards, and the mean is the global one.
 
-Every operand is brought where the plan wants it, its shard taken, and an ordinary loss of plain tensors follows, whose
-divisor is the global count. What is left is a sum over the processes, of a number or of one for each index kept.
+Every operand is moved to the plan's placements. Then the shards go through an ordinary loss of plain tensors, whose
+divisor is the global count. Last, a number, or a number for each kept index, is summed over the processes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ._sharded_plan import USUAL, Placements, Plan, as_dtensor, placed, plan_of,
 from ._specs import LossSpec, RowNumbers, Third, VectorNumbers
 
 collectives = torch.ops._c10d_functional
-# What torch.distributed.all_reduce calls, whose wrappers cost the host more than the rest of it.
+# torch.distributed.all_reduce calls this; its wrappers would cost the host more than the rest of it.
 _ON_THIS_STREAM = dist.AllreduceOptions()
 _ON_THIS_STREAM.asyncOp = False
 
 
 class _Share(torch.autograd.Function):
-    """The share of an operand that requires a gradient, which stays where the shares leave it: no collective."""
+    """The shard of an operand that requires a gradient. The gradient stays where the shards leave it: no collective."""
 
     @staticmethod
     def forward(ctx: Any, operand: DTensor, plan: Plan, is_of_classes: bool) -> Tensor:
@@ -36,14 +36,14 @@ class _Share(torch.autograd.Function):
         ctx.plan, ctx.whole = plan, (plan.of_gradient(operand, is_of_classes), operand.shape, operand.stride())
         ctx.placements = operand.placements
         local = placed(operand, plan, is_of_classes)
-        return local.view_as(local)  # a tensor of autograd's own: the operand keeps its
+        return local.view_as(local)  # a new tensor for autograd: the operand keeps its own
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         if grads[0] is None:
             return None, None, None
         found = as_dtensor(grads[0], ctx.plan, *ctx.whole)
-        # FSDP2 adds its own gradients to that of a parameter, where those lie: of a whole that is a slice.
+        # FSDP2 adds its own gradients to that of a parameter, at its place; from a whole that is a slice.
         pairs = zip(ctx.placements, found.placements, strict=True)
         back = tuple(now if type(own) in USUAL else own for own, now in pairs)
         return found if back == found.placements else found.redistribute(ctx.plan.mesh, back), None, None
@@ -51,7 +51,7 @@ class _Share(torch.autograd.Function):
 
 def _share(operand: Tensor, plan: Plan, is_of_classes: bool = False) -> Tensor:
     if not isinstance(operand, DTensor):
-        return operand  # a number, everywhere the same
+        return operand  # a number, the same everywhere
     if operand.requires_grad and torch.is_grad_enabled():
         return _Share.apply(operand, plan, is_of_classes)  # pyright: ignore[reportReturnType]
     with torch.no_grad():
@@ -59,9 +59,9 @@ def _share(operand: Tensor, plan: Plan, is_of_classes: bool = False) -> Tensor:
 
 
 class Whole(torch.autograd.Function):
-    """The loss, from each process's share of it: summed over the mesh's reduced dimensions, then rounded to `dtype`.
-    Where there was nothing to divide by, which `some` says, it is that sum over 0, and has no gradient. It saves the
-    operands too: one that is changed in place before the backward is noticed so, their shards do not tell."""
+    """The loss, from each process's share of it: summed over the mesh's reduced dimensions, then rounded to `dtype`. If
+    `some` says that there was nothing to divide by, it is that sum over 0, and has no gradient. It also saves the
+    operands, so that an in-place change before the backward is noticed; their shards would not show it."""
 
     @staticmethod
     def forward(
@@ -82,7 +82,7 @@ class Whole(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         others = (None,) * (len(ctx.needs_input_grad) - 1)
-        _ = ctx.saved_tensors  # raises where one was changed
+        _ = ctx.saved_tensors  # raises if one was changed
         (grad_output,), (placements, shares) = grads, ctx.plan.of_result()
         if grad_output is None:
             return None, *others
@@ -93,14 +93,14 @@ class Whole(torch.autograd.Function):
 
 
 def brought(grad_output: Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
-    """A gradient of the loss as the loss is placed."""
-    if not isinstance(grad_output, DTensor):  # everywhere the same
+    """A gradient of the loss, with the loss's placements."""
+    if not isinstance(grad_output, DTensor):  # the same everywhere
         grad_output = DTensor.from_local(grad_output, mesh, (Replicate(),) * len(placements))
     return grad_output if grad_output.placements == placements else grad_output.redistribute(mesh, placements)
 
 
 class Sum(torch.autograd.Function):
-    """A sum over processes that each of them uses, whose gradient so is a sum over them too."""
+    """A sum over processes that each of them uses; so its gradient is also a sum over them."""
 
     @staticmethod
     def forward(ctx: Any, share: Tensor, plan: Plan) -> Tensor:
@@ -119,24 +119,24 @@ def all_reduced(share: Tensor, plan: Plan) -> Tensor:
     for mesh_dim in plan.reduced:
         if plan.mesh.size(mesh_dim) > 1:
             group = plan.mesh.get_group(mesh_dim)
-            if is_captured:  # the ops that a trace has
+            if is_captured:  # the ops that a trace contains
                 share = collectives.wait_tensor(collectives.all_reduce(share, "sum", group.group_name))
             else:
                 share = share.clone()
                 work = group.allreduce([share], _ON_THIS_STREAM)
-                if work is not None:  # one that the stream does not wait for by itself
+                if work is not None:  # work that the stream does not wait for by itself
                     work.wait()
     return share
 
 
 def whole_value(share: Tensor, plan: Plan, dtype: torch.dtype, some: Tensor | None) -> Tensor:
-    """The loss, as :class:`Whole` has it."""
+    """The loss in the form of :class:`Whole`."""
     value = all_reduced(share, plan).to(dtype)
     return value if some is None else value / some
 
 
 class Call(NamedTuple):
-    """A call that has been checked, as :func:`loss` is called."""
+    """A checked call, with the arguments of :func:`loss`."""
 
     spec: LossSpec
     input: Tensor
@@ -156,7 +156,7 @@ class Call(NamedTuple):
         return [x for x in (self.input, self.target, self.third, *self.options) if isinstance(x, DTensor)]
 
     def mapped(self, kind: Any, change: Any) -> Call:
-        """The call with all of that kind among its operands and options changed."""
+        """The call with all objects of that kind among its operands and options changed."""
 
         def changed(x: Any) -> Any:
             return change(x) if isinstance(x, kind) else x
@@ -166,7 +166,7 @@ class Call(NamedTuple):
         return self._replace(input=input, target=target, third=third, options=options)
 
     def shares(self, plan: Plan) -> Call:
-        """The call of this process's shards."""
+        """The call with this process's shards."""
         beside = {k: _share(v, plan) for k, v in self.options._asdict().items() if isinstance(v, Tensor)}
         third = _share(self.third, plan, self.is_of_classes()) if isinstance(self.third, Tensor) else self.third
         x, t = _share(self.input, plan), _share(self.target, plan)
@@ -174,13 +174,13 @@ class Call(NamedTuple):
         return found.in_sum(plan)
 
     def in_sum(self, plan: Plan) -> Call:
-        """With the dtype of a share: halves are rounded once, behind the sum."""
+        """With the dtype of a share: halves are rounded once, after the sum."""
         return self._replace(dtype=torch.promote_types(self.dtype, torch.float32)) if plan.reduced else self
 
 
 def divisor_of(own: Call, plan: Plan, kept: int) -> tuple[Any, Tensor | None]:
-    """What the mean over the whole divides by, from the shares: one number for all, or what had to be counted, one for
-    each index kept, with 1 where that is 0; and where it is not 0 (`some`). None where the shares' own will do."""
+    """The denominator of the mean over the whole, from the shares: one number for all; or counted, for each kept index,
+    with 1 instead of 0; and where it is not 0 (`some`). None if the shares' own denominators are right."""
     if own.reduction != "mean" or own.options.normalizer is not None or not plan.reduced:
         return None, None
     x, t, options = own.input, own.target, own.options
@@ -195,7 +195,7 @@ def divisor_of(own: Call, plan: Plan, kept: int) -> tuple[Any, Tensor | None]:
         counted = Sum.apply(counted, plan)
         some = counted != 0
         return torch.where(some, counted, 1), some
-    if _dispatch.is_compiled():  # for another whole of which this process has as much the same graph may serve
+    if _dispatch.is_compiled():  # the same graph can serve another whole with the same part here
         count = x.new_full((), math.prod(shape[kept:]), dtype=reference.widest(x.device))
         return all_reduced(count, plan), None
     count = math.prod(plan.shape[kept:])
@@ -231,7 +231,7 @@ def composed(call: Call, plan: Plan, kept: int) -> Tensor:
 
         own = _sharded_vocabulary.of_parts(own, plan, _sharded_vocabulary.place_of(call, plan))
     divisor, some = divisor_of(own, plan, kept)
-    if some is not None and kept:  # which a normalizer, one for all, cannot be
+    if some is not None and kept:  # a normalizer is one for all, so it cannot be used
         share = (_dispatch.loss(*own._replace(reduction="sum")) / divisor).to(own.dtype)
     else:
         options = own.options if divisor is None else own.options._replace(normalizer=divisor)
@@ -243,8 +243,9 @@ def composed(call: Call, plan: Plan, kept: int) -> Tensor:
 
 def _keeps_vocabulary(call: Call) -> bool:
     """Whether the classes of a plain cross entropy of indices are sharded along one dimension of the mesh: they then
-    stay where they are. With the arguments that look at all of a row's classes they are gathered; and where a graph is
-    compiled, whose cache (torch 2.13) gives one process the graph of another, with its first class and its group."""
+    stay where they are. Classes are gathered for arguments that need all classes of a row; and if a graph is compiled,
+    because the compiler's cache (torch 2.13) gives one process the graph of another, with its first class and its
+    group."""
     input, rows = call.input, call.rows
     if call.spec.name != "cross_entropy" or not isinstance(rows, RowNumbers) or not isinstance(input, DTensor):
         return False
@@ -255,7 +256,7 @@ def _keeps_vocabulary(call: Call) -> bool:
 
 
 def check_alike(call: Call) -> None:
-    """All DTensors, but for numbers, and of one mesh."""
+    """Checks that all are DTensors, except numbers, and on one mesh."""
     names, own = list(call.spec.operands), call.options._asdict()
     if call.is_of_classes():
         own = {"sample_weight": own.pop("weight"), **own}
@@ -274,6 +275,6 @@ def check_alike(call: Call) -> None:
             lies_alike = value.shape == first.shape and not any(x.is_partial() for x in first.placements)
             placements = f", {like}.placements" if lies_alike else ""
             raise TypeError(
-                f"{name} must be a DTensor, as {like} is, got a plain tensor; where every process has the whole of it: "
+                f"{name} must be a DTensor, as {like} is, got a plain tensor; if every process has all of it: "
                 f"{name} = distribute_tensor({name}, {like}.device_mesh{placements})"
             )

@@ -1,8 +1,8 @@
-"""Losses of DTensors in one node of autograd's graph: what :mod:`._sharded` does in four or five, for the host's time.
+"""Losses of DTensors in one node of autograd's graph, to save time on the host: :mod:`._sharded` needs four or five.
 
-It serves reduced losses in eager mode whose shards lie where they are wanted and go through one fused pass. A step of
-smooth L1 on 320 elements takes 658 us so and 1,016 in several nodes (two H200 over NCCL, benchmarks/sharded.py). All
-else, derivatives of the gradients too, is :mod:`._sharded`'s.
+It serves reduced losses in eager mode if the shards are in place and go through one fused pass. A step of smooth L1 on
+320 elements takes 658 us in one node and 1,016 in several (two H200 over NCCL, benchmarks/sharded.py).
+:mod:`._sharded` serves all other calls, and derivatives of the gradients.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from ._modes import BELOW_AUTOGRAD, FOR_INPUT, FOR_TARGET
 from ._sharded_plan import USUAL, Plan
 from ._sharded_vocabulary import Place, of_parts, part_gradient, place_of
 
-_LIMIT = 1024  # calls that are known at a time
+_LIMIT = 1024  # the number of remembered calls
 
 
 class _Known(NamedTuple):
-    """What is the same of all calls whose operands lie alike."""
+    """The facts that all calls with operands of the same layout share."""
 
     plan: Plan
     result: DTensorSpec
     gradients: tuple[DTensorSpec, ...]  # the input's and the target's
-    place: Place | None  # of the classes, where they are sharded
+    place: Place | None  # of the classes, if they are sharded
 
 
 _known: dict[Any, _Known | None] = {}  # None: not served
 
 
 def _find(call: _sharded.Call) -> _Known | None:
-    _sharded.check_alike(call)  # as it is of all calls that are found again
+    _sharded.check_alike(call)  # checked before: it holds for all calls with this key
     plan = _sharded.planned(call, 0)
     for x in call.tensors():
         wanted = plan.of_operand(x, x is call.third and call.is_of_classes())
@@ -50,7 +50,7 @@ def _find(call: _sharded.Call) -> _Known | None:
 
 
 def _look_up(call: _sharded.Call) -> _Known | None:
-    mesh = id(getattr(call.input, "device_mesh", None))  # kept: one that is equal may be of other process groups
+    mesh = id(getattr(call.input, "device_mesh", None))  # kept: an equal mesh can have other process groups
     key: tuple[Any, ...] = mesh, call.spec.mode, call.reduction, call.dtype, call.second, call.rows
     for x in (call.input, call.target, call.third, *call.options[:3]):
         if isinstance(x, Tensor) and not isinstance(x, DTensor):
@@ -65,13 +65,13 @@ def _look_up(call: _sharded.Call) -> _Known | None:
 
 
 def _local(x: DTensor) -> Tensor:
-    """The shard where it lies, or, where a collective may still be writing it, what waits for that."""
+    """The shard in place. If a collective may still be writing it, a tensor that waits for it."""
     found = x._local_tensor
     return found if type(found) is Tensor else x.to_local()
 
 
 class _Kept:
-    """Stands for a node of :mod:`._autograd`: what its forward leaves to its backward."""
+    """Replaces a node of :mod:`._autograd`: keeps what its forward leaves to its backward."""
 
     needs_input_grad = (False,) * 16
     saved_tensors: tuple[Tensor | None, ...]
@@ -86,11 +86,11 @@ def _whole(share: Tensor, known: _Known, dtype: torch.dtype, some: Tensor | None
 
 
 _MASK = _private.Call._fields.index("mask")
-_NOTHING = (None,) * 4  # the gradients of what is passed before the operands
+_NOTHING = (None,) * 4  # the gradients of the arguments before the operands
 
 
 class _Loss(torch.autograd.Function):
-    """The operands are saved too: one that is changed in place before the backward is noticed so."""
+    """The operands are saved too, so that an in-place change before the backward is noticed."""
 
     @staticmethod
     def forward(
@@ -102,7 +102,7 @@ class _Loss(torch.autograd.Function):
         ctx.save_for_backward(*own.saved_tensors, *operands)
         ctx.count, own.saved_tensors = len(own.saved_tensors), ()
         ctx.own, ctx.of_share = own, (known, share.dtype, some)
-        ctx.call = call.mapped(DTensor, lambda _: ...)  # saved, which hooks may want
+        ctx.call = call.mapped(DTensor, lambda _: ...)  # they are saved; hooks may replace them
         return _whole(share, known, call.dtype, some)
 
     @staticmethod
@@ -136,7 +136,7 @@ class _Loss(torch.autograd.Function):
 
 
 def loss(call: _sharded.Call) -> Tensor | None:
-    """The loss of a call that has been checked; None where it is not served."""
+    """The loss of a checked call; None if it is not served."""
     input, target, options = call.input, call.target, call.options
     if call.reduction == "none" or options.batch_dims or _dispatch.is_captured():
         return None

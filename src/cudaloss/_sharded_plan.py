@@ -1,7 +1,7 @@
-"""Where the elements of a loss of DTensors are, and where its operands, gradients and result must be for it.
+"""Where the elements of a loss of DTensors are, and where its operands, gradients and result must be.
 
-One placement for each dimension of the mesh: where the input is sharded, else where the target is, else replicated.
-Dimensions are the losses': of rows those without the classes.
+Each dimension of the mesh has one placement: the input's shard, otherwise the target's shard, otherwise replicated.
+Dimensions are those of the losses; for rows, without the classes.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from ._checks import class_dim, joint_shape, rows_shape
 
 Placements = tuple[Placement, ...]
-USUAL = (Shard, Replicate, Partial)  # beside which there is FSDP2's own order of a tensor-parallel parameter's rows
+USUAL = (Shard, Replicate, Partial)  # otherwise FSDP2's own order of a tensor-parallel parameter's rows
 
 
 class Plan(NamedTuple):
-    """Where the elements of a loss of `shape` are; `reduced` are the mesh's dimensions that the reduction sums over."""
+    """Where the elements of a loss of `shape` are. `reduced`: the mesh's dimensions that the reduction sums over."""
 
     mesh: DeviceMesh
     shape: torch.Size
     placements: Placements
     reduced: tuple[int, ...]
-    classes: int | None  # which dimension of an operand with one more than the losses has a row's classes
+    classes: int | None  # the dimension of the classes in operands that have one dimension more than the losses
     vocabulary: int | None = None  # the mesh's dimension along which the input's classes stay sharded
 
     def of_operand(self, operand: Tensor, is_of_classes: bool = False) -> Placements:
-        """Where an operand must be: replicated where a dimension that it lacks or repeats is sharded, and whole where
-        it has a number for each class alone."""
+        """Where an operand must be. It is replicated along a sharded dimension that it lacks or repeats, and whole if
+        it has only a number for each class."""
 
         def place(placement: Placement) -> Placement:
             if is_of_classes or not isinstance(placement, Shard):
@@ -47,14 +47,14 @@ class Plan(NamedTuple):
         return (*found[: self.vocabulary], Shard(self.classes), *found[self.vocabulary + 1 :])
 
     def of_gradient(self, operand: Tensor, is_of_classes: bool = False) -> Placements:
-        """Where the shards leave its gradient: as a part of a sum, where each process had the whole operand."""
+        """Where the shards leave its gradient: a part of a sum if each process had the whole operand."""
         pairs = zip(self.placements, self.of_operand(operand, is_of_classes), strict=True)
         return tuple(
             Partial() if isinstance(whole, Shard) and not isinstance(own, Shard) else own for whole, own in pairs
         )
 
     def of_result(self) -> tuple[Placements, Placements]:
-        """Where the loss is, and its shares before they are summed."""
+        """Where the loss is, and where its shares are before they are summed."""
 
         def but_reduced(instead: Placement) -> Placements:
             return tuple(instead if i in self.reduced else found for i, found in enumerate(self.placements))
@@ -63,8 +63,8 @@ class Plan(NamedTuple):
 
 
 def _own_dim(operand: Tensor, dim: int, shape: torch.Size, classes: int | None) -> int | None:
-    """Which of the operand's dimensions is the losses' `dim`: they broadcast from the right, or have the classes
-    between. None where it lacks or repeats that."""
+    """The operand's dimension that is the losses' `dim`: shapes broadcast from the right, or have the classes between.
+    None if the operand lacks or repeats that dimension."""
     own = dim - (len(shape) - operand.dim())
     if classes is not None and operand.dim() > len(shape):
         own = dim + (dim >= classes)
@@ -72,12 +72,12 @@ def _own_dim(operand: Tensor, dim: int, shape: torch.Size, classes: int | None) 
 
 
 def plan_of(input: DTensor, target: DTensor, kept: int, is_of_rows: bool, keeps_vocabulary: bool = False) -> Plan:
-    """`kept`: the losses' leading dimensions over which nothing is summed."""
+    """`kept`: the number of leading dimensions of the losses over which nothing is summed."""
     shape, classes = (rows_shape(input), class_dim(input)) if is_of_rows else (joint_shape(input, target), None)
 
     def shard(operand: DTensor, mesh_dim: int) -> Shard | None:
         placement = operand.placements[mesh_dim]
-        if type(placement) is not Shard:  # a strided one may be of FSDP's own order
+        if type(placement) is not Shard:  # a strided one can be FSDP's own order
             return None
         dims = (dim for dim in range(len(shape)) if _own_dim(operand, dim, shape, classes) == placement.dim)
         return next((Shard(dim) for dim in dims), None)
@@ -93,7 +93,8 @@ def plan_of(input: DTensor, target: DTensor, kept: int, is_of_rows: bool, keeps_
 
 
 def strides_of(shape: torch.Size, *operands: Tensor) -> tuple[int, ...]:
-    """Of a dense tensor of that shape, in the order of dimensions of the first operand that has it too."""
+    """The strides of a dense tensor of that shape, in the dimension order of the first operand that has the shape
+    too."""
     order = list(range(len(shape)))
     like = next((operand.stride() for operand in operands if operand.shape == shape), None)
     if like is not None:
@@ -106,7 +107,7 @@ def strides_of(shape: torch.Size, *operands: Tensor) -> tuple[int, ...]:
 
 def as_dtensor(local: Tensor, plan: Plan, placements: Placements, shape: torch.Size, strides: Any) -> DTensor:
     """A DTensor of a shard."""
-    # What a compiler knows, and autograd where derivatives have their own: it costs the host 50 us, the class itself 6.
+    # For a compiler, and for autograd if derivatives have their own. It costs the host 50 us, the class itself 6.
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return DTensor.from_local(local, plan.mesh, placements, run_check=False, shape=shape, stride=strides)
     meta = TensorMeta(shape, strides, local.dtype)
@@ -114,7 +115,7 @@ def as_dtensor(local: Tensor, plan: Plan, placements: Placements, shape: torch.S
 
 
 def placed(operand: DTensor, plan: Plan, is_of_classes: bool = False) -> Tensor:
-    """The operand's shard where the plan wants it."""
+    """The operand's shard at the place that the plan requires."""
     wanted = plan.of_operand(operand, is_of_classes)
     operand = operand if operand.placements == wanted else operand.redistribute(plan.mesh, wanted)
     return operand.to_local()

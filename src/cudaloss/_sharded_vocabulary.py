@@ -1,10 +1,10 @@
-"""Cross entropy of logits whose classes are sharded: each process reads its own, and no logit is moved.
+"""Cross entropy of logits whose classes are sharded: each process reads its own classes, and no logit moves.
 
-Of each row a process finds, of its own classes, the logarithm of the sum of exponentials without the target's, and the
-target's logit, or -inf where another process has that. One all-gather puts these two numbers of each process together.
-They are the logits of a cross entropy too, with two classes a process, which has the same value: the fused one takes
-them with all its options. Its gradient for a sum is what the sum's own classes share by their probabilities, and that
-for the target's logit is the target's.
+For each row a process computes two numbers from its own classes: the logarithm of the sum of exponentials without the
+target's, and the target's logit, or -inf if another process has it. One all-gather collects the two numbers of all
+processes. They are the logits of a cross entropy with two classes for each process, which has the same value: the fused
+loss takes them, with all its options. Its gradient for a sum is distributed over the sum's classes by their
+probabilities; its gradient for the target's logit is the target's gradient.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ._specs import LossSpec, RowNumbers
 
 
 class Place(NamedTuple):
-    """Which classes of all a process has, as the private ops take it."""
+    """Which of all classes a process has, in the form for the private ops."""
 
     first: int
     all_classes: int
@@ -39,7 +39,7 @@ for _kind in ("part", "part_backward"):
 
 
 def _by_torch(input: Tensor, target: Tensor, mask: Tensor, place: Place) -> Tensor:
-    """What :class:`_Part` gives, in plain PyTorch; of rows that do not count zeros."""
+    """The result of :class:`_Part` in plain PyTorch; rows that do not count have zeros."""
     dim, x = class_dim(input), input.to(reference.widest(input.device))
     if target.device.type == "cpu":  # on a GPU the row is NaN
         wrong = target[mask & ((target < 0) | (target >= place.all_classes))]
@@ -51,7 +51,7 @@ def _by_torch(input: Tensor, target: Tensor, mask: Tensor, place: Place) -> Tens
     is_target = classes == (target.long() - place.first).unsqueeze(dim)
     own = torch.where(is_target, x, 0).sum(dim)
     others = torch.where(is_target, -torch.inf, x)
-    # Finite, of no classes and of a row of -inf too, whose derivatives would be NaN.
+    # Finite also for no classes and for a row of -inf, whose derivatives would be NaN.
     least = torch.full_like(own, -torch.finfo(x.dtype).max).unsqueeze(dim)
     top = torch.cat([others, least], dim).detach().amax(dim)
     total = (others - top.unsqueeze(dim)).exp().sum(dim)
@@ -81,7 +81,7 @@ def _gradient(grads: Tensor, input: Tensor, target: Tensor, mask: Tensor, spec: 
 
 
 class _Part(torch.autograd.Function):
-    """The two numbers of each row, (2, *rows) of float64."""
+    """The two numbers of each row, (2, *rows) in float64."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, target: Tensor, mask: Tensor, spec: LossSpec, place: Place) -> Tensor:
@@ -97,8 +97,8 @@ class _Part(torch.autograd.Function):
 
 
 class _OfAll(torch.autograd.Function):
-    """The numbers of all processes, one after another, from those of each. Its gradient is the process's own part of
-    the incoming one, which all have alike."""
+    """Gathers the numbers of all processes, one after another. Its gradient is the process's own part of the incoming
+    one, which is the same on all processes."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, plan: Plan) -> Tensor:
@@ -113,7 +113,7 @@ class _OfAll(torch.autograd.Function):
 
 
 class _Own(torch.autograd.Function):
-    """A process's own part of what all have alike."""
+    """A process's own part of a tensor that is the same on all processes."""
 
     @staticmethod
     def forward(ctx: Any, of_all: Tensor, plan: Plan) -> Tensor:
@@ -134,15 +134,15 @@ def place_of(call: Call, plan: Plan) -> Place:
 
 
 def _shard_size(classes: int, plan: Plan) -> int:
-    """Of each shard but the last."""
+    """The size of each shard except the last."""
     assert plan.vocabulary is not None
     return -(-classes // plan.mesh.size(plan.vocabulary))
 
 
 def of_parts(own: Call, plan: Plan, place: Place) -> Call:
-    """The same call of the parts' numbers, from this process's share of it."""
+    """The same call with the parts' numbers instead, from this process's shards."""
     assert plan.classes is not None
-    target, mask = own.target.long(), own.options.mask  # of uint8 156 would be -100
+    target, mask = own.target.long(), own.options.mask  # as uint8, 156 would be -100
     counts = target != place.ignore_index
     counts = counts if mask is None else counts & mask
     of_all: Any = _OfAll.apply(_Part.apply(own.input, target, counts, own.spec, place), plan)
@@ -154,7 +154,7 @@ def of_parts(own: Call, plan: Plan, place: Place) -> Call:
 def part_gradient(
     grad: Tensor, input: Tensor, target: Tensor, counts: Tensor, plan: Plan, spec: LossSpec, place: Place
 ) -> Tensor:
-    """The gradient of this process's logits, from that of the parts' numbers as :func:`of_parts` has these."""
+    """The gradient of this process's logits, from the gradient of the parts' numbers (see :func:`of_parts`)."""
     assert plan.classes is not None
     own: Any = _Own.apply(grad.movedim(plan.classes, 0), plan)
     return _gradient(own, input, target.long(), counts, spec, place)

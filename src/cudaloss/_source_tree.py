@@ -1,4 +1,5 @@
-"""A folder of sources as git names it. The build writes that of csrc into the binary, so that a figure can say it."""
+"""The hash that git gives a folder of sources. The build writes that of csrc into the binary, so that a figure can name
+it."""
 
 import hashlib
 from pathlib import Path

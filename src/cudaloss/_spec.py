@@ -1,8 +1,8 @@
-"""What a loss's row says: its names, its own parameters and its formula in plain PyTorch.
+"""The row of a loss: its names, its own parameters and its formula in plain PyTorch.
 
 A loss is either one of the difference ``d = input - target`` (:class:`OfDifference`) or one of both operands
-(:class:`OfTwo`). Its parameter is its third operand: a number, or a tensor that broadcasts. Beside it there may be a
-second number, and flags, of which each combination is a variant of the row.
+(:class:`OfTwo`). Its parameter is its third operand: a number, or a tensor that broadcasts. It can also have a
+second number, and flags; each combination of flags is a variant of the row.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ._modes import BATCHMEAN, REDUCTIONS
 
 Third: TypeAlias = "float | Tensor"
 Formula: TypeAlias = Callable[[Tensor, "float | Tensor"], Tensor]
-# Of the input, the target, the third operand and the second number.
+# A function of the input, the target, the third operand and the second number.
 OfOperands: TypeAlias = Callable[[Tensor, Tensor, "float | Tensor", float], Tensor]
 
 _INTERVALS: dict[str, Callable[[float], bool]] = {
     ">= 0": lambda number: number >= 0,
     "<= 1": lambda number: number <= 1,
     "> 0": lambda number: number > 0,
-    "in (0, 1)": lambda number: number > 0 and number < 1,  # a compiler's numbers know no chain of comparisons
+    "in (0, 1)": lambda number: number > 0 and number < 1,  # a compiler's symbolic numbers cannot chain comparisons
     "in [0, 1]": lambda number: number >= 0 and number <= 1,
     "that is 1 or 2": lambda number: number == 1 or number == 2,
 }
@@ -35,14 +35,14 @@ _INTERVALS: dict[str, Callable[[float], bool]] = {
 
 @dataclass(frozen=True)
 class Parameter:
-    """A loss's own number, as the function, the module and the op take it."""
+    """A loss's own number, an argument of the function, the module and the op."""
 
     name: str
-    default: float | None  # None: a tensor in the op's schema; without it the kernels are given 1.0
+    default: float | None  # None: a tensor in the op's schema; without it the kernels get 1.0
     meaning: str
-    interval: str  # where a number must lie; a tensor's are never looked at
+    interval: str  # the allowed numbers; the values of a tensor are not checked
     of_call: bool = False  # each call must give it, and a module does not keep it
-    may_lack_last: bool = False  # a tensor of the loss's shape without its last dimension has one number for that
+    may_lack_last: bool = False  # a tensor without the loss's last dimension has one number for all of it
 
     @property
     def accepts(self) -> str:
@@ -58,28 +58,28 @@ class Parameter:
 
     @property
     def largest(self) -> float:
-        """The largest number that may be given."""
+        """The largest allowed number."""
         return {"in (0, 1)": math.nextafter(1.0, 0.0), "<= 1": 1.0}.get(self.interval, math.inf)
 
     @property
     def number(self) -> float:
-        """What the kernels are given where nothing is."""
+        """The number that the kernels get if the call gives none."""
         return 1.0 if self.default is None else self.default
 
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a loss of rows that is its own."""
+    """A loss of rows' own argument."""
 
     name: str
-    annotation: str  # its type as the function has it
-    schema: str  # its type as the op's schema has it
+    annotation: str  # its type in the function
+    schema: str  # its type in the op's schema
     default: object
     meaning: str
-    only_keyword: bool = False  # PyTorch's namesake lacks it
+    only_keyword: bool = False  # PyTorch's loss of this name lacks it
 
 
-# What private code passes of a loss of classes, beside its operands, and what it is where a loss has no such argument.
+# The arguments that private code passes to a loss of classes after its operands; the values for a loss without them.
 OF_CLASSES: dict[str, object] = {
     "weight": None,
     "ignore_index": -100,
@@ -90,11 +90,11 @@ OF_CLASSES: dict[str, object] = {
 
 
 class RowNumbers(NamedTuple):
-    """The numbers of a loss of rows; label_smoothing is its second number, as a pointwise loss may have one."""
+    """The numbers of a loss of rows; label_smoothing is the second number, which pointwise losses can have too."""
 
     ignore_index: int = -100
     z_loss: float = 0.0
-    softcap: float = 0.0  # 0: there is none
+    softcap: float = 0.0  # 0: none
 
 
 class VectorNumbers(NamedTuple):
@@ -107,7 +107,7 @@ class VectorNumbers(NamedTuple):
 
     @classmethod
     def of_call(cls, spec: LossSpec, parameter: float, second: float) -> VectorNumbers:
-        """Of the private ops' parameter and second number."""
+        """From the private ops' parameter and second number."""
         own = {spec.number: parameter}
         return cls(**own, eps=second) if spec.has_margin else cls(**own)
 
@@ -115,7 +115,8 @@ class VectorNumbers(NamedTuple):
         return getattr(self, spec.number), self.eps if spec.has_margin else 0.0
 
 
-# What private code passes of a loss of vectors, beside its first two operands, and what it is where a loss lacks it.
+# The arguments that private code passes to a loss of vectors after its first two operands; the values for a loss
+# without them.
 OF_VECTORS: dict[str, object] = {
     "third": None,
     "margin": 0.0,
@@ -137,7 +138,7 @@ class Flag:
 
 
 class OfDifference(NamedTuple):
-    """Formulas of ``d`` and the third operand: the loss, its slope, and what follows in closed form."""
+    """Formulas of ``d`` and the third operand: the loss, its slope, and further derivatives in closed form."""
 
     derivatives: tuple[Formula, ...]
 
@@ -151,38 +152,38 @@ class OfTwo(NamedTuple):
     for_third: OfOperands | None = None
 
 
-_NONE = OfDifference(())  # of a loss of rows
+_NONE = OfDifference(())  # for a loss of rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpec:
-    """A pointwise loss, or what it has in common with a loss of rows."""
+    """A pointwise loss, or the part of a loss of rows that is the same."""
 
-    id: int  # for ever: graphs that PyTorch keeps over an upgrade name the loss by it
+    id: int  # never changes: graphs that PyTorch keeps over an upgrade name the loss by it
     name: str  # of the op, of the functor and of its header in csrc/losses
     module: str
     parameter: Parameter | None = None  # its third operand
     second: Parameter | None = None  # its second number
     flags: tuple[Flag, ...] = ()
-    by_flags: Callable[..., dict[str, Any]] | None = None  # of their values: the fields below that differ by them
+    by_flags: Callable[..., dict[str, Any]] | None = None  # from their values: the fields below that depend on them
     variant: int | None = None  # bit i: flag i; None: the flags' defaults
     terms: OfDifference | OfTwo = _NONE
-    formula: str = ""  # of the documentation; the tests' oracle reads and differentiates it: bench/symbolic.py
-    derivatives: tuple[str, ...] = ()  # for input and target, where the formula's own are not what is meant
+    formula: str = ""  # for the documentation; the tests' oracle reads and differentiates it: bench/symbolic.py
+    derivatives: tuple[str, ...] = ()  # for input and target, if the formula's own are not the intended ones
     source: str
-    function: str = ""  # its name with _loss, where nothing is said
-    signature: str = ""  # the namesake's arguments behind input and target; else the reduction and the loss's own
-    reduction: str = "mean"  # where none is given
-    batchmean: bool = False  # the sum over the first size is a reduction too
-    kernels: str = "all"  # or "general": those of the commonest calls alone; setup.py reads it
+    function: str = ""  # default: the name with _loss
+    signature: str = ""  # PyTorch's arguments after input and target; default: the reduction and the loss's own
+    reduction: str = "mean"  # the default of a call
+    batchmean: bool = False  # it also has the reduction "batchmean", the sum over the first size
+    kernels: str = "all"  # or "general": only those of the commonest calls; setup.py reads it
     ulps: float = 1.0  # the bound on an error of float32 and float64
-    inputs: str = "real"  # or one of bench/domains.py: what tests and benchmarks draw
+    inputs: str = "real"  # or a domain of bench/domains.py: the numbers that tests and benchmarks draw
     targets: str = "real"
-    same_shape: bool = False  # the namesake refuses operands that would have to broadcast
-    reads: str = "element"  # of rows: what they are (csrc/torch/kernels.h); names the engines' headers
-    operands: tuple[str, ...] = ("input", "target")  # their names; of vectors a third one may follow
-    differentiable_third: bool = False  # of a loss of vectors: the third operand is a vector too, not a label
-    mean_over_count: bool = False  # the namesake's mean divides by the number of elements, whatever their weights
+    same_shape: bool = False  # PyTorch's loss refuses operands that would have to broadcast
+    reads: str = "element"  # for rows: what they are (csrc/torch/kernels.h); names the engines' headers
+    operands: tuple[str, ...] = ("input", "target")  # their names; a loss of vectors can have a third
+    differentiable_third: bool = False  # for a loss of vectors: the third operand is a vector too, not a label
+    mean_over_count: bool = False  # PyTorch's mean divides by the number of elements, for any weights
 
     def __post_init__(self) -> None:
         usual = sum(flag.default << bit for bit, flag in enumerate(self.flags))
@@ -204,7 +205,7 @@ class LossSpec:
 
     @property
     def of_vectors(self) -> bool:
-        """Whether a row is a vector of each operand: itself, or as a distribution's logits."""
+        """Whether a row is a vector of each operand, as such or as a distribution's logits."""
         return self.reads in ("vectors", "distributions")
 
     @property
@@ -213,7 +214,7 @@ class LossSpec:
 
     @property
     def number(self) -> str:
-        """Of a loss of vectors the number that is the private ops' parameter."""
+        """For a loss of vectors: the name of the number that is the private ops' parameter."""
         return next((name for name in ("margin", "temperature") if name in self.signature.split()), "eps")
 
     @property
@@ -231,7 +232,7 @@ class LossSpec:
 
     @property
     def needed(self) -> dict[str, float]:
-        """What every call of the function must give besides, by some numbers."""
+        """The further arguments that every call of the function must give, with example values."""
         return {row.name: row.number for row in self.parameters if row.of_call}
 
     @functools.cached_property
@@ -240,13 +241,13 @@ class LossSpec:
         return tuple(replace(self, variant=bits) for bits in range(1 << len(self.flags)))
 
     def own(self, third: Any, second: Any) -> dict[str, Any]:
-        """What is the loss's own, by the names of the function's arguments."""
+        """The loss's own arguments, by their names in the function."""
         given = ((self.parameter, third), (self.second, second))
         return {**{row.name: value for row, value in given if row}, **self.flag_values}
 
     @property
     def has_third_gradient(self) -> bool:
-        """Whether the kernels make the gradients of a third operand that is a tensor, as each call has one."""
+        """Whether the kernels make the gradients of a third operand that is a tensor: if every call has one."""
         return self.differentiable_third or (self.parameter is not None and self.parameter.of_call)
 
     @property
@@ -255,12 +256,12 @@ class LossSpec:
 
     @property
     def weight_first(self) -> bool:
-        """Whether the namesake takes a weight among its arguments, and its module keeps it."""
+        """Whether PyTorch's loss has a weight among its arguments, and its module keeps it."""
         return "weight" in self.signature.split()
 
     @property
     def legacy_arguments(self) -> bool:
-        """Whether the namesake takes size_average and reduce."""
+        """Whether PyTorch's loss takes size_average and reduce."""
         return "reduce" in self.signature.split()
 
     @property
@@ -269,23 +270,23 @@ class LossSpec:
 
     @property
     def is_rational(self) -> bool:
-        """Whether the loss is made of differences and products alone, which float64 shows exactly where its operands
-        are multiples of 1/64: an oracle of other losses needs more digits."""
+        """Whether the loss consists only of differences and products. float64 then computes it exactly for operands
+        that are multiples of 1/64; an oracle for other losses needs more digits."""
         return isinstance(self.terms, OfDifference) and not re.search(r"\w\(", self.formula)
 
     @property
     def second_default(self) -> float:
-        """The second number's default; 0.0 where there is none."""
+        """The second number's default; 0.0 if there is none."""
         return self.second.number if self.second else 0.0
 
     @property
     def default(self) -> float:
-        """The third operand's default; 1.0, which nothing reads, where the loss has none."""
+        """The third operand's default; 1.0, which nothing reads, if the loss has none."""
         return self.parameter.number if self.parameter else 1.0
 
     @property
     def mode(self) -> int:
-        """What a private op's mode says of the loss (``_modes.LOSS``)."""
+        """The loss's part of a private op's mode (``_modes.LOSS``)."""
         return self.id | self.mean_over_count << 8 | self.bits << 9
 
 
@@ -294,15 +295,15 @@ class RowSpec(LossSpec):
     """A loss of rows: one number for all classes of a row, or for a vector of each operand. Its formulas are in
     ``_rows_by_torch`` and ``_vectors_by_torch``."""
 
-    arguments: tuple[Argument, ...] = ()  # in the order of OF_CLASSES or OF_VECTORS; `signature` has the users'
+    arguments: tuple[Argument, ...] = ()  # in the order of OF_CLASSES or OF_VECTORS; `signature` has the public order
     input_is: str = "logits"
-    about: str = ""  # of the documentation: what the formula means
+    about: str = ""  # for the documentation: what the formula means
     example: str = ""
     reads: str = "classes"
 
     @property
     def given(self) -> dict[str, object]:
-        """What private code passes of the loss, by the names that a call may give, and the defaults."""
+        """The arguments that private code passes to the loss, by their names in a call, with the defaults."""
         if not self.of_vectors:
             return OF_CLASSES
         third = self.operands[2] if len(self.operands) > 2 else "third"
@@ -310,6 +311,6 @@ class RowSpec(LossSpec):
         return {third if name == "third" else name: own.get(name, value) for name, value in OF_VECTORS.items()}
 
     def named(self, own: tuple[Any, ...]) -> dict[str, Any]:
-        """Of what :attr:`given` has, the arguments of a call."""
+        """The arguments of a call, from the values of :attr:`given`."""
         names = {*self.operands, *(row.name for row in self.arguments)}
         return {name: value for name, value in zip(self.given, own, strict=True) if name in names}

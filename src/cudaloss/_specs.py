@@ -1,6 +1,7 @@
-"""One row a loss, of which everything that is the same for all losses is made: ops, functions, modules, documentation,
-tests, benchmarks. A new pointwise loss is a row in ``_rows`` and a functor in ``csrc/losses/<name>.h``; a loss of rows
-has its functor in ``csrc/losses/rows/<name>.h`` and its formulas in ``_rows_by_torch`` or ``_vectors_by_torch``."""
+"""A row for each loss. Everything that works alike for all losses is made from the rows: ops, functions, modules,
+documentation, tests, benchmarks. A new pointwise loss is a row in ``_rows`` and a functor in ``csrc/losses/<name>.h``;
+a loss of rows has its functor in ``csrc/losses/rows/<name>.h`` and its formulas in ``_rows_by_torch`` or
+``_vectors_by_torch``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad arguments of a loss of vectors, said clearly before any kernel runs; its operands as the kernels take them."""
+"""Errors for wrong arguments of a loss of vectors, before any kernel runs; its operands in the form for the kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ._specs import RowSpec, VectorNumbers
 
 
 class VectorCall(NamedTuple):
-    """A call whose operands have one shape, of at least one dimension, with the vectors along the second of several."""
+    """A call whose operands have one shape with at least one dimension; if there are several, the vectors are along the
+    second."""
 
     input: Tensor
     target: Tensor
@@ -47,7 +48,7 @@ def _joint(names: tuple[str, ...], shapes: list[tuple[int, ...]], what: str) -> 
 
 
 def _check_embedding(vectors: list[Tensor], label: Tensor) -> None:
-    """In PyTorch's words."""
+    """With PyTorch's messages."""
     first, second = (tuple(x.shape) for x in vectors)
     if label.dim() > 1:
         raise RuntimeError(f"0D or 1D target tensor expected, multi-target not supported: target has {label.dim()}D")
@@ -59,7 +60,7 @@ def _check_embedding(vectors: list[Tensor], label: Tensor) -> None:
 
 
 def _vector_dim(spec: RowSpec, vectors: list[Tensor], dim: Any) -> int:
-    """Along which dimension of the joint shape the vectors lie."""
+    """The dimension of the vectors in the joint shape."""
     rank = max(x.dim() for x in vectors)
     if rank == 0:
         raise IndexError(f"{spec.operands[0]} must have a dimension of vectors, got a 0-d tensor")
@@ -98,7 +99,7 @@ def _numbers(spec: RowSpec, own: dict[str, Any]) -> VectorNumbers:
 def check(
     spec: RowSpec, input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, options: Options
 ) -> VectorCall:
-    """Raises what is wrong with a call, if anything. `own` is what ``spec.given`` names."""
+    """Raises an error if something is wrong with a call. `own` has the values of ``spec.given``."""
     named = dict(zip(spec.given, own, strict=True))
     given = [input, target, *own[: len(spec.operands) - 2]]
     count = 3 if spec.differentiable_third else 2

@@ -14,16 +14,16 @@ Args:
 
 Returns:
     Tensor: in the unit of the formula. For ``"mean"`` and ``"sum"`` it has the shape of the first ``batch_dims``
-    dimensions of the rows (0-d for 0); for ``"none"`` it has one loss a row, 0 where a row is masked out. A mean of
-    nothing is NaN, a sum of nothing 0, the gradients of both 0. Differentiable in {vectors}, weight and normalizer, any
-    number of times.
+    dimensions of the rows (0-d for 0); for ``"none"`` it has one loss for each row, 0 for a row that is masked out. The
+    mean over no rows is NaN, the sum is 0, and the gradients of both are 0. Differentiable in {vectors}, weight and
+    normalizer, any number of times.
 
 Raises:
-    TypeError: an argument has the wrong type, a list for a tensor, say.
-    ValueError: ``reduction`` is unknown; ``normalizer`` is the number 0, or comes with another reduction than
-        ``"mean"``; ``batch_dims`` is negative or beyond the rank of the rows{of_margin}.
-    RuntimeError: the shapes do not fit; the devices differ; a tensor has a dtype that is not taken, or is sparse,
-        quantized or nested; ``dtype`` is not a floating one{of_number}.
+    TypeError: an argument has the wrong type, for example a list instead of a tensor.
+    ValueError: ``reduction`` is unknown; ``normalizer`` is the number 0, or ``reduction`` is not ``"mean"`` beside it;
+        ``batch_dims`` is negative or above the rank of the rows{of_margin}.
+    RuntimeError: the shapes do not fit; the devices differ; a tensor has an unsupported dtype, or is sparse, quantized
+        or nested; ``dtype`` is not a floating one{of_number}.
     IndexError: the operands have no dimension of vectors.
 
 Example:
@@ -42,7 +42,7 @@ Keywords of a call:
 
 Shape:
     The rows have the operands' shape without the dimension of the vectors. The result has the shape of the first
-    ``batch_dims`` dimensions of the rows, 0-d for 0; for ``reduction="none"`` that of the rows.
+    ``batch_dims`` dimensions of the rows, 0-d for 0; for ``reduction="none"`` the shape of the rows.
 
 Raises:
     TypeError: when the module is called, as the function does.
@@ -58,7 +58,8 @@ Example:
 """
 
 FIRST_OPERAND = """(Tensor): {what}, of any shape and strides; float32, float64, float16 or bfloat16 for the fused
-    kernels (other floating dtypes, devices other than CPU and CUDA, and DTensors are served by plain PyTorch)."""
-OTHER_OPERAND = """(Tensor): {what}, of a floating dtype and a shape that broadcasts with the first operand's."""
-LABEL = """(Tensor): 1 or -1 for each row, of any real dtype; of shape ``(N,)`` beside vectors of ``(N, D)``, or ``()``
-    beside ones of ``(D,)``."""
+    kernels (plain PyTorch serves other floating dtypes, and devices other than CPU and CUDA). Of DTensors each process
+    computes its own shard."""
+OTHER_OPERAND = """(Tensor): {what}, with a floating dtype and a shape that broadcasts with the first operand's."""
+LABEL = """(Tensor): 1 or -1 for each row, with any real dtype; of shape ``(N,)`` if the vectors are ``(N, D)``, or
+    ``()`` if they are ``(D,)``."""

@@ -1,4 +1,4 @@
-"""The kernels of ``torch.ops.cudaloss``'s losses of vectors, as :mod:`._row_ops` has those of classes."""
+"""The kernels of ``torch.ops.cudaloss``'s losses of vectors, like :mod:`._row_ops` for losses of classes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _thorough(spec: RowSpec) -> Callable[..., Tensor]:
 
 
 def _lie_as_the_kernels_take(spec: RowSpec) -> Callable[..., bool]:
-    """Whether plain operands of one shape need no other view, and are of dtypes that need no promotion."""
+    """Whether plain operands of one shape need no view and no promotion."""
     has_labels, is_triplet = len(spec.operands) > 2 and not spec.differentiable_third, spec.differentiable_third
 
     def lie(input: Tensor, target: Tensor, third: Any, dim: Any) -> bool:
@@ -61,8 +61,7 @@ def _lie_as_the_kernels_take(spec: RowSpec) -> Callable[..., bool]:
 
 
 def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
-    """The commonest calls: plain tensors of one shape, of which the private ops find out the rest. They decline with
-    None."""
+    """The commonest calls: plain tensors of one shape; the private ops check the rest. Returns None for all others."""
     modes = [variant.mode << LOSS | BELOW_AUTOGRAD for variant in spec.variants]
     loss, forward, lie = _private.loss, _private.forward, _lie_as_the_kernels_take(spec)
     plain_ways, autocast_ways = ({k: v for k, v in w.items() if k[2] in DTYPES} for w in (_WAYS, _AUTOCAST_WAYS))
@@ -101,7 +100,7 @@ def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
         if is_grad_enabled():
             wants = input.requires_grad + 2 * target.requires_grad
             if wants or (is_triplet and third.requires_grad):
-                if not wants or is_captured():  # which two passes would not find out by themselves
+                if not wants or is_captured():  # two passes would not notice it
                     return None
                 how, way = how | wants << 4, nodes[wants]
         how |= modes[swap]
@@ -119,7 +118,7 @@ def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
         ):
             options = _usual(reduction, weight, mask, normalizer, scale, batch_dims, False)
             if options is None or (batch_dims and batch_dims == input.dim() - 1):
-                return None  # of single losses _dispatch knows a shorter way
+                return None  # single losses: _dispatch has a shorter way
             flags, *rest = options
             how |= flags
             if third is not None:

@@ -1,7 +1,7 @@
-"""Losses of rows of vectors, and of the distributions that these are logits of, in plain PyTorch: what each row is, and
-its derivatives in closed form.
+"""Losses of rows of vectors, which can be logits of distributions, in plain PyTorch: the values, and the derivatives in
+closed form.
 
-The vectors lie along the second dimension (of one vector along its only one). Of rows that are left out they are ones.
+The vectors are along the second dimension (a single vector along its only one). Rows that are left out have ones.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 from ._checks import class_dim
 from ._specs import LossSpec, VectorNumbers
 
-_LEAST = 1e-12  # what cosine_embedding adds to a square, as PyTorch's does
+_LEAST = 1e-12  # cosine_embedding adds it to a square, as in PyTorch
 
 
 class VectorOperands(NamedTuple):
-    """What all rows are computed from, in the dtype of the arithmetic."""
+    """The values from which all rows are computed, in the dtype of the arithmetic."""
 
     spec: LossSpec
     vectors: tuple[Tensor, ...]
@@ -27,7 +27,7 @@ class VectorOperands(NamedTuple):
     dim: int
 
     def over_classes(self, x: Tensor) -> Tensor:
-        """One number a row, of the rows' shape, as it broadcasts to input."""
+        """Reshapes a number for each row so that it broadcasts to input."""
         return x.unsqueeze(self.dim)
 
     def dot(self, a: Tensor, b: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def operands(
     numbers: VectorNumbers,
     compute: torch.dtype,
 ) -> VectorOperands:
-    """What :func:`values` and :func:`slopes` take; `out` is where rows are left out."""
+    """The arguments of :func:`values` and :func:`slopes`; `out` marks rows that are left out."""
     dim = class_dim(input)
     given = (input, target, third) if spec.differentiable_third and third is not None else (input, target)
     vectors = tuple(x.to(compute) for x in given)
@@ -54,8 +54,8 @@ def operands(
 
 
 def _inverse_norms(row: VectorOperands) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Of both vectors: what a product is multiplied by for their cosine, and that where it varies with the vector, else
-    0."""
+    """For both vectors: the factor that turns a product into the cosine; and the same, but 0 if it does not vary with
+    the vector."""
     found = []
     for x in row.vectors:
         if row.label is not None:
@@ -92,15 +92,15 @@ def values(row: VectorOperands) -> Tensor:
 
 
 def slopes(row: VectorOperands) -> tuple[Tensor, ...]:
-    """The derivatives of each row's loss for the vectors, of their shape; of distances in the norm of p = 2."""
+    """The derivatives of each row's loss for the vectors, in their shape; distances are 2-norms."""
     if row.spec.reads == "distributions":
         return _divergence_slopes(row)
     return _triplet_slopes(row) if row.spec.differentiable_third else _cosine_slopes(row)
 
 
 def _divergences(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """T^2 KL of each row, of size 1 along the classes; p, q - p and log p - log q of each class. A class that is
-    -inf in both operands is none."""
+    """T^2 KL of each row, with size 1 along the classes; p, q - p and log p - log q of each class. A class that is -inf
+    in both operands does not count."""
     temperature = row.numbers.temperature
     of_input, of_target = (torch.log_softmax(x / temperature, row.dim) for x in row.vectors)
     none = (of_input == -torch.inf) & (of_target == -torch.inf)
@@ -137,10 +137,10 @@ def _cosine_slopes(row: VectorOperands) -> tuple[Tensor, ...]:
 def _triplet_slopes(row: VectorOperands) -> tuple[Tensor, ...]:
     differences = _differences(row)
     norms = [torch.linalg.vector_norm(d, dim=row.dim, keepdim=True) for d in differences]
-    # Of a distance of 0 the gradient is 0.
+    # A distance of 0 has a gradient of 0.
     units = [torch.where(n == 0, 0, d / torch.where(n == 0, 1, n)) for d, n in zip(differences, norms, strict=True)]
     of_far, of_other, least = 1.0, 0.0, norms[1]
-    if row.spec.flag_values["swap"]:  # of two that are one distance each has half of the gradient
+    if row.spec.flag_values["swap"]:  # if both distances are equal, each has half of the gradient
         least = torch.minimum(norms[1], norms[2])
         of_other = ((norms[2] <= norms[1]).to(least.dtype) + (norms[2] < norms[1]).to(least.dtype)) / 2
         of_far = 1 - of_other

@@ -1,3 +1,3 @@
-"""The version, said once: the build, the package and its documentation read it here."""
+"""The version, in one place: the build, the package and its documentation read it here."""
 
 VERSION = "0.1.0"

@@ -1,16 +1,17 @@
-"""One mean over many micro-batches and processes: what each part's sum is divided by, and the whole value for a log.
+"""One mean over many micro-batches and processes: the divisor of each part's sum, and the whole value for a log.
 
-Under DistributedDataParallel, FSDP2, pipelines and gradient accumulation each call sees a part of the data. Where masks
-or weights differ, the mean of the parts' means is not the mean. So count first, then divide each part's sum::
+Under DistributedDataParallel, FSDP2, pipelines and gradient accumulation each call sees a part of the data. If masks
+or weights differ, the mean of the parts' means is not the mean. Count first, then divide each part's sum::
 
     counts = [distributed.in_play(y, mask=m) for _, y, m in micro_batches]
     normalizer = distributed.normalizer(*counts)
     losses = [cudaloss.mse_loss(model(x), y, mask=m, normalizer=normalizer) for x, y, m in micro_batches]
 
 **The factor W.** W processes that *average* their gradients (DistributedDataParallel, FSDP2 by default) divide the
-gradients' sum by W. :func:`normalizer` divides the count by W too, so that the whole sum over the whole count is left.
-Where gradients are *summed* (an own all-reduce, FSDP2 with its averaging off) it takes the count as it is. A process's
-loss is then W times its part, or its part; :func:`total` knows which. Give both functions the same ``gradients``.
+gradients' sum by W. :func:`normalizer` also divides the count by W, so that the result is the whole sum over the whole
+count. If gradients are *summed* (your own all-reduce, FSDP2 without averaging), the count stays unchanged. A process's
+loss is W times its part if gradients are averaged, and its part if they are summed. :func:`total` takes that into
+account; give both functions the same ``gradients``.
 """
 
 from __future__ import annotations
@@ -31,24 +32,25 @@ _GRADIENTS = ("averaged", "summed")
 def in_play(
     target: Tensor, *, weight: Tensor | None = None, mask: Tensor | None = None, ignore_nan: bool = False
 ) -> Tensor:
-    """What the mean of one call divides by: the sum of the weights in play, or the number of elements.
+    """The denominator of one call's mean: the sum of the weights that count, or the number of elements that count.
 
     Args:
-        target: The call's target, of any shape and dtype. It has the shape of the loss; of a target that is broadcast
-            give ``target.expand(...)``. Its values are looked at with ``ignore_nan`` alone. Of ``cross_entropy`` give
-            the class indices, and ``mask=target != -100``.
+        target: The call's target, of any shape and dtype. It must have the shape of the loss; if it is broadcast, give
+            ``target.expand(...)``. Its values are read only with ``ignore_nan``. For ``cross_entropy`` give the class
+            indices, and ``mask=target != -100``.
         weight: The call's weight, floating, broadcast to the target. Leave it out for ``binary_cross_entropy`` and
-            ``binary_cross_entropy_with_logits``, whose mean is over the number of elements, as PyTorch's is. Of
-            ``cross_entropy`` it is ``sample_weight``, times the class weight of each row's class where there is one.
+            ``binary_cross_entropy_with_logits``, whose mean is over the number of elements, as in PyTorch. For
+            ``cross_entropy`` it is ``sample_weight``, times the class weight of each row's class if there are class
+            weights.
         mask: The call's mask, bool, broadcast to the target.
         ignore_nan: As in the call: elements with a NaN target do not count.
 
     Returns:
-        A 0-d float64 tensor on the target's device, without a gradient. Nothing waits for it.
+        A 0-d float64 tensor on the target's device, without a gradient. The call does not wait for the device.
 
     Raises:
-        RuntimeError: as in a loss: for a mask that is not bool, a weight that is not floating, either on another device
-            or of a shape that does not broadcast to the target's.
+        RuntimeError: as in a loss: a mask is not bool, a weight is not floating, or either is on another device or has
+            a shape that does not broadcast to the target's.
 
     Example::
 
@@ -67,17 +69,17 @@ def normalizer(*counts: Tensor | float, group: dist.ProcessGroup | None = None, 
     """The ``normalizer`` of every call of one optimizer step, on every process: one all-reduce of a number.
 
     Args:
-        *counts: Those of all micro-batches of this process, 0-d tensors or numbers (:func:`in_play`).
-        group: The processes whose gradients are put together; ``None``: all. Where ``torch.distributed`` is not
-            initialized this process is all there is.
+        *counts: The counts of all micro-batches of this process, 0-d tensors or numbers (:func:`in_play`).
+        group: The processes whose gradients are combined; ``None``: all. If ``torch.distributed`` is not initialized,
+            there is only this process.
         gradients: ``"averaged"`` over these processes, or ``"summed"``.
 
     Returns:
-        The sum of the counts of all processes, 1 where that is 0 (all losses are then 0), over the number of processes
-        where gradients are averaged; a 0-d float64 tensor, on the device of the first tensor among the counts.
+        The sum of the counts of all processes, or 1 if that is 0 (all losses are then 0). If gradients are averaged, it
+        is divided by the number of processes. A 0-d float64 tensor, on the device of the first tensor among the counts.
 
     Raises:
-        ValueError: without a count; for another word than the two.
+        ValueError: there is no count, or ``gradients`` is not one of the two words.
 
     Example::
 
@@ -89,10 +91,10 @@ def normalizer(*counts: Tensor | float, group: dist.ProcessGroup | None = None, 
 
 
 def total(*losses: Tensor, group: dist.ProcessGroup | None = None, gradients: str = "averaged") -> Tensor:
-    """The mean over everything, from the losses that had :func:`normalizer`'s number: for a log, without a gradient.
+    """The mean over all data, from losses that were divided by :func:`normalizer`: for a log, without a gradient.
 
     Args:
-        *losses: Those of all micro-batches of this process, 0-d tensors.
+        *losses: The losses of all micro-batches of this process, 0-d tensors.
         group: As in :func:`normalizer`.
         gradients: As in :func:`normalizer`.
 
@@ -100,7 +102,7 @@ def total(*losses: Tensor, group: dist.ProcessGroup | None = None, gradients: st
         A 0-d float64 tensor, the same on every process.
 
     Raises:
-        ValueError: without a loss; for another word than the two.
+        ValueError: there is no loss, or ``gradients`` is not one of the two words.
 
     Example::
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling  # noqa: F401  (used by the generated code)
+from torch.compiler import is_dynamo_compiling  # noqa: F401  (the generated code uses it)
 from torch.nn._reduction import legacy_get_string  # noqa: F401  (likewise)
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -26,8 +26,8 @@ __all__ = [spec.function for spec in PUBLIC]  # pyright: ignore[reportUnsupporte
 
 
 def _for_op(spec: LossSpec, input: Tensor, own: dict[str, Any]) -> dict[str, Any]:
-    """The same as the op takes them, whose third operand is a float by its name and a tensor by another, or a tensor
-    alone."""
+    """The arguments in the form for the op. Its third operand has one name for a float and another for a tensor, or is
+    always a tensor."""
     third = spec.parameter
     if third is None:
         return own
@@ -49,7 +49,7 @@ def _as_tensor(normalizer: Any, input: Tensor, reduction: Any) -> Tensor | None:
 
 
 def _unusual(spec: LossSpec, thorough: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """What the function of `spec` does with all but the commonest calls."""
+    """What the function of `spec` calls except in the commonest cases."""
     op = getattr(torch.ops.cudaloss, spec.name)
 
     def call(input: Any, target: Any, reduction: Any, parameter: Any, second: Any, dtype: Any, *options: Any) -> Any:
@@ -62,7 +62,7 @@ def _unusual(spec: LossSpec, thorough: Callable[..., Tensor]) -> Callable[..., T
         if spec.same_shape:
             _checks.check_same_shape(input, target)
         if torch.compiler.is_compiling() or is_captured():
-            # A trace has the op in it, which takes tensors alone.
+            # A trace contains the op, which takes only tensors.
             keywords["normalizer"] = _as_tensor(keywords["normalizer"], input, reduction)
             return op(input, target, reduction=reduction, **_for_op(spec, input, own), **keywords)
         result = thorough(input, target, reduction, parameter, second, dtype, *options)
@@ -87,7 +87,7 @@ for _spec in SPECS:
 
 
 def _unusual_of_rows(spec: RowSpec, thorough: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same of a loss of rows."""
+    """The same for a loss of rows."""
     op, beside = getattr(torch.ops.cudaloss, spec.name), [row.name for row in options_of(spec)][:-1]
 
     def call(input: Any, target: Any, reduction: Any, own: Any, dtype: Any, *options: Any) -> Any:

@@ -1,7 +1,7 @@
 """Each loss in plain PyTorch: the definition, the fallback of the ops and the tests' oracle.
 
-It runs on every device, layout and floating dtype, under every transform and in every autograd mode, and costs what a
-handful of PyTorch's element-wise kernels cost.
+It runs on every device, layout and floating dtype, under every transform and in every autograd mode. It costs as much
+as a few of PyTorch's element-wise kernels.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["denominators", "gradients", "loss", "result_dtype"]
 
 
 def result_dtype(input: Tensor, target: Tensor, dtype: torch.dtype | None, autocast: bool) -> torch.dtype:
-    """The dtype of the loss: `dtype`, else the promoted one, in at least float32 under autocast."""
+    """The dtype of the loss: `dtype` if given, otherwise the promoted one; under autocast at least float32."""
     if dtype is not None:
         return dtype
     if input.dtype == target.dtype:
         promoted = input.dtype
     elif any(x.is_floating_point() and x.dtype.itemsize == 1 for x in (input, target)):
-        promoted = torch.float32  # 8-bit floats, which PyTorch does not promote
+        promoted = torch.float32  # 8-bit floats: PyTorch does not promote them
     else:
         promoted = torch.promote_types(input.dtype, target.dtype)
     return torch.promote_types(promoted, torch.float32) if autocast else promoted
@@ -41,15 +41,15 @@ def _compute_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
 
 
 def _where_selected(target: Tensor, options: Options) -> Tensor | None:
-    """Where elements count, of a shape that broadcasts to the loss's; None: everywhere."""
+    """Which elements count; its shape broadcasts to the loss's. None: all."""
     if not (options.ignore_nan and target.is_floating_point()):
         return options.mask
     return ~target.isnan() if options.mask is None else ~target.isnan() & options.mask
 
 
 class _Terms(NamedTuple):
-    """What a loss is computed from, in the dtype of the arithmetic, and of 0 (the third operand: 1) where it is left
-    out."""
+    """The values from which a loss is computed, in the dtype of the arithmetic. Elements that are left out are 0 (the
+    third operand: 1)."""
 
     operands: Operands
     third: Third
@@ -64,7 +64,7 @@ def _compute_dtype_of(input: Tensor, target: Tensor, dtype: torch.dtype, weight:
 def _terms(
     spec: LossSpec, input: Tensor, target: Tensor, parameter: Third | None, dtype: torch.dtype, options: Options
 ) -> _Terms:
-    assert parameter is not None  # only a loss of rows may lack it
+    assert parameter is not None  # only a loss of rows can lack it
     weight, selected = options.weight, _where_selected(target, options)
     left_out = None if selected is None else ~selected
     compute = _compute_dtype_of(input, target, dtype, weight)
@@ -90,7 +90,7 @@ def _over_rest(reduce: Callable[..., Tensor], terms: Tensor, batch_dims: int) ->
 
 
 class _OfRows(NamedTuple):
-    """What a loss of rows is computed from, as :class:`_Terms` for a pointwise one; weights are the rows'."""
+    """The values from which a loss of rows is computed, as in :class:`_Terms`; there is a weight for each row."""
 
     operands: _rows_by_torch.RowOperands | _vectors_by_torch.VectorOperands
     weight: Tensor | None
@@ -114,7 +114,7 @@ def _of_rows(
 ) -> _OfRows:
     third = parameter if isinstance(parameter, Tensor) else None
     compute = _compute_dtype_of(input, target, dtype, options.weight)
-    if isinstance(rows, VectorNumbers):  # float32's sums would lose what a cosine near 1 lacks of it
+    if isinstance(rows, VectorNumbers):  # float32 sums would lose the difference of a cosine from 1
         compute = widest(input.device)
     left_out = _rows_by_torch.left_out(rows_shape(input), target, options, rows)
     weight = None if options.weight is None else options.weight.to(compute)
@@ -134,7 +134,7 @@ def _counted(
     parameter: Third | None = None,
     rows: RowNumbers | VectorNumbers | None = None,
 ) -> Tensor | None:
-    """What a mean divides by where it is neither a normalizer nor the number of all elements."""
+    """The denominator of a mean, if it is neither a normalizer nor the number of all elements."""
     if options.normalizer is not None:
         return None
     if rows is not None:
@@ -145,7 +145,7 @@ def _counted(
 
 
 def in_play(shape: torch.Size, target: Tensor, weight: Tensor | None, options: Options) -> Tensor | None:
-    """:func:`._dispatch.in_play` in plain PyTorch. A dimension that mask and weight repeat is read once."""
+    """:func:`._dispatch.in_play` in plain PyTorch. A dimension along which mask and weight repeat is read once."""
     selected, kept = _where_selected(target, options), options.batch_dims
     counted = weight if selected is None else selected if weight is None else torch.where(selected, weight, 0)
     if counted is None:
@@ -158,7 +158,7 @@ def in_play(shape: torch.Size, target: Tensor, weight: Tensor | None, options: O
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """float64, which Apple's GPUs lack."""
+    """float64, except on Apple's GPUs, which do not have it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -186,10 +186,11 @@ def loss(
     second: float = 0.0,
     rows: RowNumbers | VectorNumbers | None = None,
 ) -> Tensor:
-    """The loss of `spec` in float32 arithmetic (float64 where a dtype is), rounded to `dtype` at the end.
+    """The loss of `spec` in float32 arithmetic (float64 if a dtype is float64), rounded to `dtype` at the end.
 
-    `parameter` is the third operand, a number or a tensor, and `second` the loss's second number; of a loss of `rows`
-    they are the class weights, or None, and label_smoothing; of vectors their third operand, or None, and nothing."""
+    `parameter` is the third operand, a number or a tensor, and `second` the loss's second number. For a loss of classes
+    they are the class weights, or None, and label_smoothing. For a loss of vectors `parameter` is the third operand, or
+    None, and `second` is not used."""
     if rows is None:
         operands, third, weight, left_out = _terms(spec, input, target, parameter, dtype, options)
         value = _formulas.value(spec, operands, third, second)
@@ -205,7 +206,7 @@ def loss(
             value = _normalized(_over_rest(Tensor.sum, value, batch_dims), options.normalizer)
         elif counted is None:
             value = _over_rest(Tensor.mean, value, batch_dims)
-        else:  # whose gradient is 0, not NaN, where there was nothing to divide by
+        else:  # its gradient is then 0, not NaN, if there is nothing to divide by
             total, counted = _over_rest(Tensor.sum, value, batch_dims), counted.to(value.dtype)
             empty = counted == 0
             value = torch.where(empty, total.detach() / counted.detach(), total / torch.where(empty, 1, counted))
@@ -215,7 +216,7 @@ def loss(
 
 
 def _factor(grad_output: Tensor, shape: torch.Size, counted: Tensor | None, options: Options) -> Tensor:
-    """What the gradients of a mean's terms are multiplied by, one for each leading index."""
+    """The factor of the gradients of a mean's terms, one for each leading index."""
     if options.normalizer is not None:
         return _normalized(grad_output, options.normalizer)
     if counted is None:
@@ -227,7 +228,7 @@ def _factor(grad_output: Tensor, shape: torch.Size, counted: Tensor | None, opti
 
 
 def _sum_to(x: Tensor, shape: torch.Size) -> Tensor:
-    """The gradient of an operand of that shape, which has been broadcast."""
+    """The gradient of an operand of that shape, which was broadcast."""
     if x.shape == shape:
         return x
     missing = x.dim() - len(shape)
@@ -242,7 +243,7 @@ def _incoming(
     counted: Tensor | None,
     options: Options,
 ) -> Tensor:
-    """What the slopes of the losses, which are of that shape, are multiplied by; it broadcasts to it."""
+    """The factor of the slopes of the losses; it broadcasts to their shape."""
     factor = _factor(grad_output, shape, counted, options) if reduction == "mean" else grad_output
     factor = factor if options.scale == 1 else factor * options.scale
     return factor if reduction == "none" else factor.view(factor.shape + (1,) * (len(shape) - factor.dim()))
@@ -251,7 +252,7 @@ def _incoming(
 def _gradient(
     slope: Tensor | None, operand: Third | None, factor: Tensor, weight: Tensor | None, left_out: Tensor | None
 ) -> Tensor | None:
-    """The gradient of an operand; None where there is no slope, or where it is a number."""
+    """The gradient of an operand; None if there is no slope, or if the operand is a number."""
     if slope is None or not isinstance(operand, Tensor):
         return None
     found = slope * factor
@@ -273,8 +274,8 @@ def gradients(
     second: float = 0.0,
     rows: RowNumbers | VectorNumbers | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of :func:`loss` for input, target and a third operand, where `needed`; differentiable where grad
-    mode is on. Of a loss of `rows` there is none for the class weights."""
+    """The gradients of :func:`loss` for input, target and a third operand, if `needed`; differentiable in grad mode.
+    There is none for the class weights of a loss of `rows`."""
     if rows is not None:
         call = input, target, reduction, parameter, dtype, needed, options, second, rows
         return _gradients_of_rows(spec, grad_output, *call)
@@ -325,7 +326,8 @@ def denominators(
     parameter: Third | None = None,
     rows: RowNumbers | VectorNumbers | None = None,
 ) -> Tensor | None:
-    """What the ops count for a mean: in float64, with the reciprocals; None where there is nothing to count."""
+    """The denominators that the ops count for a mean: in float64, with the reciprocals; None if nothing must be
+    counted."""
     shape = joint_shape(input, target) if rows is None else rows_shape(input)
     counted = _counted(spec, shape, target, options, parameter, rows)
     if counted is None:

@@ -112,7 +112,7 @@ def test_batchmean(device, shape):
         for found in zip(*(torch.autograd.grad(value, x) for value in (ours, theirs)), strict=True):
             torch.testing.assert_close(*found)
     torch.testing.assert_close(torch.ops.cudaloss.kl_div(x, t, "batchmean"), theirs, equal_nan=True)
-    with pytest.raises(ValueError, match="normalizer must be None where reduction is 'batchmean'"):
+    with pytest.raises(ValueError, match="normalizer must be None if reduction is 'batchmean'"):
         cudaloss.kl_div(x, t, reduction="batchmean", normalizer=torch.tensor(3.0, device=device))
     with pytest.raises(ValueError, match="reduction must be 'none', 'mean' or 'sum', got 'batchmean'"):
         cudaloss.mse_loss(x, t, reduction="batchmean")

@@ -1,4 +1,4 @@
-"""Bad keywords: the argument, what it was and what is accepted, from op, function and module; the next call works."""
+"""Wrong keywords: the argument, its value and what is accepted, from op, function and module; the next call works."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_shapes_of_a_normalizer(spec, shape):
 @pytest.mark.parametrize("value", [torch.tensor(2.0), 2.0, 2], ids=["tensor", "float", "int"])
 def test_a_normalizer_of_what_is_no_mean(spec, reduction, value):
     only = ("op", "function", "module") if isinstance(value, torch.Tensor) else ("function", "module")
-    message = f"normalizer must be None where reduction is '{reduction}'"
+    message = f"normalizer must be None if reduction is '{reduction}'"
     assert_refused(spec, {"normalizer": value, "reduction": reduction}, ValueError, message, only)
 
 
@@ -219,7 +219,7 @@ def test_unknown_keywords(spec):
 def test_keywords_of_nested_tensors(spec):
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     for keywords in ({"scale": 2.0}, {"batch_dims": 1}, {"ignore_nan": True}, {"weight": torch.ones(())}):
-        message = f"{next(iter(keywords))}.* must keep their defaults where input is a nested tensor"
+        message = f"{next(iter(keywords))}.* must keep their defaults if input is a nested tensor"
         with pytest.raises(RuntimeError, match=message):
             op(spec)(nested, nested, **keywords)
 

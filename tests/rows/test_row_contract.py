@@ -51,7 +51,7 @@ of_targets = pytest.mark.parametrize("kind", ["operands", "probabilities"])
 
 
 def spelled_out(input, target, reduction="mean", weight=None, **given):
-    """The same by F.cross_entropy and what PyTorch has besides."""
+    """The same from F.cross_entropy and PyTorch's other ops."""
     softcap, z_loss = given.get("softcap"), given.get("z_loss", 0.0)
     x = input if softcap is None else softcap * torch.tanh(input / softcap)
     value = F.cross_entropy(x, target, weight, reduction="none", label_smoothing=given.get("label_smoothing", 0.0))
@@ -294,7 +294,7 @@ def test_no_synchronisation():
 @pytest.mark.cuda
 @pytest.mark.parametrize("shape", [(16384, 1000), (1 << 20, 10), (256, 131072)])
 def test_memory(shape):
-    """Beside operands and gradient less than 1 MB and 32 bytes a row."""
+    """In addition to operands and gradient less than 1 MB and 32 bytes a row."""
     input = torch.randn(shape, device="cuda", requires_grad=True)
     target = torch.randint(shape[1], shape[:1], device="cuda")
     cudaloss.cross_entropy(input[:64].detach().requires_grad_(), target[:64]).backward()
@@ -364,11 +364,11 @@ BAD = {
     "a list": ((LOGITS.tolist(), INDICES), {}, TypeError, "input must be a torch.Tensor"),
     "integers": ((INDICES, INDICES), {}, RuntimeError, "input must be a floating-point"),
     "no classes": ((torch.tensor(1.0), torch.tensor(0)), {}, RuntimeError, "input must have a dimension of classes"),
-    "not a class": ((LOGITS[:, :0], INDICES), {}, RuntimeError, "input must have one class at least"),
+    "not a class": ((LOGITS[:, :0], INDICES), {}, RuntimeError, "input must have at least one class"),
     "bool target": ((LOGITS, INDICES > 1), {}, RuntimeError, "target must be an integer tensor"),
     "shape": ((LOGITS, INDICES.view(2, 2)), {}, (RuntimeError, ValueError), "target"),
     "batch": ((LOGITS, INDICES[:3]), {}, ValueError, "batch_size"),
-    "probabilities": ((LOGITS, LOGITS[:, :3]), {}, RuntimeError, "target must be of input's shape"),
+    "probabilities": ((LOGITS, LOGITS[:, :3]), {}, RuntimeError, "target must have input's shape"),
     "weight": ((LOGITS, INDICES), {"weight": torch.ones(4)}, RuntimeError, "weight tensor should be defined"),
     "weight's dtype": ((LOGITS, INDICES), {"weight": torch.ones(5).long()}, RuntimeError, "weight must be a floating"),
     "sample_weight": ((LOGITS, INDICES), {"sample_weight": torch.ones(5)}, RuntimeError, "sample_weight must have"),

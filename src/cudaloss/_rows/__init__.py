@@ -1,1 +1,1 @@
-"""The losses' rows, each with the formulas that it names."""
+"""The losses' rows, with the formulas that they name."""

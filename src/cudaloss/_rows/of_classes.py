@@ -1,4 +1,4 @@
-"""Losses of rows of classes, with a class index for each."""
+"""Losses of rows of classes, with a class index for each row."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import replace
 from .._spec import Argument, RowSpec
 
 _ABOUT_CROSS_ENTROPY = """\
-No softmax and no copy of the logits is stored. A row is all classes of one index of the other dimensions. With ``w``
-for the class weights, ``s`` for label_smoothing and ``q`` for the target's probabilities (of a class index: 1 for its
-class, 0 for the others), its loss is ``-sum(w * q' * log_softmax(input)) + z_loss * logsumexp(input)**2``, where
+No softmax and no copy of the logits is stored. A row is all classes at one index of the other dimensions. With the
+class weights ``w``, the label smoothing ``s`` and the target's probabilities ``q`` (for a class index: 1 for its class,
+0 for the others), its loss is ``-sum(w * q' * log_softmax(input)) + z_loss * logsumexp(input)**2``, where
 ``q' = (1 - s) * q + s / classes``."""
 _ABOUT_NLL = """\
-input has log-probabilities, as ``log_softmax`` gives them; of logits :func:`cudaloss.cross_entropy` is the same in one
-pass. A row is all classes of one index of the other dimensions, and its loss its target's part alone, times that
-class's ``weight``. What the other classes have, NaN and Inf too, changes nothing; their gradients are 0."""
+input has log-probabilities, as ``log_softmax`` gives them; for logits :func:`cudaloss.cross_entropy` does the same in
+one pass. A row is all classes at one index of the other dimensions. Its loss depends only on the target's class, times
+the ``weight`` of that class. The other classes change nothing, even NaN and Inf; their gradients are 0."""
 _OF_CROSS_ENTROPY = """\
 >>> import torch, cudaloss
 >>> input = torch.zeros(3, 4, requires_grad=True)
@@ -43,10 +43,10 @@ _WEIGHT = Argument(
     "Tensor | None",
     "Tensor?",
     None,
-    "one for each class, which multiplies its part of the loss; of shape ``(classes,)`` and a floating dtype",
+    "a factor for each class in the loss; of shape ``(classes,)`` and a floating dtype",
 )
 _IGNORE_INDEX = Argument(
-    "ignore_index", "int", "int", -100, "rows whose target is this index do not count, whatever their input is"
+    "ignore_index", "int", "int", -100, "rows whose target is this index do not count, for any input"
 )
 
 ROWS = (
@@ -57,7 +57,7 @@ ROWS = (
         function="cross_entropy",
         arguments=(
             _WEIGHT,
-            replace(_IGNORE_INDEX, meaning=f"{_IGNORE_INDEX.meaning}; a target of probabilities has none"),
+            replace(_IGNORE_INDEX, meaning=f"{_IGNORE_INDEX.meaning}; not for a target of probabilities"),
             Argument(
                 "label_smoothing",
                 "float",
@@ -71,7 +71,7 @@ ROWS = (
                 "float",
                 "float",
                 0.0,
-                "at least 0; this times ``logsumexp(input)**2`` is added to each row's loss and keeps logsumexp near 0 "
+                "at least 0; adds this times ``logsumexp(input)**2`` to each row's loss, which keeps logsumexp near 0 "
                 "(Devlin et al., Fast and Robust Neural Network Joint Models, 2014; Chowdhery et al., PaLM, 2022)",
                 only_keyword=True,
             ),
@@ -80,8 +80,8 @@ ROWS = (
                 "float | None",
                 "float?",
                 None,
-                "above 0; ``softcap * tanh(input / softcap)`` takes the place of input in the whole formula (Gemma "
-                "Team, Gemma 2, 2024)",
+                "above 0; ``softcap * tanh(input / softcap)`` replaces input in the whole formula (Gemma Team, Gemma "
+                "2, 2024)",
                 only_keyword=True,
             ),
         ),

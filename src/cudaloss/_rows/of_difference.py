@@ -14,28 +14,28 @@ from .._spec import LossSpec, OfDifference, Parameter, Third
 
 
 def _sign(d: Tensor, _: Third = 0.0) -> Tensor:
-    """The sign of d, NaN of NaN, where ``Tensor.sign`` is 0."""
+    """The sign of d; NaN for NaN, unlike ``Tensor.sign``, which gives 0."""
     return torch.where(d.isnan(), d, d.sign())
 
 
 def _distance(d: Tensor, _: Third = 0.0) -> Tensor:
-    """|d|, whose gradient is NaN at NaN, where that of ``Tensor.abs`` is 0, also in a graph that was captured."""
+    """|d|, whose gradient is NaN at NaN, also in a captured graph; the gradient of ``Tensor.abs`` is 0 there."""
     return d * _sign(d)
 
 
 def _of_zero(loss: Callable[..., Tensor], d: Tensor, **parameter: float) -> Tensor:
-    """PyTorch's own loss of single elements: one kernel, which compilers know too."""
+    """PyTorch's own loss without reduction: one kernel, which compilers also know."""
     return loss(d, d.new_zeros(()).expand_as(d), reduction="none", **parameter)
 
 
 class _Bent(NamedTuple):
-    """Where d is quadratic, by a tensor that says where it turns; what autograd differentiates is finite on both
-    sides, because 0 times the other side's infinity would be NaN."""
+    """Where the loss of d is quadratic, for a tensor of turning points. All that autograd differentiates is finite on
+    both sides, because 0 times the other side's infinity would be NaN."""
 
     inside: Tensor
     d: Tensor  # 0 outside
     turn: Tensor  # 1 outside
-    distance: Tensor  # |d|, NaN where the turn is, with its slope
+    distance: Tensor  # |d|, with its slope; NaN where the turn is NaN
 
     @staticmethod
     def of(d: Tensor, turn: Tensor) -> _Bent:
@@ -82,7 +82,7 @@ def _quantile_slope(d: Tensor, quantile: Third) -> Tensor:
     return torch.where(d > 0, 1 - quantile, torch.where(d < 0, -quantile, at_zero))
 
 
-# ---- of the root of a sum of squares, which neither overflows nor cancels ----
+# ---- losses of the root of a sum of squares, which neither overflows nor cancels ----
 
 
 def _root(d: Tensor, bend: Third) -> Tensor:
@@ -91,7 +91,7 @@ def _root(d: Tensor, bend: Third) -> Tensor:
 
 
 def _share(d: Tensor, of: Tensor) -> Tensor:
-    """d / of, where of is infinite with d their limit."""
+    """d / of; if d and so `of` are infinite, their limit."""
     return torch.where(d.isinf(), _sign(d), d / of)
 
 
@@ -105,7 +105,7 @@ def _charbonnier_curvature(d: Tensor, eps: Third) -> Tensor:
 
 
 def _log_cosh(d: Tensor, _: Third = 0.0) -> Tensor:
-    """Where log(cosh(d)) would cancel, by log1p, of a d that is finite on the other side too."""
+    """With log1p where log(cosh(d)) would cancel; the d used there is finite also on the other side."""
     near, far = torch.where(d.abs() < 1, d, 0), _distance(d)
     small = 0.5 * torch.log1p(torch.sinh(near).square())
     return torch.where(near == d, small, far + torch.log1p(torch.exp(-2 * far)) - math.log(2))
@@ -153,7 +153,7 @@ ROWS = (
         id=5,
         name="quantile",
         module="QuantileLoss",
-        parameter=Parameter("quantile", 0.5, "which quantile of the target the best input is", "in (0, 1)"),
+        parameter=Parameter("quantile", 0.5, "the quantile of the target that the best input is", "in (0, 1)"),
         terms=OfDifference(
             (lambda d, q: d * _quantile_slope(d, q), _quantile_slope, lambda d, _: torch.zeros_like(d)),
         ),
@@ -165,7 +165,7 @@ ROWS = (
         id=6,
         name="pseudo_huber",
         module="PseudoHuberLoss",
-        parameter=Parameter("delta", 1.0, "where the loss turns from quadratic to linear, smoothly", "> 0"),
+        parameter=Parameter("delta", 1.0, "where the loss turns smoothly from quadratic to linear", "> 0"),
         terms=OfDifference(
             (
                 _pseudo_huber,
@@ -181,7 +181,7 @@ ROWS = (
         id=7,
         name="charbonnier",
         module="CharbonnierLoss",
-        parameter=Parameter("eps", 1e-3, "the loss at 0, below which it is quadratic; not its square", "> 0"),
+        parameter=Parameter("eps", 1e-3, "the loss at 0, below which ``|d|`` has a quadratic loss; not squared", "> 0"),
         terms=OfDifference((_root, lambda d, eps: _share(d, _root(d, eps)), _charbonnier_curvature)),
         formula="sqrt(d**2 + eps**2)",
         source="Charbonnier et al., Two Deterministic Half-Quadratic Regularization Algorithms, 1994",

@@ -1,4 +1,4 @@
-"""Losses of input and target with logarithms: of probabilities, and negative log likelihoods."""
+"""Losses of input and target with logarithms: for probabilities, and negative log likelihoods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .._spec import Flag, LossSpec, OfTwo, Parameter, Third
 
 
 def _kl_div(log_target: bool, log_input: bool) -> dict[str, Any]:
-    """Where the target's probability is 0, everything is, whatever the input: finite numbers stand for both there."""
+    """If the target's probability is 0, all results are 0 for any input: finite numbers replace both there."""
 
     def parts(x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         mass = t.exp() if log_target else t
@@ -50,11 +50,11 @@ def _kl_div(log_target: bool, log_input: bool) -> dict[str, Any]:
     }
 
 
-# ---- binary cross entropy of probabilities, whose logarithms are -100 at least ----
+# ---- binary cross entropy of probabilities, whose logarithms are at least -100 ----
 
 
 def _logs(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of x and of 1 - x."""
+    """The logarithms of x and of 1 - x."""
     x = torch.where((x < 0) | (x > 1), math.nan, x)
     return x.log().clamp(min=-100), torch.log1p(-x).clamp(min=-100)
 
@@ -74,13 +74,13 @@ def _bce_for_target(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
     return torch.where(t.isnan(), t, off - on)
 
 
-# ---- Poisson: exp(input) - target * input, or of an input that is no logarithm ----
+# ---- Poisson: exp(input) - target * input, or for an input that is not a logarithm ----
 
 _LOG_2_PI = math.log(2 * math.pi)
 
 
 def _product(t: Tensor, log: Tensor) -> Tensor:
-    """0 where t is 0, also of an infinite logarithm."""
+    """t * log; 0 if t is 0, also for an infinite logarithm."""
     return t * torch.where((t == 0) & log.isinf(), 0, log)
 
 
@@ -118,7 +118,7 @@ def _poisson(log_input: bool, full: bool) -> dict[str, Any]:
 
 
 def _clamped(x: Tensor, var: Third, eps: float) -> Tensor:
-    """The variance, eps at least, with a slope of 1; NaN of a negative one."""
+    """The variance, at least eps, with a slope of 1; NaN for a negative one."""
     var = var if isinstance(var, Tensor) else x.new_full((), var)
     least = torch.where(var < 0, math.nan, eps) + (var - var.detach())
     return torch.where(var < eps, least, var)
@@ -154,7 +154,7 @@ ROWS = (
         function="kl_div",
         flags=(
             Flag("log_target", False, "whether target is a logarithm"),
-            Flag("log_input", True, "whether input is one; else it is taken in the same pass"),
+            Flag("log_input", True, "whether input is a logarithm; otherwise the same pass takes the logarithm"),
         ),
         by_flags=_kl_div,
         source="Kullback and Leibler, On Information and Sufficiency, 1951",
@@ -187,10 +187,10 @@ ROWS = (
         id=13,
         name="poisson_nll",
         module="PoissonNLLLoss",
-        second=Parameter("eps", 1e-8, "what is added to an input that is no logarithm", ">= 0"),
+        second=Parameter("eps", 1e-8, "added to an input that is not a logarithm", ">= 0"),
         flags=(
             Flag("log_input", True, "whether input is the logarithm of the rate"),
-            Flag("full", False, "whether Stirling's term of the targets above 1 is added"),
+            Flag("full", False, "whether Stirling's term is added for targets above 1"),
         ),
         by_flags=_poisson,
         source="Nelder and Wedderburn, Generalized Linear Models, 1972",
@@ -204,7 +204,7 @@ ROWS = (
         name="gaussian_nll",
         module="GaussianNLLLoss",
         parameter=Parameter("var", None, "the variance", ">= 0", of_call=True, may_lack_last=True),
-        second=Parameter("eps", 1e-6, "the least variance that is reckoned with", ">= 0"),
+        second=Parameter("eps", 1e-6, "the least variance; a smaller one counts as this", ">= 0"),
         flags=(Flag("full", False, "whether the constant log(2 pi) / 2 is added"),),
         by_flags=_gaussian,
         source="Nix and Weigend, Estimating the Mean and Variance of the Target Probability Distribution, 1994",

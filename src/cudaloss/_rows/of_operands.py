@@ -9,15 +9,15 @@ from .._spec import LossSpec, OfTwo, Parameter, Third
 
 
 def _zero_times(slope: Tensor, x: Tensor) -> Tensor:
-    """slope * x, 0 where the slope is and x infinite."""
+    """slope * x; 0 if the slope is 0 and x infinite."""
     return slope * torch.where((slope == 0) & x.isinf(), 0, x)
 
 
-# ---- binary cross entropy: with z = -|x|, softplus(x) = max(x, 0) + log1p(exp(z)), sigmoid(x) by exp(z) ----
+# ---- binary cross entropy: with z = -|x|, softplus(x) = max(x, 0) + log1p(exp(z)), sigmoid(x) from exp(z) ----
 
 
 def _folded(x: Tensor) -> Tensor:
-    """-|x|, whose slope is 1 at 0: what is made of it is analytic on both sides, to any order."""
+    """-|x|, whose slope is 1 at 0: functions of it are analytic on both sides, to any order."""
     return torch.where(x > 0, -x, x)
 
 
@@ -32,27 +32,27 @@ def _below(x: Tensor) -> Tensor:
 
 
 def _times(factor: Third, x: Tensor) -> Tensor:
-    """The product with an x >= 0. Where the factor is 0 and x infinite it is 0, with an infinite slope: two finite
-    numbers stand for x."""
+    """factor * x for x >= 0. If the factor is 0 and x infinite, the product is 0, with an infinite slope: two finite
+    numbers replace x."""
     largest, at_limit = torch.finfo(x.dtype).max, (factor == 0) & x.isinf()
     return factor * torch.where(at_limit, largest, x) * torch.where(at_limit, largest, x.new_ones(()))
 
 
 def _parts(t: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """1 - t and t, smoothed: 1 less a smoothed target, which has been rounded, would be 12 ulp off."""
+    """1 - t and t, smoothed. 1 minus the smoothed target would be 12 ulp off, because that has been rounded."""
     off, on = (y if smoothing == 0 else y * (1 - smoothing) + smoothing / 2 for y in (1 - t, t))
     return off, on
 
 
 def _bce(x: Tensor, t: Tensor, pos_weight: Third, smoothing: float) -> Tensor:
-    off, on = _parts(torch.where(t.isnan(), t * t, t), smoothing)  # whose slope is NaN at NaN
+    off, on = _parts(torch.where(t.isnan(), t * t, t), smoothing)  # t * t has a NaN slope at NaN
     tail = torch.log1p(_folded(x).exp())
     below = torch.where((pos_weight == 0) & x.isinf(), 0, _below(x))
     return _times(off, _above(x)) + _times(on, below) * pos_weight + (off + on * pos_weight) * tail
 
 
 def _sigmoids(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of x and of -x, both right in their tails."""
+    """The sigmoids of x and of -x, both precise in their tails."""
     e = _folded(x).exp()
     large = 1 / (1 + e)
     small = e * large
@@ -75,7 +75,7 @@ def _bce_for_third(x: Tensor, t: Tensor, _: Third, smoothing: float) -> Tensor:
     return _times(t, _below(x)) + t * torch.log1p(_folded(x).exp())
 
 
-# ---- focal: binary cross entropy times q^gamma, q being how far from the target the probability is ----
+# ---- focal: binary cross entropy times q^gamma, q is the distance of the probability from the target ----
 
 
 _A = "(alpha * target + (1 - alpha) * (1 - target))"
@@ -84,14 +84,14 @@ _BCE = "(target * softplus(-input) + (1 - target) * softplus(input))"
 
 
 def _alpha(t: Tensor, alpha: Third) -> tuple[Tensor, Third]:
-    """The weight of the target, and its slope; a negative alpha is none."""
+    """The weight of the target, and its slope. A negative alpha means no weight."""
     if isinstance(alpha, Tensor):
         return torch.where(alpha < 0, 1, alpha * t + (1 - alpha) * (1 - t)), torch.where(alpha < 0, 0, 2 * alpha - 1)
     return (torch.ones_like(t), 0.0) if alpha < 0 else (alpha * t + (1 - alpha) * (1 - t), 2 * alpha - 1)
 
 
 def _away(x: Tensor, t: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q^gamma and gamma q^(gamma - 1), which is not asked for where q is 0, and the sigmoids of x and -x."""
+    """q^gamma; gamma q^(gamma - 1), which is not needed where q is 0; and the sigmoids of x and -x."""
     ahead, behind = _sigmoids(x)
     q = t * behind + (1 - t) * ahead
     some = torch.where(q == 0, 1, q)
@@ -129,7 +129,7 @@ def _focal_for_third(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tensor
     return torch.where(alpha < 0, 0, slope) if isinstance(alpha, Tensor) else slope
 
 
-# ---- margins: of w = target * input ----
+# ---- losses with a margin, of w = target * input ----
 
 
 def _soft_margin(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
@@ -142,7 +142,7 @@ def _soft_margin_for_input(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
 
 
 def _behind(x: Tensor, t: Tensor, margin: Third) -> Tensor:
-    """How far w is behind the margin: 0 where it is not, also of an infinite w, with a slope of 0."""
+    """How far w is below the margin; 0, with a slope of 0, if it is not, also for an infinite w."""
     gap = margin - t * x
     return torch.where(gap <= 0, 0, gap)
 
@@ -167,7 +167,7 @@ ROWS = (
         name="binary_cross_entropy_with_logits",
         module="BCEWithLogitsLoss",
         parameter=Parameter("pos_weight", None, "the weight of positive targets; None is 1", ">= 0"),
-        second=Parameter("label_smoothing", 0.0, "how far targets move towards 1/2; 1 is all the way", "in [0, 1]"),
+        second=Parameter("label_smoothing", 0.0, "how far targets move towards 1/2; 1 moves them to 1/2", "in [0, 1]"),
         terms=OfTwo(_bce, _bce_for_input, _bce_for_target, _bce_for_third),
         formula="(1 - target) * softplus(input) + pos_weight * target * softplus(-input)",
         source="Good, Rational Decisions, 1952",
@@ -218,7 +218,7 @@ ROWS = (
         id=10,
         name="hinge",
         module="HingeLoss",
-        parameter=Parameter("margin", 1.0, "up to where target * input has a loss", ">= 0"),
+        parameter=Parameter("margin", 1.0, "target * input has a loss below this", ">= 0"),
         second=Parameter("power", 1.0, "1, or 2 for the squared hinge loss", "that is 1 or 2"),
         terms=OfTwo(_hinge, _hinge_for_input, lambda x, t, p, s: _hinge_for_input(t, x, p, s), _hinge_for_third),
         formula="(margin - target * input)**power where target * input < margin, else 0",

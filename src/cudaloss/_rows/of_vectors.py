@@ -1,28 +1,27 @@
-"""Losses of rows of vectors, or of distributions that vectors are the logits of: one number for each row of all
-operands."""
+"""Losses of rows of vectors, which can be the logits of distributions: one number for each row of all operands."""
 
 from __future__ import annotations
 
 from .._spec import Argument, Flag, RowSpec
 
 _ABOUT_COSINE_SIMILARITY = """\
-A row is a vector along ``dim`` of each operand, and its loss 1 minus their cosine, between 0 (one direction) and 2. A
-norm below ``eps`` counts as ``eps``, and then has no gradient."""
+A row is a vector along ``dim`` of each operand. Its loss is 1 minus the cosine of the two, between 0 (same direction)
+and 2. A norm below ``eps`` counts as ``eps``, and then has no gradient."""
 _ABOUT_COSINE_EMBEDDING = """\
-A row is a vector of input1 and one of input2, and ``cos`` their product over ``sqrt((input1**2 + 1e-12) *
-(input2**2 + 1e-12))``, of squares summed over the row. The loss is ``1 - cos`` where target is 1,
-``max(0, cos - margin)`` where it is -1, and 0 where it is anything else."""
+A row is a vector of input1 and a vector of input2. ``cos`` is their product over ``sqrt((input1**2 + 1e-12) *
+(input2**2 + 1e-12))``, with the squares summed over the row. The loss is ``1 - cos`` if target is 1,
+``max(0, cos - margin)`` if it is -1, and 0 for any other target."""
 _ABOUT_TRIPLET_MARGIN = """\
-A row is a vector along the last dimension of each operand, and ``distance(a, b)`` the p-norm of ``a - b + eps``. With
-``swap`` the smaller of ``distance(anchor, negative)`` and ``distance(positive, negative)`` is taken away. p = 2 is one
-pass; any other norm is plain PyTorch's."""
+A row is a vector along the last dimension of each operand. ``distance(a, b)`` is the p-norm of ``a - b + eps``. With
+``swap`` the smaller of ``distance(anchor, negative)`` and ``distance(positive, negative)`` is subtracted. p = 2 is one
+pass; plain PyTorch computes any other norm."""
 _ABOUT_KL_DIV_WITH_LOGITS = """\
 A row is a distribution of each operand, ``p = softmax(target / temperature)`` of the teacher's logits and ``q =
 softmax(input / temperature)`` of the student's, along ``dim``. Its loss is the divergence of q from p, ``sum(p *
-(log p - log q))``, times ``temperature**2``: the gradients then stay of one size whatever the temperature is. It is
+(log p - log q))``, times ``temperature**2``, which keeps the size of the gradients for any temperature. It equals
 ``F.kl_div(log_softmax(input / T, 1), log_softmax(target / T, 1), reduction="batchmean", log_target=True) * T**2`` for
-operands of two dimensions, and 0, not NaN, for a class that is -inf in both operands. The teacher gets a gradient too,
-where it requires one."""
+2-D operands. A class that is -inf in both operands adds 0, not NaN. The teacher gets a gradient too if it requires
+one."""
 _OF_COSINE_SIMILARITY = """\
 >>> import torch, cudaloss
 >>> input = torch.tensor([[3.0, 4.0], [1.0, 0.0]], requires_grad=True)
@@ -56,8 +55,6 @@ tensor(0.1308)
 >>> student.grad  # 1/2 - 1/4 and 1/2 - 3/4
 tensor([[ 0.2500, -0.2500]])"""
 
-_MARGIN = "the least that dissimilar rows are to be apart"
-
 ROWS = (
     RowSpec(
         id=66,
@@ -65,13 +62,9 @@ ROWS = (
         module="CosineSimilarityLoss",
         arguments=(
             Argument(
-                "dim",
-                "int",
-                "int",
-                1,
-                "along which the vectors lie, as in :func:`torch.nn.functional.cosine_similarity`",
+                "dim", "int", "int", 1, "the vectors' dimension, as in :func:`torch.nn.functional.cosine_similarity`"
             ),
-            Argument("eps", "float", "float", 1e-8, "above 0; the least norm that is divided by"),
+            Argument("eps", "float", "float", 1e-8, "above 0; the least norm in the denominator"),
         ),
         reads="vectors",
         formula="1 - cosine_similarity(input, target)",
@@ -86,7 +79,7 @@ ROWS = (
         name="cosine_embedding",
         module="CosineEmbeddingLoss",
         operands=("input1", "input2", "target"),
-        arguments=(Argument("margin", "float", "float", 0.0, f"{_MARGIN}, as a cosine"),),
+        arguments=(Argument("margin", "float", "float", 0.0, "dissimilar rows have a loss above this cosine"),),
         reads="vectors",
         formula="1 - cos where target == 1, else max(0, cos - margin)",
         about=_ABOUT_COSINE_EMBEDDING,
@@ -102,10 +95,10 @@ ROWS = (
         operands=("anchor", "positive", "negative"),
         differentiable_third=True,
         arguments=(
-            Argument("margin", "float", "float", 1.0, f"above 0; {_MARGIN}, beyond similar ones"),
-            Argument("p", "float", "float", 2.0, "which norm a distance is"),
-            Argument("eps", "float", "float", 1e-6, "what is added to each difference"),
-            Argument("swap", "bool", "bool", False, "whether the distance swap is taken"),
+            Argument("margin", "float", "float", 1.0, "above 0; how much farther the negative should be"),
+            Argument("p", "float", "float", 2.0, "the norm of a distance"),
+            Argument("eps", "float", "float", 1e-6, "added to each difference"),
+            Argument("swap", "bool", "bool", False, "whether to use the distance swap"),
         ),
         flags=(Flag("swap", False, ""),),
         reads="vectors",
@@ -122,9 +115,9 @@ ROWS = (
         function="kl_div_with_logits",
         module="KLDivWithLogitsLoss",
         arguments=(
-            Argument("temperature", "float", "float", 1.0, "above 0; what both operands' logits are divided by"),
+            Argument("temperature", "float", "float", 1.0, "above 0; both operands' logits are divided by it"),
             Argument(
-                "dim", "int", "int", 1, "along which the classes lie; of one dimension that one", only_keyword=True
+                "dim", "int", "int", 1, "the dimension of the classes; 1 also for 1-D operands", only_keyword=True
             ),
         ),
         reads="distributions",

@@ -1,4 +1,4 @@
-"""What is compared: a loss in a mode, as cudaloss, eager PyTorch and torch.compile compute it on the same tensors."""
+"""The comparisons: a loss in a mode, computed on the same tensors by cudaloss, eager PyTorch and torch.compile."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ COMPARABLE = {spec.name: spec for spec in SPECS}
 
 @dataclass(frozen=True)
 class Problem:
-    """One of KernelBench's level 1."""
+    """A problem of KernelBench's level 1."""
 
     number: int
     call: Call = PLAIN
-    power: int = 30  # of 2: its elements
+    power: int = 30  # log2 of its elements
 
 
 # By loss.
@@ -57,7 +57,7 @@ KERNELBENCH = {
 
 # Full-sized tensors beside operands and gradients: as many as autograd holds at once in KernelBench's MSE.
 TEMPORARIES = 5
-# What indexing by a mask, and its backward, hold: int64 indices of four dimensions, and their sort.
+# The memory of indexing by a mask, and of its backward: int64 indices of four dimensions, and their sort.
 INDEXED_BYTES = 64
 
 
@@ -94,13 +94,13 @@ class Case:
 
     @property
     def bytes_needed(self) -> int:
-        """An estimate, on the safe side, of the memory in use at once."""
+        """A safe estimate of the memory in use at once."""
         widest = max(self.dtypes.input.itemsize, self.dtypes.target.itemsize)
         temporaries = TEMPORARIES * widest + (INDEXED_BYTES if self.call.indexed else 0)
         return self.bytes + temporaries * self.size
 
     def row(self) -> Row:
-        """What the row says of itself before anything is measured."""
+        """The row's facts that are known before any measurement."""
         row: Row = {"suite": self.suite, "loss": self.spec.name, "mode": self.mode.name, "dtype": str(self.dtypes)}
         if self.suite == "kernelbench":
             row["problem"] = KERNELBENCH[self.spec.name].number
@@ -109,7 +109,7 @@ class Case:
         return {**row, "size": self.size, "device": self.device}
 
     def operands(self) -> tuple[Tensor, ...]:
-        """Input, target, and what the call takes beside them."""
+        """Input, target, and the further arguments of the call."""
         of_input, of_target = self.mode.layouts
         input = suited(of_input(self.shape, self.dtypes.input, self.device), self.call.inputs or self.spec.inputs)
         shape = self.shape[-1:] if self.call.one_row else self.shape
@@ -132,7 +132,7 @@ def _bound(idiom: Idiom | None, loss: Loss) -> Loss:
 
 def _losses(case: Case, with_compile: bool, with_op: bool) -> dict[str, Loss]:
     call, theirs = case.call, rival(case.spec)
-    mean = {} if case.spec.reduction == "mean" else {"reduction": "mean"}  # where that is not the default
+    mean = {} if case.spec.reduction == "mean" else {"reduction": "mean"}  # if that is not the default
     function = getattr(functional, case.spec.function)
     ours = _bound(call.ours, functools.partial(function, **mean) if mean else function)
     losses = {"cudaloss": ours, "eager": _bound(call.eager, theirs)}
@@ -142,7 +142,7 @@ def _losses(case: Case, with_compile: bool, with_op: bool) -> dict[str, Loss]:
     if call is PLAIN and not case.mode.both:  # not every library has the target's gradient
         losses |= of_libraries(case.spec)
     if with_compile:
-        torch._dynamo.reset()  # a graph of its own for each case, as static shapes give
+        torch._dynamo.reset()  # a new graph for each case, as with static shapes
         losses["compile"] = torch.compile(_bound(call.compiled or call.eager, theirs), dynamic=False)
         if case.mode.compiled:
             losses = {"cudaloss": torch.compile(ours, dynamic=False), "compile": losses["compile"]}
@@ -175,12 +175,12 @@ def works(case: Case, with_compile: bool, with_op: bool = False) -> dict[str, Wo
 
 
 def leave_out_failing(works: dict[str, Work]) -> list[str]:
-    """Calls each once, which compiles what is to be compiled. A rival that fails leaves; the notes that say so."""
+    """Calls each once, which compiles what must be compiled. Removes rivals that fail, and returns notes about them."""
     notes = []
     for name in list(works):
         try:
             works[name]()
-        except Exception as error:  # whatever a compiler, or a lack of one, may raise
+        except Exception as error:  # anything that a compiler, or its absence, raises
             if name not in RIVALS:
                 raise
             del works[name]

@@ -52,7 +52,7 @@ are timed too where they are installed. Suites of the commonest losses take the 
 
 CUDA_VISIBLE_DEVICES chooses among GPUs.
 """
-PIPED_WIDTH = 230  # of tables that no terminal shows
+PIPED_WIDTH = 230  # for tables that are not shown on a terminal
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append(row)
     except KeyboardInterrupt:
         interrupted = True
-    finally:  # of an exception too: the rows before it
+    finally:  # also after an exception: the rows before it
         if arguments.json:
             files.write_json(arguments.json, where, rows)
         if arguments.csv:
@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if interrupted:
         planned = len(plan.cases(options)) + (plan.ceiling_size(options) is not None)
         console.print(f"interrupted after {len(rows)} of {planned} rows", highlight=False)
-        return 130  # as a shell says of SIGINT
+        return 130  # as a shell reports SIGINT
     if arguments.plot:
         from . import plots
 

@@ -1,4 +1,5 @@
-"""Numbers that a loss is made for: of those that layouts draw, from [0, 1), by what its row says of its operands."""
+"""Numbers from a loss's domain: made from those that layouts draw, from [0, 1), for the operands that its row
+describes."""
 
 from __future__ import annotations
 
@@ -6,12 +7,12 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-LARGEST_LOGIT = 8  # spread over both tails
+LARGEST_LOGIT = 8  # covers both tails
 LARGEST_COUNT = 2
 
 
 def _inside(x: Tensor) -> Tensor:
-    """Within (0, 1), where logarithms and their slopes are finite, also of halves."""
+    """Within (0, 1), where logarithms and their slopes are finite, also for halves."""
     return x.mul_(0.98).add_(0.01)
 
 
@@ -31,5 +32,5 @@ _SUITED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def suited(x: Tensor, numbers: str) -> Tensor:
-    """Integers, which are 0 and 1, stay as they are."""
+    """Integers, which are 0 and 1, stay unchanged."""
     return _SUITED[numbers](x) if x.is_floating_point() else x

@@ -24,7 +24,7 @@ __all__ = [
     "sqrt",
     "where",
     "zeros_like",
-]  # the functions as torch names them
+]  # the functions that torch has under these names
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ def _two_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _split(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Halves of 26 bits, whose products are exact."""
+    """Splits into halves of 26 bits, whose products are exact."""
     scaled = a * (2.0**27 + 1)
     hi = scaled - (scaled - a)
     return hi, a - hi
@@ -122,21 +122,21 @@ def abs(x: Pair) -> Pair:
 
 
 def sqrt(x: Pair) -> Pair:
-    """float64's, and one step of Newton's method."""
+    """float64's result, and one step of Newton's method."""
     start = x.hi.sqrt()
     beyond = x - pair(start) * pair(start)
     rest = torch.where(start > 0, (beyond.hi + beyond.lo) / (2 * start), 0)
     return Pair(*_two_sum(start, rest))
 
 
-_LN2 = math.log(2), 2.3190468138462996e-17  # and what its float64 lacks
+_LN2 = math.log(2), 2.3190468138462996e-17  # and its rounding error in float64
 _HALVINGS = 5
 _TAIL = [1.0 / math.factorial(n) for n in range(4, 14)]
 
 
 def _expm1(r: Pair) -> Pair:
-    """For |r| < 0.7: the Taylor series of r / 32, of which terms from the fourth on are below 2^-24 of the first, so
-    that float64 suffices for them; then expm1(2 s) = expm1(s) (2 + expm1(s))."""
+    """For |r| < 0.7: the Taylor series of r / 32; float64 suffices for the terms from the fourth on, because they are
+    below 2^-24 of the first. Then expm1(2 s) = expm1(s) (2 + expm1(s))."""
     s = r.scaled(0.5**_HALVINGS)
     tail = torch.zeros_like(s.hi)
     for coefficient in reversed(_TAIL):
@@ -149,10 +149,10 @@ def _expm1(r: Pair) -> Pair:
 
 
 def exp(x: Pair) -> Pair:
-    """For |x| <= 600, beyond which the lower part loses digits."""
+    """For |x| <= 600; for larger ones the lower part loses digits."""
     k = (x.hi / _LN2[0]).round()
     ln2 = Pair(torch.full_like(k, _LN2[0]), torch.full_like(k, _LN2[1]))
-    power = (k.long() + 1023 << 52).view(torch.float64)  # exactly, as exp2 need not be
+    power = (k.long() + 1023 << 52).view(torch.float64)  # exact, which exp2 need not be
     return (_expm1(x - pair(k) * ln2) + 1.0).scaled(power)
 
 
@@ -162,7 +162,7 @@ def expm1(x: Pair) -> Pair:
 
 
 def log(x: Pair) -> Pair:
-    """float64's, and one step of Newton's method."""
+    """float64's result, and one step of Newton's method."""
     start = torch.log(x.hi)
     is_finite = start.isfinite()
     known = torch.where(is_finite, start, 0)
@@ -171,7 +171,7 @@ def log(x: Pair) -> Pair:
 
 
 def log1p(e: Pair) -> Pair:
-    """For -1 <= e <= 1, likewise."""
+    """The same for -1 <= e <= 1."""
     is_near = abs(e) < 0.5
     near = where(is_near, e, 0.0)
     start = torch.log1p(near.hi)

@@ -1,4 +1,4 @@
-"""Where a figure comes from: machine, versions, date, and the kernels' source as it was compiled."""
+"""The origin of a figure: machine, versions, date, and the hash of the compiled kernels' source."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def largest_error(
         return 0.0
     rounded = exact.to(dtype).double()  # may overflow to Inf
     same = (found == rounded) | (found.isnan() & rounded.isnan())
-    # NaN differences are those of a NaN or Inf on one side only, or of the same Inf, which `same` excuses
+    # A NaN difference comes from a NaN or Inf on one side only, or from the same Inf, which `same` excuses.
     spacing = ulp(exact if size is None else size, dtype)
     difference = found - exact if rest is None else (found - exact) - rest
     differences = (difference.abs() / spacing).nan_to_num(nan=math.inf, posinf=math.inf)
@@ -40,7 +40,7 @@ def largest_error(
 
 
 def sum_and_error(terms: Tensor) -> tuple[float, float]:
-    """The sum of float64 `terms` as a tree adds them, and the sum of what the additions rounded away."""
+    """The sum of float64 `terms`, added as a tree, and the sum of the rounding errors of the additions."""
     terms, errors = terms.flatten(), 0.0
     while terms.numel() > 1:
         terms = F.pad(terms, (0, terms.numel() % 2))

@@ -1,4 +1,4 @@
-"""Rows in files: JSON as they are, CSV flat."""
+"""Rows in files: JSON unchanged, CSV flat."""
 
 from __future__ import annotations
 

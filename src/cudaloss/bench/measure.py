@@ -15,14 +15,14 @@ from torch.profiler import ProfilerActivity, profile
 Work = Callable[[], object]
 
 LEAST_ROUNDS = 5
-USUAL_CACHE = 32 << 20  # of a CPU whose system does not say
-# Spun away before a timed call, about 0.5 ms: longer than a host takes to launch a training step.
+USUAL_CACHE = 32 << 20  # for a CPU whose system does not report it
+# Spun before a timed call, about 0.5 ms: longer than a host takes to launch a training step.
 SLEEP_CYCLES = 1_000_000
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Quantiles of one work's time, in seconds."""
+    """Quantiles of the time of a work, in seconds."""
 
     median: float
     p20: float
@@ -61,7 +61,7 @@ def _synchronized_seconds(work: Work) -> float:
 
 
 def rounds_within(works: Mapping[str, Work], most: int, seconds: float) -> int:
-    """How many rounds of all works, called once before, fit into `seconds`: at least a few, at most `most`."""
+    """How many rounds of all works, each called once before, fit into `seconds`: at least a few, at most `most`."""
     one_round = sum(map(_synchronized_seconds, works.values()))
     return min(most, max(LEAST_ROUNDS, int(seconds / one_round)))
 
@@ -101,12 +101,12 @@ def _gpu_events(work: Work) -> tuple[torch.cuda.Event, torch.cuda.Event]:
 
 
 def hold_gpu() -> None:
-    """Keeps the GPU busy while the host queues what comes next, so that no wait for a launch is timed."""
+    """Keeps the GPU busy while the host queues the next work, so that no wait for a launch is timed."""
     torch.cuda._sleep(SLEEP_CYCLES)
 
 
 def cache_bytes(device: str) -> int:
-    """The last cache before the memory."""
+    """The size of the last cache before the memory."""
     if device == "cuda":
         return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     try:
@@ -117,13 +117,13 @@ def cache_bytes(device: str) -> int:
 
 
 def outgrows_cache(device: str, moved: int) -> bool:
-    """Whether a call that moves `moved` bytes leaves none of them there for the next."""
+    """Whether a call that moves `moved` bytes leaves nothing in the cache for the next call."""
     return moved >= 2 * cache_bytes(device)
 
 
 def before_call(device: str, moved: int) -> tuple[Work | None, bool]:
     """What to run before each timed call that moves `moved` bytes, and whether that empties the GPU's L2 cache: it does
-    where the operands of one call could be left there for the next."""
+    if the operands of a call could stay there for the next."""
     if device != "cuda":
         return None, False
     if outgrows_cache(device, moved):
@@ -140,8 +140,8 @@ def before_call(device: str, moved: int) -> tuple[Work | None, bool]:
 def throughput(
     works: Mapping[str, Work], device: str, rounds: int, warm_up: int = 3, before: Work | None = None
 ) -> dict[str, Timing]:
-    """The time each work takes on its device, `before` run ahead of each call and not timed. On a GPU by events, read
-    only at the end: a GPU that waits for its next launch would be timed with the wait."""
+    """The time of each work on its device; `before` runs ahead of each call and is not timed. On a GPU with events,
+    read only at the end: otherwise a GPU that waits for its next launch would be timed with the wait."""
 
     def timed(work: Work) -> Any:
         if before:
@@ -156,7 +156,7 @@ def throughput(
 
 
 def latency(works: Mapping[str, Work], rounds: int = 30, calls: int = 200) -> dict[str, Timing]:
-    """The host's time for one call of each work: how long until it returns, the GPU's queue never full."""
+    """The host's time for a call of each work: how long until it returns, while the GPU's queue is never full."""
 
     def seconds(work: Work) -> float:
         synchronize()
@@ -188,7 +188,7 @@ def graph_replay(works: Mapping[str, Work], rounds: int = 30, calls: int = 50) -
 
 
 def peak_bytes(work: Work) -> int:
-    """The most of the GPU's memory that is allocated at once during a call of `work`, called once before."""
+    """The peak of allocated GPU memory during a call of `work`, which was called once before."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     work()
@@ -198,7 +198,7 @@ def peak_bytes(work: Work) -> int:
 
 def gpu_kernels(work: Work) -> int:
     """How many kernels the GPU runs for a call of `work`, called once before; the driver's copies and fills count too.
-    None are seen where the profiler may not watch the GPU."""
+    None are seen if the profiler may not watch the GPU."""
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
         work()
         synchronize()

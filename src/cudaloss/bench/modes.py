@@ -1,4 +1,5 @@
-"""How a loss is called: dtypes and layouts of its operands, what it takes beside them, and what PyTorch does for it."""
+"""How a loss is called: dtypes and layouts of its operands, its further arguments, and PyTorch's way to the same
+result."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from .._specs import SPECS
 
 Shape = tuple[int, ...]
 Loss = Callable[..., Tensor]
-Idiom = Callable[..., Tensor]  # of a loss's function, the operands and the arguments
+Idiom = Callable[..., Tensor]  # with a loss's function, the operands and the arguments
 Layout = Callable[[Shape, torch.dtype, str], Tensor]  # makes an operand of that shape, dtype and device
 
 
@@ -46,7 +47,7 @@ class Dtypes:
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """The dtype of the autocast under which a mixed pair is called."""
+        """The dtype of the autocast for a call with a mixed pair."""
         lower = [dtype for dtype in (self.input, self.target) if dtype in (torch.float16, torch.bfloat16)]
         return lower[0] if self.is_mixed and lower else None
 
@@ -88,19 +89,19 @@ def misaligned(offset: int) -> Layout:
 
 @dataclass(frozen=True)
 class Call:
-    """One use of a loss, as cudaloss and as PyTorch compute it. Where there is no idiom: ``loss(input, target)``."""
+    """A use of a loss, for cudaloss and for PyTorch. Without an idiom: ``loss(input, target)``."""
 
     ours: Idiom | None = None
-    op: Idiom | None = None  # where the op itself is called otherwise than the function
+    op: Idiom | None = None  # if the op itself is called in another way than the function
     eager: Idiom | None = None
-    compiled: Idiom | None = None  # what torch.compile is given, where eager's best form is not what it fuses
+    compiled: Idiom | None = None  # for torch.compile, if it does not fuse eager's best form
     indexed: Idiom | None = None  # a rival of its own, in eager PyTorch
-    # Of the input's shape and dtype, on a device.
+    # In the input's shape and dtype, on a device.
     arguments: Callable[[Shape, torch.dtype, str], tuple[Tensor, ...]] = lambda shape, dtype, device: ()
-    bytes_an_element: int = 0  # the least that must be read of the arguments
-    full_sized: int = 0  # how many of them are as large as the input, and of its dtype
-    inputs: str = ""  # which numbers, where not those that the row says
-    one_row: bool = False  # the target is one row, which the input's rows share
+    bytes_an_element: int = 0  # the least bytes of the arguments that must be read
+    full_sized: int = 0  # how many of them have the input's size and dtype
+    inputs: str = ""  # the numbers, if not those of the row
+    one_row: bool = False  # the target is one row, shared by all rows of the input
 
 
 PLAIN = Call()
@@ -109,11 +110,11 @@ MASK = Call(
     eager=lambda loss, x, y, mask: (loss(x, y, reduction="none") * mask).sum() / mask.sum(),
     indexed=lambda loss, x, y, mask: loss(x[mask], y[mask]),
     arguments=lambda shape, dtype, device: (torch.randint(2, shape, dtype=torch.bool, device=device),),
-    bytes_an_element=2,  # once for the count, by which gradients are divided, and once for the pass
+    bytes_an_element=2,  # once for the count that divides the gradients, and once for the pass
 )
 ROW_WEIGHTS = Call(
     ours=lambda loss, x, y, weight: loss(x, y, weight=weight),
-    # Eager sums what shares a weight before it multiplies: no second tensor of losses, forward or backward.
+    # Eager sums the elements with one weight before it multiplies: no second tensor of losses, forward or backward.
     eager=lambda loss, x, y, weight: (
         (loss(x, y, reduction="none").sum((0, 1, 3)) * weight.flatten()).sum()
         / (weight.sum() * (x.numel() // weight.numel()))
@@ -149,13 +150,13 @@ def _given_as(keyword: str) -> Idiom:
     return lambda loss, x, y, numbers: loss(x, y, **{keyword: numbers})
 
 
-# Within (0, 1), which a quantile must be, and not near 0, where a beta leaves nothing quadratic.
+# Within (0, 1), as a quantile must be, and not near 0, where a beta makes almost nothing quadratic.
 def _numbers(shape: Shape, dtype: torch.dtype, device: str) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=device).uniform_(0.2, 0.8)
 
 
 def _for_classes(keyword: str, eager: Idiom | None = None, op: str | None = None) -> Call:
-    """A number for each column, given as `keyword`, to the op as `op`; to PyTorch too, where it has no idiom of its
+    """A number for each column, given as `keyword`, and to the op as `op`; to PyTorch too, if it has no idiom of its
     own."""
     return Call(
         ours=_given_as(keyword),
@@ -179,7 +180,7 @@ VARIANCE = Call(
     full_sized=1,
 )
 
-# By loss: the plain call of what PyTorch does not compute without a third operand.
+# By loss: the plain call, for losses that PyTorch does not compute without a third operand.
 WITH_THIRD = {
     "gaussian_nll": Call(
         ours=_given_as("var"),
@@ -198,21 +199,21 @@ class Mode:
     meaning: str = ""
     call: Call = PLAIN
     training: bool = True
-    dtypes: Dtypes | None = None  # None: those that are asked for
+    dtypes: Dtypes | None = None  # None: those that the user asks for
     layouts: tuple[Layout, Layout] = (dense, dense)  # of input and target
-    factor: float | None = None  # of the loss before its backward
-    both: bool = False  # both operands need a gradient, else the input alone
-    compiled: bool = False  # cudaloss's function inside torch.compile, compared with torch.compile alone
+    factor: float | None = None  # multiplies the loss before its backward
+    both: bool = False  # both operands need a gradient, otherwise only the input
+    compiled: bool = False  # cudaloss's function inside torch.compile, compared only with torch.compile
     only: tuple[str, ...] = tuple(spec.name for spec in SPECS)
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """Those that can be called so."""
+        """The losses that can be called in this mode."""
         is_own = len(self.only) == 1
         return tuple(name for name in self.only if self.call is PLAIN or is_own or name not in WITH_THIRD)
 
 
-# Not a vector's multiple from the start of the allocation, and not the other operand's distance either.
+# Not a multiple of a vector from the start of the allocation, and not at the same distance as the other operand.
 _MISALIGNED = (misaligned(1), misaligned(3))
 
 FORWARD = Mode("forward", training=False)
@@ -245,7 +246,7 @@ FEATURES = (
 )
 
 _BCE, _QUANTILE, _SMOOTH_L1 = ("binary_cross_entropy_with_logits",), ("quantile",), ("smooth_l1",)
-# What single losses take of their own, on a matrix of samples and classes.
+# Single losses' own features, on a matrix of samples and classes.
 OWN_FEATURES = (
     Mode("logits", "binary cross entropy, fp32", only=_BCE),
     Mode("bf16_logits", "binary cross entropy, bf16", dtypes=BFLOAT16, only=_BCE),

@@ -1,4 +1,4 @@
-"""Which rows a run has, known before anything is measured."""
+"""The rows of a run, known before anything is measured."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .modes import (
     Mode,
 )
 
-# The losses that have all kernels, which most suites are of, and the others, which have a suite of their own.
+# The losses with all kernels, used by most suites, and the others, which have a suite of their own.
 COMMON = tuple(name for name, spec in COMPARABLE.items() if spec.kernels == "all")
 FAMILY = tuple(name for name in COMPARABLE if name not in COMMON)
 MODE_NAMES = tuple(mode.name for mode in (*TRAINING_MODES, *FEATURES, *OWN_FEATURES))  # those that can be asked for
 
-# Fewer on the CPU, where torch.compile calls a C++ compiler for each row: 83 rows take 71 seconds on two cores; 177, of
-# all losses, took 8 minutes.
+# Fewer on the CPU, where torch.compile calls a C++ compiler for each row: 83 rows take 71 seconds on two cores; 177
+# rows, for all losses, took 8 minutes.
 DEFAULT_DTYPES = {"cuda": (FLOAT32, BFLOAT16, MIXED), "cpu": (FLOAT32, BFLOAT16)}
 _CPU_MODES = ("step", *(mode.name for mode in (*FEATURES, *OWN_FEATURES)))
 DEFAULT_MODES = {"cuda": MODE_NAMES, "cpu": _CPU_MODES}
@@ -44,14 +44,14 @@ THROUGHPUT = ("forward", "training", "family", "kernelbench", "features")
 
 @dataclass(frozen=True)
 class Part:
-    """What a suite, or a part of one, measures by default. Sizes are powers of two, by device."""
+    """The default measurements of a suite, or of a part of one. Sizes are powers of two, by device."""
 
     modes: tuple[Mode, ...]
     sizes: dict[str, tuple[int, ...]]
     losses: tuple[str, ...] = tuple(COMPARABLE)
     default_losses: tuple[str, ...] = tuple(COMPARABLE)
-    cpu_losses: tuple[str, ...] = ()  # by default on the CPU, where these are fewer
-    # Whether modes and dtypes vary though nobody asked for any: one at a time then, and at the largest size.
+    cpu_losses: tuple[str, ...] = ()  # the default on the CPU, if it has fewer
+    # Whether modes and dtypes vary by default: then one at a time, and at the largest size.
     varied_modes: bool = False
     varied_dtypes: bool = False
 
@@ -108,7 +108,7 @@ SUITE_NAMES = ("ceilings", *SUITES)
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for; None where it is the default's to choose."""
+    """The user's choices; None: the default."""
 
     device: str = "cpu"
     suites: tuple[str, ...] = SUITE_NAMES
@@ -125,7 +125,7 @@ class Options:
 
 
 def parse_sizes(texts: list[str]) -> tuple[int, ...]:
-    """Of numbers and ranges: ``["6", "10-12"]`` is 6, 10, 11, 12."""
+    """From numbers and ranges: ``["6", "10-12"]`` is 6, 10, 11, 12."""
     found: set[int] = set()
     for text in texts:
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
@@ -140,7 +140,7 @@ def _modes(options: Options, part: Part) -> list[Mode]:
     if not part.varied_modes:
         return list(part.modes)
     chosen = options.modes or DEFAULT_MODES[options.device]
-    # A forward suite always has its plain call, which is no mode of training.
+    # A forward suite always has its plain call, which is not a training mode.
     modes = [mode for mode in part.modes if mode is FORWARD or mode.name in chosen]
     return [mode for mode in modes if options.modes or options.compile or not mode.compiled]
 
@@ -152,7 +152,7 @@ def _dtypes(options: Options, suite: str, part: Part) -> tuple[Dtypes, ...]:
 
 
 def _combinations(options: Options, suite: str, part: Part) -> Iterator[tuple[Mode, Dtypes, int]]:
-    """Modes, dtypes and sizes: all crossed that were asked for, the others one at a time."""
+    """Modes, dtypes and sizes: the chosen ones all crossed, the others one at a time."""
     sizes, modes, dtypes = options.sizes_of(part), _modes(options, part), _dtypes(options, suite, part)
     for mode, dtype, size in product(modes, dtypes, sizes):
         strays = (
@@ -181,7 +181,7 @@ def _shape(suite: str, mode: Mode, power: int) -> tuple[int, ...]:
 
 
 def runnable(options: Options) -> list[str]:
-    """The suites asked for that this device can run, without the ceilings."""
+    """The chosen suites that this device can run, without the ceilings."""
     return [s for s in SUITES if s in options.suites and (options.device == "cuda" or s not in NEEDS_GPU)]
 
 
@@ -202,7 +202,7 @@ def cases(options: Options) -> list[Case]:
 
 
 def ceiling_size(options: Options) -> int | None:
-    """The elements on which the ceilings are measured: as many as the largest throughput suite has, up to a limit."""
+    """The elements for the ceilings: as many as in the largest throughput suite, up to a limit."""
     against = [part for name in runnable(options) if name in THROUGHPUT for part in SUITES[name]]
     if "ceilings" not in options.suites and not against:
         return None

@@ -1,4 +1,4 @@
-"""Figures of a report's rows. Needs matplotlib; imported only where figures are asked for."""
+"""Figures of a report's rows. Needs matplotlib, and is imported only if figures are wanted."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ COLOURS = {
     "liger_kernel": "tab:red",
 }
 LABELS = {name: name for name in COLOURS} | {"compile": "torch.compile"}
-PLAIN = {"forward": FORWARD.name, "training": STEP.name}  # the mode whose course over sizes a suite's figures show
+PLAIN = {"forward": FORWARD.name, "training": STEP.name}  # the mode that a suite's figures show over sizes
 CEILING_OF = {"forward": "sum", "training": "add"}
-# One of each kind: of the README's picture.
+# One of each kind, for the README's picture.
 TYPICAL = ("mse", "smooth_l1", "binary_cross_entropy_with_logits", "kl_div", "quantile", "sigmoid_focal")
 
 
@@ -61,7 +61,7 @@ def _measured(rows: list[Row], suite: str) -> list[Row]:
 
 
 def _plain(rows: list[Row], dtype: str) -> dict[str, list[Row]]:
-    """The rows in the plain mode by suite, where there are any."""
+    """The rows in the plain mode, by suite, if there are any."""
     found = {suite: [row for row in _measured(rows, suite) if row["dtype"] == dtype] for suite in PLAIN}
     return {suite: group for suite, group in found.items() if group}
 
@@ -162,7 +162,7 @@ def _courses(rows: list[Row]) -> list[str]:
 
 
 def figures(rows: list[Row], environment: dict[str, Any]) -> dict[str, Callable[[], Figure]]:
-    """What draws each figure that `rows` have enough for, by file name."""
+    """By file name, a function that draws the figure, if `rows` have enough for it."""
     where, found = _where(environment), {}
     for dtype in _courses(rows):
         suites, name = _plain(rows, dtype), f"{dtype.replace('/', '-')}.png"
@@ -178,7 +178,7 @@ def figures(rows: list[Row], environment: dict[str, Any]) -> dict[str, Callable[
 
 
 def draw(drawn: dict[str, Callable[[], Figure]], folder: Path) -> list[Path]:
-    """Writes `figures` to `folder`; their paths."""
+    """Writes `figures` to `folder`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in drawn.items():
         figure().savefig(folder / name, dpi=130)

@@ -1,4 +1,4 @@
-"""What cudaloss is compared with: PyTorch's own losses, what users compose of its functions, other libraries'."""
+"""The rivals of cudaloss: PyTorch's own losses, users' compositions of its functions, other libraries' losses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .. import reference
 from .._specs import LossSpec
 from .modes import Loss
 
-LIBRARY_ROW = 4096  # elements of a row, for a library whose loss is one of rows
+LIBRARY_ROW = 4096  # elements of a row, for a library whose loss is for rows
 
 
 def _composed(value: Callable[..., Tensor]) -> Loss:
@@ -30,14 +30,14 @@ def _composed(value: Callable[..., Tensor]) -> Loss:
 
 
 def _focal(x: Tensor, y: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
-    """As torchvision composes it."""
+    """Composed as in torchvision."""
     p = x.sigmoid()
     away = 1 - (p * y + (1 - p) * (1 - y))
     loss = F.binary_cross_entropy_with_logits(x, y, reduction="none") * away**gamma
     return (alpha * y + (1 - alpha) * (1 - y)) * loss
 
 
-# As users compose what PyTorch's functions lack, or warn of.
+# Users' compositions for losses that PyTorch's functions lack, or warn about.
 COMPOSED: dict[str, Loss] = {
     "quantile": _composed(lambda x, y, quantile=0.5: torch.maximum(quantile * (y - x), (quantile - 1) * (y - x))),
     "pseudo_huber": _composed(lambda x, y, delta=1.0: delta**2 * ((1 + ((x - y) / delta) ** 2).sqrt() - 1)),
@@ -50,7 +50,7 @@ COMPOSED: dict[str, Loss] = {
 
 
 def rival(spec: LossSpec) -> Loss:
-    """PyTorch's own loss; where it has none, as users compose it, or else as the row does."""
+    """PyTorch's own loss; otherwise the users' composition; otherwise the row's formula."""
     if hasattr(F, spec.function) and spec.name not in COMPOSED:
         return getattr(F, spec.function)
 
@@ -62,7 +62,7 @@ def rival(spec: LossSpec) -> Loss:
 
 
 def _from(module: str, mean: Callable[[Any, Tensor, Tensor], Tensor]) -> Loss:
-    """Imported by the call: where a library does not load, its loss leaves as a rival that fails."""
+    """Imported by the call: if a library does not load, its loss is removed as a rival that fails."""
     return lambda x, y: mean(import_module(module), x, y)
 
 
@@ -70,7 +70,7 @@ def _in_rows(x: Tensor) -> Tensor:
     return x.reshape(-1, min(LIBRARY_ROW, x.numel()))
 
 
-# By library, as its package is called, and loss: its mean.
+# The mean, by library (by its package name) and loss.
 LIBRARIES: dict[str, dict[str, Loss]] = {
     "torchvision": {
         "sigmoid_focal": _from("torchvision.ops", lambda ops, x, y: ops.sigmoid_focal_loss(x, y, reduction="mean")),
@@ -86,6 +86,6 @@ RIVALS = ("eager", "compile", "indexed", *LIBRARIES)
 
 
 def of_libraries(spec: LossSpec) -> dict[str, Loss]:
-    """By library, of those that are installed."""
+    """By library, for those that are installed."""
     found = {name: losses[spec.name] for name, losses in LIBRARIES.items() if spec.name in losses}
     return {name: loss for name, loss in found.items() if find_spec(name)}

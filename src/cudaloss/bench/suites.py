@@ -1,4 +1,4 @@
-"""The measurements: each makes a row of a case."""
+"""The measurements: each makes a row from a case."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .rivals import RIVALS
 
 Ceilings = dict[str, float]  # GB/s by name
 
-# What calls are limited to, where they are long.
+# The limits for long calls.
 ROW_SECONDS = 1.0
 SAMPLE_SECONDS = 0.005
 
@@ -27,7 +27,7 @@ MOVED = {"copy": 2, "sum": 1, "add": 3}  # tensors read and written
 
 
 def _free_bytes(device: str) -> int | None:
-    """The memory that is free; None where the system does not say."""
+    """The free memory; None if the system does not report it."""
     if device == "cuda":
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
@@ -67,7 +67,7 @@ def _in_turns(rivals: dict[str, Work], moved: int, options: Options) -> tuple[di
 
 
 def ceilings(size: int, options: Options) -> Row:
-    """What this memory gives PyTorch's simplest kernels: a copy, a sum (reads only), an addition (2 reads, a write)."""
+    """The throughput of PyTorch's simplest kernels here: a copy, a sum (reads only), an addition (2 reads, a write)."""
     row: Row = {"suite": "ceilings", "dtype": "float32", "size": size, "device": options.device}
     reason = shortage(3 * 4 * size, options.device)
     if reason:
@@ -87,7 +87,7 @@ def ceilings(size: int, options: Options) -> Row:
 
 
 def _throughput(case: Case, options: Options, limits: Ceilings) -> Row:
-    """The time on the device, with achieved GB/s: what must move at least, over the time."""
+    """The time on the device, with achieved GB/s: the bytes that must move, over the time."""
     rivals = works(case, options.compile)
     notes = leave_out_failing(rivals)
     timings, conditions = _in_turns(rivals, case.bytes, options)
@@ -102,7 +102,7 @@ def _throughput(case: Case, options: Options, limits: Ceilings) -> Row:
 
 
 def _latency(case: Case, options: Options, _: Ceilings) -> Row:
-    """The host's time of a call."""
+    """The host's time for a call."""
     rivals = works(case, options.compile, with_op=not case.mode.training)
     notes = leave_out_failing(rivals)
     calls = measure.calls_within(rivals, 200, SAMPLE_SECONDS)
@@ -111,7 +111,7 @@ def _latency(case: Case, options: Options, _: Ceilings) -> Row:
 
 @contextmanager
 def waits_fail() -> Iterator[None]:
-    """For what is to be captured: a wait for the GPU, as PyTorch's own gaussian_nll_loss has one, breaks a capture."""
+    """Makes waits for the GPU fail, as in a capture: PyTorch's own gaussian_nll_loss, for example, waits."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # "a prototype feature"
@@ -123,7 +123,7 @@ def waits_fail() -> Iterator[None]:
 
 
 def _graph(case: Case, options: Options, _: Ceilings) -> Row:
-    """The GPU's time of a call under graph replay. Without torch.compile, whose share would be compile time."""
+    """The GPU's time for a call with graph replay. Without torch.compile, whose share would be compile time."""
     rivals = works(case, with_compile=False)
     with waits_fail():
         notes = leave_out_failing(rivals)
@@ -153,7 +153,7 @@ MEASURES: dict[str, Callable[[Case, Options, Ceilings], Row]] = {
 
 
 def measured(case: Case, options: Options, limits: Ceilings) -> Row:
-    """The row of a case; with the reason in ``skipped`` where this machine cannot measure it."""
+    """The row of a case; ``skipped`` has the reason if this machine cannot measure it."""
     row = case.row()
     reason = shortage(case.bytes_needed, case.device)
     if case.mode.compiled and not options.compile:

@@ -18,14 +18,14 @@ import sympy
 
 from .._specs import LossSpec, OfDifference
 
-Number = Any  # of a module's, or a float
-Expression = Any  # SymPy's, of whose stubs little fits
+Number = Any  # of a module's type, or a float
+Expression = Any  # SymPy's; its stubs hardly fit
 
 LOSS, INPUT_SLOPE, TARGET_SLOPE = WHICH = range(3)
 
 
 class Term(NamedTuple):
-    """What each element gives: a number, and the larger of the terms of unlike sign that it is added up from."""
+    """The value for each element: a number, and the larger of its terms of opposite sign."""
 
     number: Number
     size: Number
@@ -50,7 +50,7 @@ class log1p(sympy.Function):
 
 
 class stirling(sympy.Function):
-    """t log(t) - t + log(2 pi t) / 2 of a t above 1, else 0."""
+    """t log(t) - t + log(2 pi t) / 2 for t above 1, otherwise 0."""
 
     def fdiff(self, argindex: int = 1) -> Expression:
         return stirling_slope(self.args[0])
@@ -61,7 +61,7 @@ class stirling_slope(sympy.Function):
 
 
 class log_2_pi(sympy.Function):
-    """Of whatever it is: the constant."""
+    """The constant, for any argument."""
 
     def fdiff(self, argindex: int = 1) -> Expression:
         return sympy.Integer(0)
@@ -78,9 +78,9 @@ def _sigmoid(m: Any, x: Number) -> Number:
 
 
 def _log_cosh(m: Any, x: Number) -> Number:
-    """log1p(cosh(z) - 1) of a small z = |x|, where cosh(z) - 1 = (1 - e)^2 / (2 e) with e = exp(-z)."""
-    z = m.where(x < 0.0, -x, x)  # whose slope is not 0 at 0
-    few = m.where(z > 100.0, 100.0, z)  # beyond, nothing changes but z
+    """log1p(cosh(z) - 1) for a small z = |x|, with cosh(z) - 1 = (1 - e)^2 / (2 e) and e = exp(-z)."""
+    z = m.where(x < 0.0, -x, x)  # its slope is not 0 at 0
+    few = m.where(z > 100.0, 100.0, z)  # for larger z only z changes
     less = -m.expm1(-few)
     near = m.where(z < 1.0, less * less / (less * -2.0 + 2.0), 1.0)
     far = z + m.log1p(m.exp(few * -2.0)) + -m.log1p(m.exp(m.zeros_like(z)))
@@ -93,7 +93,7 @@ def _tanh(m: Any, x: Number) -> Number:
     return m.sign(x) * less / (less * -1.0 + 2.0)
 
 
-_LOG_2_PI = 1.8378770664093456, -7.756588316134483e-17  # and what float64 leaves of it
+_LOG_2_PI = 1.8378770664093456, -7.756588316134483e-17  # and its rounding error in float64
 
 
 def _log_2_pi(m: Any, x: Number) -> Number:
@@ -112,7 +112,7 @@ def _stirling_slope(m: Any, t: Number) -> Number:
 
 
 def _largest(m: Any, a: Number, b: Number) -> Number:
-    """NaN of a NaN."""
+    """NaN for NaN."""
     if isinstance(a, float):
         a, b = b, a
     if isinstance(a, float):
@@ -122,7 +122,7 @@ def _largest(m: Any, a: Number, b: Number) -> Number:
 
 FUNCTIONS: dict[type, Callable[..., Number]] = {
     sympy.Abs: lambda m, x: m.abs(x),
-    sympy.sign: lambda m, x: m.where(x != x, x, m.sign(x)),  # that of PyTorch is 0 of NaN
+    sympy.sign: lambda m, x: m.where(x != x, x, m.sign(x)),  # PyTorch's sign gives 0 for NaN
     softplus: lambda m, x: m.logaddexp(x, m.zeros_like(x)),
     sigmoid: _sigmoid,
     log_cosh: _log_cosh,
@@ -135,13 +135,13 @@ FUNCTIONS: dict[type, Callable[..., Number]] = {
     stirling_slope: _stirling_slope,
     log_2_pi: _log_2_pi,
 }
-_FAR = 1e150  # whose square float64 holds
-# How a loss that takes label_smoothing moves its targets.
+_FAR = 1e150  # float64 can represent its square
+# How a loss with label_smoothing moves its targets.
 _SMOOTHED = "target * (1 - label_smoothing) + label_smoothing / 2"
 
 
 def _parsed(text: str, names: dict[str, Any]) -> Expression:
-    """Of ``X where C, else Y``, with ``|d|`` for an absolute value."""
+    """Parses ``X where C, else Y``, with ``|d|`` for an absolute value."""
     value, _, rest = text.partition(" where ")
     if rest:
         condition, _, other = rest.partition(", else ")
@@ -174,7 +174,7 @@ def _expressions(spec: LossSpec) -> tuple[Expression, ...]:
 
 
 def _product(m: Any, factors: list[Number]) -> Number:
-    """0 where one is 0 and another infinite: a term without weight is not there. Not so of operands alone."""
+    """0 if one factor is 0 and another infinite: a term without weight does not count. Not for operands alone."""
     product = math.prod(factors[1:], start=factors[0])
     if all(isinstance(factor, float) for factor in factors):
         return product
@@ -206,14 +206,14 @@ def _evaluated(m: Any, e: Expression, of: dict[Any, Number]) -> Number:
     if e.is_Pow and not e.exp.is_Number and float(arguments[1]) % 0.5 != 0:
         return m.exp(m.log(arguments[0]) * arguments[1])
     if e.is_Pow:
-        # Of whole exponents, and of halves of odd ones.
+        # For whole exponents, and for halves of odd ones.
         base, exponent = arguments[0], float(arguments[1])
         if exponent == 0:
             return m.zeros_like(base) + 1.0
         base, exponent = (base, int(exponent)) if exponent % 1 == 0 else (m.sqrt(base), int(2 * exponent))
         power = math.prod([base] * (abs(exponent) - 1), start=base)
         return power if exponent > 0 else 1.0 / power
-    if e not in of:  # a slope's terms share what costs the most
+    if e not in of:  # a slope's terms share the expensive parts
         of[e] = FUNCTIONS[type(e)](m, *arguments)
     return of[e]
 
@@ -226,17 +226,17 @@ def term(spec: LossSpec, which: int, m: Any, x: Number, t: Number, third: Number
     far = None
     if isinstance(spec.terms, OfDifference):
         d = of["d"] = x - t
-        if not spec.is_rational:  # whose formulas are Inf / Inf at infinity: the limits
+        if not spec.is_rational:  # its formulas are Inf / Inf at infinity: use the limits
             far = m.abs(d) == math.inf
             of["d"] = m.where(far, m.sign(d) * _FAR, d)
     e = _expressions(spec)[which]
-    inner = e.args[0][0] if e.is_Piecewise else e  # whose other branch is a single number
+    inner = e.args[0][0] if e.is_Piecewise else e  # its other branch is a single number
     summed = () if isinstance(spec.terms, OfDifference) else inner.args if inner.is_Add else (inner,)
     parts = [_evaluated(m, part, of) for part in summed]
     number = sum(parts[1:], start=parts[0]) if parts and inner is e else _evaluated(m, e, of)
     if far is not None and which == LOSS:
         number = m.where(far, math.inf, number)
-    number = m.where(x == x, m.where(t == t, number, t), x)  # NaN of a NaN, also where a derivative does not have it
+    number = m.where(x == x, m.where(t == t, number, t), x)  # NaN for NaN, also in a derivative that would not show it
     size = m.abs(number)
     for part in (abs(part) if isinstance(part, float) else m.abs(part) for part in parts):
         size = m.where(part > size, part, size)

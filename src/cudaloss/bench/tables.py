@@ -1,4 +1,4 @@
-"""Rows for the eye: a table for each suite, what was skipped, and where cudaloss is slower than eager PyTorch."""
+"""Rows as text: a table for each suite, the skipped rows, and where cudaloss is slower than eager PyTorch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def size_text(size: int) -> str:
 
 
 def label(row: Row) -> str:
-    """What a row measures, in a line."""
+    """The content of a row, in a line."""
     words = [row[key] for key in ("suite", "loss", "mode", "dtype") if key in row]
     return " ".join([*words, size_text(row["size"])] if "size" in row else words)
 
@@ -56,7 +56,7 @@ def _what(row: Row) -> tuple[str, str, str, str]:
 
 
 def _names(rows: list[Row], key: str) -> list[str]:
-    """The contestants of any row, in the order in which they came."""
+    """The contestants of all rows, in order of appearance."""
     return list(dict.fromkeys(name for row in rows for name in row[key]))
 
 
@@ -96,7 +96,7 @@ def ceilings_table(rows: list[Row]) -> Table:
 
 
 def tables(rows: list[Row]) -> Iterator[Table]:
-    """One for each suite that measured something."""
+    """A table for each suite that measured something."""
     special = {"memory": memory_table, "ceilings": ceilings_table}
     for suite in dict.fromkeys(row["suite"] for row in rows):
         measured = [row for row in rows if row["suite"] == suite and "skipped" not in row]

@@ -1,6 +1,6 @@
-"""What ``python -m cudaloss`` reports: what is built, what is here, whether they fit, and a self-test.
+"""The report of ``python -m cudaloss``: the build, the machine, whether they fit, and a self-test.
 
-Imported by nothing else: ``import cudaloss`` does not pay for it.
+Nothing else imports it, so that it costs ``import cudaloss`` nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .._binary import AGAIN
 from .._specs import PUBLIC
 from . import facts, fit, selftest
 
-KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # of PyTorch's dispatcher, under which compiled kernels are registered
+KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # PyTorch's dispatch keys, under which compiled kernels are registered
 
 
 def _here() -> fit.Here:
@@ -52,7 +52,7 @@ def _paths(here: fit.Here) -> list[dict[str, Any]]:
 
 
 def _self_test(paths: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[fit.Problem]]:
-    """A result for each path that is no error by itself, and what they show to be wrong."""
+    """A result for each path that is not already an error, and the problems that they show."""
     specs = {spec.name: spec for spec in PUBLIC}
     results, problems = [], []
     paths = [row for row in paths if row["path"] != fit.NONE]
@@ -76,7 +76,7 @@ def _self_test(paths: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[
 
 
 def report() -> dict[str, Any]:
-    """All of it, as ``--json`` prints it."""
+    """The whole report, as ``--json`` prints it."""
     here = _here()
     paths = _paths(here)
     results, failures = _self_test(paths)

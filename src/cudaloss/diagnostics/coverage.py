@@ -1,8 +1,8 @@
 """Which compiled code runs on which GPU.
 
-SASS of X.Y runs on the GPUs of its own major from X.Y on, among desktop and server GPUs; Tegra's take none of those,
-and theirs runs on nothing else. PTX of X.Y is compiled by the driver for any GPU from X.Y on. What is specific to an
-architecture (9.0a) runs on X.Y alone, what is specific to a family (10.0f) within its major.
+SASS for X.Y runs on desktop and server GPUs with the same major version, from X.Y on. Tegra GPUs do not run it, and
+SASS for Tegra runs on nothing else. The driver compiles PTX for X.Y for any GPU from X.Y on. Code for a specific
+architecture (9.0a) runs only on X.Y; code for a family (10.0f) runs within its major version.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 Capability = tuple[int, int]
 
-# Orin, Thor (10.1 until CUDA 13) and their forerunners.
+# Orin, Thor (10.1 until CUDA 13) and their predecessors.
 TEGRA = frozenset([(3, 2), (5, 3), (6, 2), (7, 2), (8, 7), (8, 8), (10, 1), (11, 0)])
 _ENTRY = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?", re.IGNORECASE)
 
@@ -39,7 +39,7 @@ class Code(NamedTuple):
 
 
 def codes(architectures: str) -> list[Code]:
-    """What an architecture list in the manner of TORCH_CUDA_ARCH_LIST has compiled; names (Hopper) are not known."""
+    """The compiled code of an architecture list in the format of TORCH_CUDA_ARCH_LIST; names (Hopper) are not known."""
     found = []
     for entry in re.split(r"[;,\s]+", architectures):
         if match := _ENTRY.fullmatch(entry):
@@ -49,6 +49,6 @@ def codes(architectures: str) -> list[Code]:
 
 
 def covering(built: Iterable[Code], gpu: Capability) -> Code | None:
-    """The code that runs on `gpu`: the newest SASS that does, else the newest PTX."""
+    """The code that runs on `gpu`: the newest SASS that does, otherwise the newest PTX."""
     running = [code for code in built if code.runs_on(gpu)]
     return max(running, key=lambda code: (code.kind == "SASS", code.capability), default=None)

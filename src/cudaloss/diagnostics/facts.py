@@ -1,4 +1,4 @@
-"""What is built and what is here, as plain data; nothing here raises for want of a GPU, a driver or a binary."""
+"""Facts about the build and the machine, as plain data. A missing GPU, driver or binary raises nothing here."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Driver(NamedTuple):
 
     version: str | None  # "580.65.06"
     cuda: int  # 13000: the newest CUDA that it supports
-    gpus: int  # that it sees, whether torch does or not
+    gpus: int  # how many it sees, even if torch does not
 
 
 class Gpu(NamedTuple):
-    """An accelerator as torch sees it."""
+    """An accelerator that torch sees."""
 
     device: str
     name: str
@@ -62,7 +62,7 @@ def torch_here() -> dict[str, Any]:
 
 
 def driver() -> Driver | None:
-    """Asked of the driver's own libraries, so that a torch without CUDA has it too; None where there is none."""
+    """From the driver's own libraries, so that a torch without CUDA finds it too; None if there is none."""
     cuda = ctypes.c_int(0)
     try:
         if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(cuda)) != 0:
@@ -89,12 +89,12 @@ def _of_nvml() -> tuple[str | None, int]:
 
 
 def gpus() -> tuple[list[Gpu], str]:
-    """The accelerators that torch sees, and what it says where it cannot use them."""
+    """The accelerators that torch sees, and torch's message if it cannot use them."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
             found = _accelerators()
-        except Exception as error:  # a driver that answers, and fails later
+        except Exception as error:  # a driver that answers first and fails later
             return [], f"{type(error).__name__}: {error}"
     return found, " ".join(str(warning.message) for warning in said)
 

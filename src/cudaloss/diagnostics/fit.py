@@ -1,4 +1,4 @@
-"""Whether what is built fits what is here: pure functions of the facts, each problem with its remedy."""
+"""Whether the build fits the machine: pure functions of the facts. Each problem has its remedy."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ CUDA_TORCH = "Install a torch for it: https://pytorch.org/get-started/locally."
 class Problem(NamedTuple):
     """What does not fit, and what to do."""
 
-    cause: str  # one word, by which docs/diagnostics.md lists it
+    cause: str  # one word; docs/diagnostics.md lists them
     message: str
 
 
 class Path(NamedTuple):
-    """What a loss on a device runs as."""
+    """How a loss runs on a device."""
 
     name: str
     reason: str
 
 
 class Here(NamedTuple):
-    """The facts that are judged."""
+    """The facts to judge."""
 
     info: dict[str, Any]  # _C.build_info()
     fault: Fault | None
-    binary: Any  # the module _C, whose words for a GPU or driver that does not fit are those of a launch
+    binary: Any  # the module _C; its messages for a GPU or driver that does not fit are those of a launch
     torch: dict[str, Any]
     driver: Driver | None
     gpus: list[Gpu]
-    torch_says: str  # where it cannot use the GPUs
+    torch_says: str  # its message if it cannot use the GPUs
     hidden: bool  # CUDA_VISIBLE_DEVICES is set
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the variable explains that torch sees no GPU, of which torch then has no words of its own."""
+        """Whether the variable explains that torch sees no GPU; torch itself then gives no message."""
         return self.hidden and not self.torch_says
 
     def code_for(self, gpu: Gpu) -> Code | None:
@@ -73,12 +73,12 @@ def of_gpu(here: Here, gpu: Gpu) -> Problem | None:
 
 
 def path(here: Here, device: str, gpu: Gpu | None, registered: bool) -> Path:
-    """What runs there; `registered`: whether PyTorch has a compiled kernel of the loss for the device's type."""
+    """How a loss runs there. `registered`: whether PyTorch has its compiled kernel for the device's type."""
     if here.fault:
         return Path(PLAIN, "the compiled kernels could not be loaded")
     if gpu is None:
         return Path(CPU_KERNELS, "built for this processor") if registered else Path(PLAIN, "not built")
-    if here.torch["rocm"] and registered:  # whose tensors go by the name of CUDA's
+    if here.torch["rocm"] and registered:  # ROCm's tensors have the device type of CUDA
         return Path(NONE, "CUDA kernels do not run under ROCm")
     if gpu.capability is None:
         return Path(PLAIN, f"cudaloss has no kernels for {gpu.name}")
@@ -92,7 +92,7 @@ def path(here: Here, device: str, gpu: Gpu | None, registered: bool) -> Path:
 
 
 def problems(here: Here) -> list[Problem]:
-    """All that does not fit, without what only a test shows."""
+    """All problems, except those that only a test shows."""
     found = []
     if here.fault:
         found.append(Problem(here.fault.cause, here.fault.text))
@@ -103,7 +103,7 @@ def problems(here: Here) -> list[Problem]:
     unseen = here.driver.gpus if here.driver and not here.gpus else 0
     if unseen and here.torch["cuda"] and not here.is_hidden:
         said = f": {here.torch_says}" if here.torch_says else ""
-        message = f"the driver sees {unseen} GPU(s), which torch {here.torch['version']} cannot use{said}."
+        message = f"the driver sees {unseen} GPU(s), but torch {here.torch['version']} cannot use them{said}."
         found.append(Problem("torch-cuda", f"{message} {CUDA_TORCH}"))
     return found
 
@@ -112,10 +112,10 @@ def _of_gpus(here: Here) -> list[Problem]:
     nvidia = [gpu for gpu in here.gpus if gpu.capability]
     if here.info["cuda"]:
         found = [problem for gpu in nvidia if (problem := of_gpu(here, gpu))]
-        return list(dict.fromkeys(found))  # a driver's once
+        return list(dict.fromkeys(found))  # a driver's problem only once
     message = (
-        f"torch sees {len(nvidia)} NVIDIA GPU(s), and this build has CPU kernels alone: losses on a GPU run as plain "
-        "PyTorch, slower. Install a build with CUDA kernels, of the variant that the driver takes (docs/wheels.md): "
+        f"torch sees {len(nvidia)} NVIDIA GPU(s), and this build has only CPU kernels: losses on a GPU run as plain "
+        "PyTorch, slower. Install a build with CUDA kernels, in a variant for your driver (docs/wheels.md): "
         "pip install --force-reinstall --no-deps cudaloss, or from source with a CUDA toolkit: CUDALOSS_CUDA=1 "
         f"{FROM_SDIST}."
     )
@@ -123,7 +123,7 @@ def _of_gpus(here: Here) -> list[Problem]:
 
 
 def notes(here: Here) -> list[str]:
-    """What is worth a word and no problem."""
+    """Remarks that are not problems."""
     found = []
     if here.driver and here.driver.gpus and not here.gpus:
         if here.is_hidden:

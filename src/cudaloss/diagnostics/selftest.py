@@ -14,12 +14,12 @@ from .._specs import LossSpec, RowNumbers, RowSpec, VectorNumbers
 from ..bench.domains import suited
 
 TOLERANCE = 1e-6  # of the largest element of the exact result: 8 units in the last place of float32
-SHAPE = (5, 1003)  # rows that no vector divides
-IMAGE = (5, 17, 59)  # the same number of logits, whose classes lie apart
+SHAPE = (5, 1003)  # rows that no vector size divides
+IMAGE = (5, 17, 59)  # the same number of logits, with classes that are not adjacent
 
 
 class Call(NamedTuple):
-    """A call of a mean, and what it is by definition, of operands in float64."""
+    """A call of a mean, and its definition, with operands in float64."""
 
     input: Tensor
     target: Tensor
@@ -34,8 +34,8 @@ def _calls(spec: LossSpec) -> list[Call]:
 
 
 def _calls_of_vectors(spec: RowSpec) -> list[Call]:
-    """A plain call, and one with a weight and a mask for each row, of vectors whose elements lie apart where there are
-    two operands."""
+    """A plain call, and one with a weight and a mask for each row. With two operands the elements of a vector are not
+    adjacent."""
     generator = torch.Generator().manual_seed(0)
     numbers = VectorNumbers(**{row.name: row.default for row in spec.arguments if row.annotation == "float"})  # pyright: ignore[reportArgumentType]
 
@@ -52,7 +52,7 @@ def _calls_of_vectors(spec: RowSpec) -> list[Call]:
         beside = {"weight": options.weight, "mask": options.mask, "batch_dims": options.batch_dims}
         return Call(input, target, {**own, **beside}, exact)
 
-    apart = IMAGE if len(spec.operands) == 2 else (SHAPE[0], SHAPE[1] + 1)  # which whole vectors divide
+    apart = IMAGE if len(spec.operands) == 2 else (SHAPE[0], SHAPE[1] + 1)  # divisible by the vector size
     rows = (apart[0], *apart[2:])
     options = Options(
         weight=torch.rand(rows, generator=generator) + 0.5,
@@ -84,7 +84,7 @@ def _pointwise_calls(spec: LossSpec) -> list[Call]:
 
 
 def _calls_of_rows(spec: RowSpec) -> list[Call]:
-    """Of indices a plain call, and one with all that a call may say; one of probabilities, if it takes them."""
+    """With indices: a plain call, and one with all arguments. One with probabilities, if the loss takes them."""
     generator = torch.Generator().manual_seed(0)
 
     def logits(shape: tuple[int, ...]) -> Tensor:
@@ -126,7 +126,7 @@ def _calls_of_rows(spec: RowSpec) -> list[Call]:
 
 
 def _with_gradients(function: Callable[..., Tensor], input: Tensor, target: Tensor, /, **given: Any) -> list[Tensor]:
-    """The value and the gradients of what is floating."""
+    """The value, and the gradients of floating operands."""
     leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in (input, target)]
     value = function(*leaves, **given)
     wanted = [x for x in leaves if x.requires_grad]
@@ -148,7 +148,7 @@ def _error(found: Tensor, exact: Tensor) -> float:
 
 
 def usable(device: str) -> str | None:
-    """What PyTorch's own kernels say there; None where they work."""
+    """The error of PyTorch's own kernels there; None if they work."""
     try:
         (torch.ones(3, device=device) + 1).sum().item()
     except Exception as error:
@@ -157,7 +157,7 @@ def usable(device: str) -> str | None:
 
 
 def run(spec: LossSpec, device: str) -> dict[str, Any]:
-    """Whether the loss and its gradients are right there, by how much they are off, what was raised."""
+    """Whether the loss and its gradients are correct there, the error, and the exception if one was raised."""
     result: dict[str, Any] = {"loss": spec.name, "device": device, "error": None, "message": None}
     try:
         errors = [

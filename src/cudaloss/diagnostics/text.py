@@ -1,4 +1,4 @@
-"""The report for people: plain text, because it must come out of the barest installation."""
+"""The report for people: plain text, because even the barest installation must be able to print it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def _row(name: str, text: str) -> str:
 
 
 def _filled(text: str) -> str:
-    """Wrapped, with paths and commands' words whole."""
+    """Wrapped, without breaks inside paths and commands."""
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _built(package: dict[str, Any]) -> Iterable[str]:
     yield _row(f"cudaloss {package['version']}", package["folder"])
     if not package["compiled"]:
-        yield _row("  compiled kernels", "none that load")
+        yield _row("  compiled kernels", "none that can be loaded")
         return
     yield _row("  compiled kernels", f"CPU and CUDA {package['cuda']}" if package["cuda"] else "CPU")
     if package["cuda"]:
