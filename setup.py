@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 def said(module, name):
-    """What a module of facts says; the package itself, which would load the extension, is not imported."""
+    """The contents of a module of facts, without importing the package, which would load the extension."""
     return runpy.run_path(str(ROOT / "src" / "cudaloss" / f"{module}.py"))[name]
 
 
@@ -56,14 +56,14 @@ from tools import compiling, toolkit  # noqa: E402
 
 sys.path.remove(str(ROOT))
 GENERATED = ROOT / "build" / "generated"
-# A new loss needs no line here: its header in csrc/losses, or of a loss of rows in csrc/losses/rows, is its line in the
+# A new loss needs no line here: its header in csrc/losses, or in csrc/losses/rows for a loss of rows, puts it on the
 # source list.
 LOSSES = sorted(path.stem for path in (ROOT / "csrc" / "losses").glob("*.h"))
 ROW_LOSSES = sorted(path.stem for path in (ROOT / "csrc" / "losses" / "rows").glob("*.h"))
 
 
 def version():
-    """The release's version, and the local label that a wheel for an index of its own carries."""
+    """The release's version, and the local label of a wheel for its own index."""
     label = os.environ.get("CUDALOSS_LOCAL_VERSION", "")
     if label and not re.fullmatch(r"[a-z0-9]+(\.[a-z0-9]+)*", label):
         sys.exit(
@@ -75,7 +75,7 @@ def version():
 
 
 def readme():
-    """README.md, in which links into the repository hold where it is shown elsewhere, as on PyPI."""
+    """README.md, with links into the repository that also work elsewhere, for example on PyPI."""
     (project,) = re.findall(r'^Repository = "https://github\.com/(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     text = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1https://raw.githubusercontent.com/{project}/HEAD/", text)
@@ -101,7 +101,7 @@ def plain(wish):
 
 
 def architectures(found):
-    """What ``TORCH_CUDA_ARCH_LIST`` says, else the GPUs here, else all that we ship for the toolkit; as a list."""
+    """The list in ``TORCH_CUDA_ARCH_LIST``, otherwise the GPUs here, otherwise all that we ship for the toolkit."""
     wish = os.environ.get("TORCH_CUDA_ARCH_LIST")
     if wish:
         names = plain(wish)
@@ -116,7 +116,7 @@ def architectures(found):
 
 
 def write_if_changed(path, text):
-    """Keeps an unchanged file's time stamp, so that a rebuild compiles only what changed."""
+    """Keeps an unchanged file's time stamp, so that a rebuild compiles only changed files."""
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -145,13 +145,13 @@ def rows():
 
 
 def has_all_kernels(loss):
-    """Whether the loss has all of CUDA's kernels, or those of the commonest calls alone: ``true`` or ``false``."""
+    """Whether the loss has all CUDA kernels, or only those of the commonest calls: ``true`` or ``false``."""
     return str(rows()[loss].kernels == "all").lower()
 
 
 def write_losses():
-    """The list of losses that the C++ of all of them is made from, with their ids and their kernels; their headers; the
-    name of the source."""
+    """Writes the list of losses for the C++ code, with their ids and kernels; the list of their headers; and the name
+    of the source."""
     unknown = [loss for loss in (*LOSSES, *ROW_LOSSES) if loss not in rows()]
     if unknown:
         folder = "csrc/losses/rows" if unknown[0] in ROW_LOSSES else "csrc/losses"
@@ -167,7 +167,7 @@ def write_losses():
 
 
 class Engine(NamedTuple):
-    """What a backend's sources are written from: the engine's header, its functions' last arguments."""
+    """What goes into a backend's sources: the engine's header, the last arguments of its functions."""
 
     name: str
     header: str
@@ -205,23 +205,23 @@ def write_source(name, engine, losses, includes=()):
 
 
 def generate_sources(engine):
-    """One small source a loss."""
+    """One small source for each loss."""
     return [write_source(loss, engine, [loss]) for loss in (*LOSSES, *ROW_LOSSES)]
 
 
 def one_source(shared):
-    """All CUDA code in one source. Of several architectures nvcc compiles some at a time, so that it takes no longer;
-    and what the losses have in common is compressed once: 1.09 MB of sm_90, in a source a loss 1.44."""
+    """All CUDA code in one source. nvcc compiles several architectures at a time, so that it takes no longer. The
+    common code of the losses is compressed once: 1.09 MB for sm_90, with a source for each loss 1.44."""
     return write_source("all", CUDA, [*LOSSES, *ROW_LOSSES], shared)
 
 
 def without_places(folders):
-    """Flags that leave absolute paths out of the binary, whose errors then name a source as those in it do."""
+    """Flags that keep absolute paths out of the binary; its errors then name sources by the same paths."""
     return [f"-ffile-prefix-map={folder}/=" for folder in dict.fromkeys([str(ROOT), *folders])]
 
 
 def extension(found):
-    """The extension with CUDA kernels of the toolkit `found`, or without any."""
+    """The extension with CUDA kernels from the toolkit `found`, or without CUDA kernels."""
     include_dirs = [pybind11.get_include(), str(ROOT / "csrc"), str(GENERATED)]
     sources = ["csrc/binding.cpp", "csrc/torch/ops.cpp"]
     sources += [f"csrc/cpu/{name}.cpp" for name in ("blocks", "convert", "count", "gather", "row_tiles", "vocabulary")]
@@ -230,12 +230,12 @@ def extension(found):
         ("TORCH_TARGET_VERSION", target),
         ("CUDALOSS_TORCH_TARGET", '"{}.{}"'.format(*TORCH_TARGET)),
     ]
-    # -ffp-contract=off: the same bits at every x86-64 level; -g0: an interpreter's own flags may ask for symbols.
-    # The standard is ours, not torch's, which differs from one torch to the next and asks more of the compiler.
+    # -ffp-contract=off: the same bits at every x86-64 level. -g0: the interpreter's own flags may ask for symbols.
+    # The C++ standard is ours, not torch's, which differs between versions and demands more of the compiler.
     cxx = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-Wall"]
     cxx += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
     cxx += without_places([pybind11.get_include(), *cpp_extension.include_paths()])
-    # libtorch must stay in NEEDED: the weak reference to the current stream alone would not keep it.
+    # libtorch must stay in NEEDED: the weak reference to the current stream is not enough to keep it.
     link = ["-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed", "-s"] if sys.platform == "linux" else ["-Wl,-x"]
     if found is None:
         sources += generate_sources(CPU)
@@ -250,7 +250,7 @@ def extension(found):
     else:
         names = architectures(found)
         os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(names)
-        cpp_extension.CUDA_HOME = str(found.root)  # a CPU-only torch leaves it None, whatever the environment says
+        cpp_extension.CUDA_HOME = str(found.root)  # a CPU-only torch leaves it None, for any environment
         sources += generate_sources(CPU)
         shared = ["cuda/fold.cu", "cuda/count.cu", "cuda/strided.cu", "cuda/vectors.cu", "cuda/vocabulary.cu"]
         if len(names) > 1:
@@ -274,7 +274,7 @@ def extension(found):
             extra_compile_args={"cxx": cxx, "nvcc": nvcc},
             extra_link_args=link,
         )
-        # cudart linked statically, nothing of torch's CUDA libraries: the binary then loads on a CPU-only torch too.
+        # Links cudart statically and none of torch's CUDA libraries: so the binary also loads on a CPU-only torch.
         module.libraries = [name for name in module.libraries if name not in ("cudart", "c10_cuda", "torch_cuda")]
         module.libraries += ["cudart_static", "rt", "dl", "pthread"]
     module.libraries = [name for name in module.libraries if name != "torch_python"]

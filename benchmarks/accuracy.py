@@ -1,11 +1,11 @@
 """The largest errors of values and gradients against an exact reference, in ulp of the result, beside PyTorch's own.
 
-For every loss and dtype, on random data, at sizes up to 2^31 + 5 on a GPU. Exits non-zero where an error is above 1 ulp
-and above PyTorch's; of losses with exponentials above 2 ulp (of halves 1), whatever PyTorch's is, because in the tails
-that is in the millions and would excuse anything. The reference is the row's formula in float64; of
-exponentials of float64 operands, in 73 bits. Logits are drawn far into both tails, half of their targets are 0 or 1,
-and single losses are measured too, of which a mean shows the large ones alone. A reference is computed over pieces
-that fit in memory.
+For every loss and dtype, on random data, at sizes up to 2^31 + 5 on a GPU. Exits non-zero if an error is above 1 ulp
+and above PyTorch's. For losses with exponentials the limit is 2 ulp (for halves 1) for any error of PyTorch, because in
+the tails that is in the millions and would excuse anything. The reference is the row's formula in float64; for
+exponentials of float64 operands, in 73 bits. Logits are drawn far into both tails, and half of their targets are 0 or
+1. Single losses are measured too, because a mean shows only the large ones. A reference is computed over pieces that
+fit in memory.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from cudaloss.bench.modes import Loss
 from cudaloss.bench.rivals import rival
 from cudaloss.bench.symbolic import INPUT_SLOPE, LOSS
 
-# Of a GPU's memory, and of a CPU's cache: the reference of exponentials is thousands of PyTorch's kernels.
+# Of a GPU's memory, and of a CPU's cache: the reference of exponentials runs thousands of PyTorch's kernels.
 PIECE = {"cuda": 1 << 26, "cpu": 1 << 15}
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 LARGEST_FACTORED = 1 << 20
-SECOND = 0.1  # label smoothing, say
+SECOND = 0.1  # for example label smoothing
 SPREAD = 20.0  # the standard deviation of logits: 2^22 of them reach beyond 100, where float32's losses are subnormal
 
 
 class Exact(NamedTuple):
-    """Losses and slopes of a piece, with what float64 lacks of each (None: nothing that is known), and the sizes by
-    which errors are judged."""
+    """Losses and slopes of a piece, with their rounding errors in float64 (None: not known), and the sizes for judging
+    errors."""
 
     value: Tensor
     size_of_value: Tensor
@@ -65,7 +65,7 @@ def exact(spec: LossSpec, input: Tensor, target: Tensor) -> Exact:
 
 
 def divided(exact: Exact, count: int) -> Exact:
-    """The gradients of a mean in place of the slopes."""
+    """The gradients of a mean instead of the slopes."""
     size = exact.size_of_slope / count
     if exact.rest_of_slope is None:
         return exact._replace(slope=exact.slope / count, size_of_slope=size)
@@ -82,15 +82,15 @@ def operands(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> tupl
     if spec.targets == "real":
         return input.requires_grad_(), torch.randn(size, dtype=dtype, device=device)
     target = torch.rand(size, dtype=dtype, device=device)
-    if spec.targets in ("in [0, 1]", "1 or -1"):  # soft ones too
+    if spec.targets in ("in [0, 1]", "1 or -1"):  # also soft ones
         target[::2].round_()
         return input.requires_grad_(), target
     return input.requires_grad_(), suited(target, spec.targets)
 
 
 def with_factors(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> dict[str, float]:
-    """Single losses with a third operand and a weight of each element's own and a second number, and their gradients
-    for a drawn grad_output: what is multiplied is rounded once more each."""
+    """Single losses with a third operand and a weight for each element and a second number, and their gradients for a
+    drawn grad_output. Each product rounds once more."""
     x, t = operands(spec, size, dtype, device)
     third, weight, incoming = (torch.rand(size, dtype=dtype, device=device) + 0.2 for _ in range(3))
     third = third.clamp(max=spec.parameter.largest) if spec.parameter else third
@@ -168,7 +168,7 @@ def keeps_much(spec: LossSpec) -> bool:
 
 
 def cases(sizes: list[int]) -> list[tuple[LossSpec, int, torch.dtype]]:
-    # PyTorch's own BCE, and what is composed because it lacks it, take more than 140 GB for 2^31 float64 elements.
+    # PyTorch's own BCE, and compositions for losses that it lacks, take more than 140 GB for 2^31 float64 elements.
     return [
         (spec, size, dtype)
         for size in sizes
@@ -212,13 +212,13 @@ def main() -> int:
             found.append(measure(*case, arguments.device))
     except KeyboardInterrupt:
         interrupted = True
-    finally:  # of an exception too: the rows before it
+    finally:  # also after an exception: the rows before it
         if arguments.json:
             arguments.json.write_text(json.dumps(found, indent=1))
         show(found, console)
     if interrupted:
         console.print(f"interrupted after {len(found)} of {len(planned)} rows")
-        return 130  # as a shell says of SIGINT
+        return 130  # as a shell reports SIGINT
     return 0 if all(row["holds"] for row in found) else 1
 
 

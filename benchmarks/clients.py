@@ -1,7 +1,7 @@
-"""Runs other projects' software with cudaloss's losses in the place of PyTorch's, and compares: ``make clients``.
+"""Runs other projects' software with cudaloss's losses instead of PyTorch's, and compares: ``make clients``.
 
-Each client (``clients/with_*.py``) runs twice on the CPU, each time in a process of its own: with PyTorch's losses and
-with ours. Losses, gradients and trained parameters must be the same but for rounding, and calls must have gone
+Each client (``clients/with_*.py``) runs twice on the CPU, each time in its own process: with PyTorch's losses and
+with ours. Losses, gradients and trained parameters must be the same except for rounding, and calls must have gone
 through cudaloss. Writes the table of docs/clients.md.
 """
 
@@ -25,8 +25,8 @@ import cudaloss
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENTS = sorted(path.stem.removeprefix("with_") for path in ROOT.glob("clients/with_*.py"))
-# Of a tensor's largest element: rounding errors of float32, in which some clients compute losses of float64 models, and
-# what training makes of them.
+# Of a tensor's largest element. It allows for rounding errors of float32, in which some clients compute losses of
+# float64 models, and for their growth in training.
 BOUND = 1e-6
 PAGE = ROOT / "docs" / "clients.md"
 
@@ -40,7 +40,7 @@ def run(client: str, losses: str) -> dict[str, Any]:
 
 
 def difference(theirs: Tensor, ours: Tensor) -> float:
-    """The largest, of their largest element; of integers any is infinite."""
+    """The largest difference, over the tensor's largest element; for integers any difference is infinite."""
     if theirs.dtype == ours.dtype and torch.equal(theirs, ours):
         return 0.0
     if theirs.dtype != ours.dtype or theirs.shape != ours.shape or not theirs.is_floating_point():
@@ -49,7 +49,7 @@ def difference(theirs: Tensor, ours: Tensor) -> float:
 
 
 def compared(client: str) -> dict[str, Any]:
-    """A row of the table; raises where the results differ, or where nothing went through cudaloss."""
+    """A row of the table; raises if the results differ, or if no call went through cudaloss."""
     theirs, ours = (run(client, losses) for losses in ("torch", "cudaloss"))
     if not ours["calls"] or theirs["calls"]:
         raise SystemExit(f"{client}: {sum(ours['calls'].values())} calls went through cudaloss")

@@ -1,5 +1,5 @@
-"""What calls of smooth L1 and of binary cross entropy cost that the plain-PyTorch reference serves, or that take the
-general kernels: times beside PyTorch's own of the same composition, in turns in one process.
+"""The cost of calls of smooth L1 and binary cross entropy that the plain-PyTorch reference or the general kernels
+serve: times beside PyTorch's own for the same composition, in turns in one process.
 ``python benchmarks/cliffs.py --device cpu`` (256 x 4,096 elements, one thread), ``--device cuda``; ``--json FILE``."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Loss = Callable[..., torch.Tensor]
 
 
 def eager(x: torch.Tensor, t: torch.Tensor, reduction: str = "mean", **options: Any) -> torch.Tensor:
-    """PyTorch's smooth L1 with our keywords, composed as users do."""
+    """PyTorch's smooth L1 with our keywords, composed as users would."""
     weight, mask, normalizer = (options.get(name) for name in ("weight", "mask", "normalizer"))
     if weight is None and mask is None and normalizer is None:
         return F.smooth_l1_loss(x, t, reduction=reduction)
@@ -36,7 +36,7 @@ def eager(x: torch.Tensor, t: torch.Tensor, reduction: str = "mean", **options: 
 
 
 def eager_logits(x: torch.Tensor, t: torch.Tensor, pos_weight: torch.Tensor | None = None) -> torch.Tensor:
-    """PyTorch's cross entropy; composed where pos_weight is learned, in which its own is not differentiable."""
+    """PyTorch's cross entropy; composed if pos_weight is learned, because its own is not differentiable in it."""
     if pos_weight is None:
         return F.binary_cross_entropy_with_logits(x, t)
     return ((1 - t) * F.softplus(x) + pos_weight * t * F.softplus(-x)).mean()
@@ -79,7 +79,7 @@ def works(device: str) -> dict[str, Callable[[Loss], Any]]:
 
 
 def works_of_logits(device: str) -> dict[str, Callable[[Loss], Any]]:
-    """Of binary cross entropy, whose formulas have exponentials."""
+    """The same for binary cross entropy, whose formulas have exponentials."""
     x, t = torch.randn(SHAPE, device=device), torch.rand(SHAPE, device=device)
     leaf = x.clone().requires_grad_()
     learned = torch.rand(SHAPE[1], device=device, requires_grad=True)
@@ -101,14 +101,14 @@ def seconds(work: Callable[[], Any], device: str, calls: int) -> float:
 
 
 def ratios(ours: Callable[[], Any], theirs: Callable[[], Any], device: str, rounds: int, calls: int) -> float:
-    """The median of our time over theirs."""
+    """The median of our time divided by theirs."""
     for work in (ours, theirs, ours, theirs):
         seconds(work, device, calls)
     return statistics.median(seconds(ours, device, calls) / seconds(theirs, device, calls) for _ in range(rounds))
 
 
 def compiled_none(device: str) -> dict[str, Callable[[], Any]]:
-    """A training step of ``reduction="none"`` with arithmetic of the caller's, compiled."""
+    """A compiled training step of ``reduction="none"`` with the caller's own arithmetic."""
     size = 1 << (26 if device == "cuda" else 20)
     x, t, w = (torch.randn(size, device=device) for _ in range(3))
     x.requires_grad_()

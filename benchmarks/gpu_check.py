@@ -1,14 +1,14 @@
 """Everything that only a GPU can show, in one command: ``make gpu-check``.
 
-Builds the extension, or installs a wheel that was built elsewhere (``--wheel``), has it describe itself, runs the
-whole test suite, compute-sanitizer's memcheck and racecheck over the GPU tests, the accuracy table up to 2^31 + 5
-elements, what calls outside the kernels cost, the benchmark suites and the KernelBench runner, losses of DTensors where
-there are two GPUs, checks the error message of a build for the wrong GPU, and writes one report to
-``benchmarks/results/`` as the stages end; stages run apart (``--stages``), on other days too, add to it while the
-kernels' source, the GPU and the versions are the same.
-An interrupt (``timeout -s INT 540 ...``, where time is short) ends the stage with the rows and the failures so far;
-what does not end is killed; and the report is written.
-Needs no network: what it imports must be installed (see ``requirements/dev.txt``).
+It builds the extension, or installs a wheel that was built elsewhere (``--wheel``), and prints its description. It runs
+the whole test suite, compute-sanitizer's memcheck and racecheck over the GPU tests, the accuracy table up to 2^31 + 5
+elements, the cost of calls outside the kernels, the benchmark suites and the KernelBench runner, and losses of DTensors
+if there are two GPUs. It checks the error message of a build for the wrong GPU. It writes one report to
+``benchmarks/results/`` as the stages end. Stages that run separately (``--stages``), also on other days, add to it if
+the kernels' source, the GPU and the versions are the same.
+An interrupt (``timeout -s INT 540 ...``, if time is short) ends the stage with the rows and the failures so far,
+kills processes that do not end, and the report is written.
+It needs no network: its imports must be installed (see ``requirements/dev.txt``).
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ ROOT = Path(__file__).resolve().parent.parent
 tree_hash = runpy.run_path(str(ROOT / "src" / "cudaloss" / "_source_tree.py"))["tree_hash"]
 RESULTS = ROOT / "benchmarks" / "results"
 SCRATCH = ROOT / "build" / "gpu_check"
-SITE = SCRATCH / "site"  # where a wheel is installed, apart from the environment
-# The sanitizer slows every launch it watches: our kernels only, and the tests that launch them, the longest under
-# memcheck first (372 to 5 s, an H200's host); of one loss of each kind, as others are the same templates.
+SITE = SCRATCH / "site"  # where a wheel is installed, outside the environment
+# The sanitizer slows every launch that it watches. So it runs only our kernels and the tests that launch them, the
+# longest under memcheck first (372 to 5 s, an H200's host), and one loss of each kind, because others use the same
+# templates.
 SANITIZED_TESTS = (
     "kernels/test_values.py",
     "rows/test_row_values.py",
@@ -65,7 +66,7 @@ SANITIZED_TESTS = (
     "kernels/test_determinism.py",
     "ops/test_errors.py",
 )
-# What a change of one loss's functor shows in.
+# The tests that are sensitive to a change of one loss's functor.
 OF_FUNCTORS = [
     f"tests/{file}.py"
     for file in (
@@ -79,7 +80,7 @@ OF_FUNCTORS = [
     )
 ]
 SANITIZERS = ("memcheck", "racecheck")
-# Test processes at once, in turn one a GPU. CUDALOSS_PROCESSES: another number.
+# How many test processes run at once; they take the GPUs in turn. CUDALOSS_PROCESSES: another number.
 PROCESSES = int(os.environ.get("CUDALOSS_PROCESSES", max(1, (os.cpu_count() or 1) // 2)))
 SHARED = {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 PIP = [sys.executable, "-m", "pip", "install"]
@@ -87,7 +88,7 @@ PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 SANITIZER = ["compute-sanitizer", "--kernel-regex", "kns=cudaloss", "--error-exitcode", "9"]
 
 STOPPED = threading.Event()  # by an interrupt
-GRACE = 25  # seconds that what runs then has to say how far it came
+GRACE = 25  # seconds for the running process to report how far it came
 RUNNING: set[subprocess.Popen[str]] = set()
 SUMMARY = r"^(?:=+ )?(\d+ (?:passed|failed).*?)(?: =+)?$|ERROR SUMMARY: (.*)$|RACECHECK SUMMARY: (.*)$"
 FAILED = r"^(?:FAILED|ERROR) (\S+::\S+)"
@@ -145,7 +146,7 @@ def run(name: str, command: list[str], **environment: str) -> dict[str, Any]:
 
 
 def ahead(folder: Path) -> str:
-    """PYTHONPATH with `folder` before what it has."""
+    """PYTHONPATH with `folder` first."""
     return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
@@ -170,7 +171,7 @@ def diagnostics() -> dict[str, Any]:
 
 @functools.cache
 def gpus() -> list[str]:
-    """As CUDA_VISIBLE_DEVICES names them."""
+    """In the form of CUDA_VISIBLE_DEVICES."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return chosen.split(",")
@@ -187,14 +188,14 @@ def tests(name: str, marker: str, *files: str) -> dict[str, Any]:
     command = [*PYTEST, "-m", marker, "--durations=40", *files]
     if not importlib.util.find_spec("xdist"):
         return run(name, command)
-    # In parallel where pytest-xdist is, which refuses pytest-benchmark.
+    # In parallel if there is pytest-xdist, which refuses pytest-benchmark.
     workers = [f"--tx=popen//env:CUDA_VISIBLE_DEVICES={in_turn(i)}" for i in range(PROCESSES)]
     return run(name, [*command, "-p", "no:benchmark", "--dist=load", *workers], **SHARED)
 
 
 def sanitize(tool: str) -> dict[str, Any]:
-    # memcheck with memory from cudaMalloc itself: an access beyond a tensor is then one beyond its allocation. Graphs
-    # cannot be captured without the caching allocator.
+    # memcheck with memory directly from cudaMalloc: an access outside a tensor is then one outside its allocation.
+    # Without the caching allocator graphs cannot be captured.
     no_caching = tool == "memcheck"
     left_out = ["compiled", "peak_memory", "to_the_31", "underflow"]  # not ours, or too large
     left_out += ["graph"] if no_caching else []
@@ -207,7 +208,7 @@ def sanitize(tool: str) -> dict[str, Any]:
         return run(f"{tool}-{Path(file).stem}", command, **environment, CUDA_VISIBLE_DEVICES=gpu)
 
     start = time.monotonic()
-    # The sanitizer is the host's work: a process a file.
+    # The sanitizer's work is on the host: a process for each file.
     with ThreadPoolExecutor(max(1, PROCESSES // len(SANITIZERS))) as pool:
         outcomes = list(pool.map(watched, SANITIZED_TESTS))
     return {
@@ -219,7 +220,7 @@ def sanitize(tool: str) -> dict[str, Any]:
 
 
 def uncovered() -> dict[str, Any]:
-    """A build without kernels for this GPU says so at first use, instead of computing or of CUDA's own words."""
+    """A build without kernels for this GPU says so at first use; it does not compute, nor show CUDA's own message."""
     import torch
 
     major, minor = torch.cuda.get_device_capability()
@@ -247,7 +248,7 @@ print("1 passed")
 
 
 def sharded() -> dict[str, Any]:
-    """Losses of DTensors over NCCL, where there are two GPUs: their tests, and what they cost."""
+    """Losses of DTensors over NCCL, if there are two GPUs: their tests, and their cost."""
     if len(gpus()) < 2:
         return {"passed": True, "seconds": 0.0, "summary": ["needs two GPUs"]}
     tested = run("sharded-tests", [*PYTEST, "-m", "cuda", "tests/ops/test_sharded_calls.py"])
@@ -286,8 +287,8 @@ def dated(outcome: dict[str, Any]) -> dict[str, Any]:
 
 
 def described(wheel: Path | None) -> dict[str, Any]:
-    """The machine and the versions, from a process of its own: an editable install is found only by an interpreter
-    that starts after it. The binary names its source: under another one no report is filed."""
+    """The machine and the versions, from a new process: only an interpreter that starts later finds an editable
+    install. The binary names its source; for another source no report is written."""
     code = "import json; from cudaloss.bench.environment import environment as e; print(json.dumps(e()))"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     environment: dict[str, Any] = json.loads(found.stdout)
@@ -302,13 +303,13 @@ def described(wheel: Path | None) -> dict[str, Any]:
     return environment
 
 
-SAME = ("csrc_tree", "wheel", "torch", "torch_cuda", "python")  # in one report
+SAME = ("csrc_tree", "wheel", "torch", "torch_cuda", "python")  # the same in one report
 
 
 def keep(name: str, environment: dict[str, Any], outcomes: dict[str, Any]) -> Path:
-    """Writes the report, with the stages of an earlier run over the same kernels, of the same wheel if of one.
+    """Writes the report, with the stages of an earlier run for the same kernels, and the same wheel if there is one.
 
-    A report of other kernels stays: where it has the name, the new one's ends in the kernels' tree.
+    A report for other kernels stays: if it has the name, the new name ends with the kernels' tree.
     """
     gpu = re.sub(r"\W+", "-", (environment["gpu"] or "cpu").lower()).strip("-")
     path, earlier = RESULTS / f"{name}-{gpu}-{environment['date'][:10]}.json", {}
@@ -340,7 +341,7 @@ def main() -> int:
 
     outcomes: dict[str, Any] = {}
     environment: dict[str, Any] = {}
-    # One after the other, but both sanitizers at once: they are the host's work, and measure no time.
+    # One after the other, except the two sanitizers: their work is on the host, and they measure no time.
     for _, group in itertools.groupby(chosen, lambda stage: "sanitizer" if stage in SANITIZERS else stage):
         together = list(group)
         with ThreadPoolExecutor(len(together)) as pool:

@@ -17,11 +17,11 @@ from cudaloss.bench.tables import size_text
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 HOST_SIZE = 4096
-COLUMNS = ("eager", "compile")  # the rivals that the tables' headers name
+COLUMNS = ("eager", "compile")  # the rivals in the tables' headers
 RATIOS = "times as fast as eager, as compile"
 
 Row = dict[str, Any]
-Cell = Callable[[list[Row]], str]  # of the rows of one loss; empty where there is nothing to say
+Cell = Callable[[list[Row]], str]  # from the rows of one loss; empty if there is nothing to show
 
 
 def select(rows: list[Row], **fields: Any) -> list[Row]:
@@ -37,7 +37,7 @@ def ratios(row: Row) -> str:
 
 
 def of_row(text: Callable[[Row], str], **fields: Any) -> Cell:
-    """The largest row with those fields, in words."""
+    """The largest row with those fields, as text."""
 
     def cell(rows: list[Row]) -> str:
         row = largest(rows, **fields)
@@ -76,7 +76,7 @@ def peak(rows: list[Row]) -> str:
     return f"{peaks['cudaloss']} ({others})" if others else peaks["cudaloss"]
 
 
-# The tables that have a line a loss: the columns by title.
+# The tables with a line for each loss: the columns by title.
 SPEED: dict[str, Cell] = {
     "forward fp32": of_row(ratios, mode="forward", dtype="float32"),
     "forward bf16": of_row(ratios, mode="forward", dtype="bfloat16"),
@@ -119,7 +119,7 @@ def kernelbench_table(rows: list[Row]) -> str | None:
 
 
 def losses_table(rows: list[Row], title: str, columns: dict[str, Cell]) -> str | None:
-    """A line a loss, a column of `columns` each; without those that have nothing to say."""
+    """A line for each loss, with `columns`; losses with nothing to show are left out."""
     by_loss = {loss: select(rows, loss=loss) for loss in dict.fromkeys(row["loss"] for row in rows)}
     said = {name: cell for name, cell in columns.items() if any(cell(found) for found in by_loss.values())}
     body = [[loss, *(cell(found) for cell in said.values())] for loss, found in by_loss.items()]
@@ -128,7 +128,7 @@ def losses_table(rows: list[Row], title: str, columns: dict[str, Cell]) -> str |
 
 
 def speed_table(rows: list[Row], columns: dict[str, Cell] = SPEED, title: str = RATIOS) -> str | None:
-    """At the largest size alone: at others the caches, and the host, count too."""
+    """Speeds only at the largest size: at others the caches and the host count too."""
     found = [row for row in rows if row["suite"] in ("forward", "training", "family")]
     size = max((row["size"] for row in found), default=0)
     return losses_table(select(found, size=size), f"{title}, {size_text(size)} elements", columns)
@@ -157,7 +157,7 @@ def _times(row: Row) -> list[str]:
 
 
 def features_table(rows: list[Row]) -> str | None:
-    """Of one loss at the largest size."""
+    """Features of one loss at the largest size."""
     own = [mode.name for mode in OWN_FEATURES]
     rows = [row for row in select(rows, suite="features") if row["mode"] not in own]
     first = largest(rows)
@@ -171,7 +171,7 @@ def features_table(rows: list[Row]) -> str | None:
 
 
 def own_features_table(rows: list[Row]) -> str | None:
-    """What single losses take of their own, at the largest size, with the share of torch.add's throughput."""
+    """Single losses' own features, at the largest size, with the share of torch.add's throughput."""
     meanings = {mode.name: mode.meaning for mode in OWN_FEATURES}
     rows = [row for row in select(rows, suite="features") if row["mode"] in meanings]
     first = largest(rows)
@@ -196,7 +196,7 @@ def rows_tables(report: dict[str, Any]) -> str | None:
 
 
 def rows_table(stage: dict[str, Any], seen: set[str] = frozenset()) -> str | None:  # pyright: ignore[reportArgumentType]
-    """Of a stage's cases that have not been seen; with a caption of its own where it is another report's."""
+    """A stage's cases that are not in `seen`; with its own caption if it comes from another report."""
     found = {**stage.get("report", {})}
     for of in ("cases", "small_times_of_eager"):
         found[of] = [row for row in found.get(of, []) if row["case"] not in seen]
@@ -262,7 +262,7 @@ PERFORMANCE = (*README, training_table, calls_table, small_table, features_table
 
 
 def block(report: dict[str, Any], tables: tuple[Callable[[list[Row]], str | None], ...] = PERFORMANCE) -> str:
-    """What stands between the comments. Tables and lines for which the report has no rows are left out."""
+    """The text between the comments, without tables and lines for which the report has no rows."""
     rows = [row for row in report["bench"]["report"]["rows"] if "skipped" not in row]
     made = [table(rows) for table in tables]
     if tables is PERFORMANCE:
@@ -274,7 +274,7 @@ def block(report: dict[str, Any], tables: tuple[Callable[[list[Row]], str | None
 
 
 def replaced(text: str, new: str) -> str:
-    """`text` with what stands between the two comments replaced."""
+    """`text` with the part between the two comments replaced."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
         raise ValueError(f"the text must have {BEGIN} and, after it, {END}, once each")
     before, _, rest = text.partition(BEGIN)

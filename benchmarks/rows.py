@@ -1,7 +1,7 @@
-"""What a training step of cross-entropy and of the other losses of rows costs beside PyTorch's, eager and compiled, in
-turns in one process: the shapes of classifiers, segmentation and language models; what the loss's own arguments add;
-small calls; memory; on a GPU the course over numbers of classes. ``python benchmarks/rows.py --device cuda`` (141 s on
-an H200), ``--device cpu`` (110 s on 2 cores), ``--json FILE``."""
+"""The cost of a training step of cross-entropy and the other losses of rows beside PyTorch's, eager and compiled, in
+turns in one process: the shapes of classifiers, segmentation and language models; the loss's own arguments; small
+calls; memory; on a GPU the throughput over numbers of classes. ``python benchmarks/rows.py --device cuda`` (141 s on an
+H200), ``--device cpu`` (110 s on 2 cores), ``--json FILE``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Loss = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """Logits whose second dimension has the classes; or vectors, whose first one's gradient is wanted, or all."""
+    """Logits with the classes in the second dimension; or vectors, with a gradient for the first one, or for all."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -61,7 +61,7 @@ class Case:
 
 
 class Vectors(NamedTuple):
-    """A loss of rows of vectors, or of two distributions; what users write for it, and whether it has labels."""
+    """A loss of rows of vectors, or of two distributions; the users' way to write it, and whether it has labels."""
 
     eager: Loss
     vectors: int
@@ -139,7 +139,7 @@ SMALL = (
     Case((1024, 1000)),
     *(Case((64, 1000), loss=loss) for loss in ("nll_loss", *VECTORS)),
 )
-# Over which a course goes, of so many elements each.
+# The numbers of classes of a course, each with this many elements.
 CLASSES = (4, 10, 19, 32, 64, 128, 256, 512, 1000, 2048, 3072, 4096, 5000, 8192, 16384, 32768, 50257, 131072, 262144)
 COURSE_ELEMENTS = 1 << 27
 OWN = {"label_smoothing": {"label_smoothing": 0.1}, "weight": {"weight": True}, "z_loss": {"z_loss": 1e-4}}
@@ -157,7 +157,7 @@ def rivals(case: Case, device: str, compiles: bool) -> dict[str, measure.Work]:
     theirs = VECTORS[case.loss].eager if case.loss in VECTORS else getattr(F, case.loss)
     losses: dict[str, Loss] = {"cudaloss": getattr(cudaloss, case.loss), "eager": theirs}
     if compiles:
-        torch.compiler.reset()  # else the next shape is compiled for all, which is slower
+        torch.compiler.reset()  # otherwise the next shape is compiled for all shapes, which is slower
         losses["compile"] = torch.compile(lambda *operands: theirs(*operands), dynamic=False)
     works = {name: work_of(loss, case, operands) for name, loss in losses.items()}
     for work in works.values():
@@ -181,7 +181,7 @@ def measured(case: Case, device: str, rounds: int, compiles: bool) -> dict[str, 
 
 
 def own_arguments(case: Case, device: str, rounds: int) -> dict[str, float]:
-    """What the loss's own arguments cost, as times of the plain call."""
+    """The cost of the loss's own arguments, as multiples of the plain call's time."""
     operands = case.operands(device)
     weight = torch.rand(case.shape[1], device=device)
     given = {
@@ -196,7 +196,7 @@ def own_arguments(case: Case, device: str, rounds: int) -> dict[str, float]:
 
 
 def small(case: Case, device: str) -> dict[str, Any]:
-    """A small call's time over eager's: of the host, and of a GPU that replays it from a graph."""
+    """A small call's time over eager's: on the host, and on a GPU that replays it from a graph."""
     row: dict[str, Any] = {"case": case.name}
     for what, one in (("step", case), ("forward", replace(case, forward_alone=True))):
         works = rivals(one, device, False)

@@ -1,10 +1,10 @@
-"""What a loss of DTensors costs above the same loss of one shard: smooth L1, forward and backward, rows sharded; and a
-cross entropy whose classes are sharded beside that of all classes in one process.
+"""The extra cost of a loss of DTensors over the same loss of one shard: smooth L1, forward and backward, rows sharded;
+and a cross entropy with sharded classes beside one with all classes in one process.
 
-Two processes: NCCL where there are two GPUs, else gloo. Times are medians of the first process, in microseconds: of the
-host for few elements (with the collectives, which gloo waits for), on the device for many, there with the memory that a
-step takes at its peak, in MiB. Elements are those of a process, of the cross entropy those of all. ``--json`` keeps
-them.
+Two processes: NCCL if there are two GPUs, otherwise gloo. Times are medians of the first process, in microseconds: on
+the host for few elements (with the collectives, because gloo waits for them), on the device for many, there with the
+peak memory of a step, in MiB. Elements are counted for a process, for the cross entropy over all. ``--json`` keeps the
+numbers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from cudaloss.bench.environment import environment
 
 PROCESSES = 2
 FEW = 320
-MANY = {"cuda": 1 << 28, "cpu": 1 << 22}  # of a process
-LOGITS = {"cuda": (4096, 131072), "cpu": (256, 8192)}  # of all processes, bf16
+MANY = {"cuda": 1 << 28, "cpu": 1 << 22}  # of each process
+LOGITS = {"cuda": (4096, 131072), "cpu": (256, 8192)}  # of all processes together, bf16
 
 
 def step(loss: Callable[..., Tensor], input: Tensor, target: Tensor, **options: Tensor) -> Callable[[], None]:
@@ -67,7 +67,7 @@ def works(size: int, device: str, mesh: Any) -> dict[str, Callable[[], None]]:
 
 
 def in_several_nodes(run: Callable[[], None]) -> Callable[[], None]:
-    """Without what _sharded_eager.py saves."""
+    """Without the savings of _sharded_eager.py."""
 
     def without() -> None:
         kept, _sharded_eager.loss = _sharded_eager.loss, lambda call: None
@@ -107,7 +107,7 @@ def measured(device: str, rounds: int) -> list[dict[str, Any]]:
         timings = measure.throughput(of_size, device, rounds)
         for name, timing in timings.items():
             rows.append({"size": size, "of": name, "us": timing.median * 1e6})
-            if device == "cuda":  # above what is there when the step has ended, which leaves nothing
+            if device == "cuda":  # above the memory after the step, which leaves nothing
                 rows[-1]["peak_mib"] = (measure.peak_bytes(of_size[name]) - torch.cuda.memory_allocated()) / 2**20
     return rows
 

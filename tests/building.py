@@ -1,4 +1,4 @@
-"""What the tests of the build share: stand-ins for compilers, setup.py in a process, and the page of what it says."""
+"""Shared code of the build's tests: stand-ins for compilers, setup.py in a process, and the page with its messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def program(path: Path, script: str) -> Path:
 
 
 def nvcc(folder: Path, version: str = "12.8", codes: str = "", options: str = "", top: Path | None = None) -> Path:
-    """A folder with an nvcc that answers as one of `version` does."""
+    """A folder with an nvcc that answers like one of `version`."""
     answers = {
         "--version": f"Cuda compilation tools, release {version}, V0",
         "--list-gpu-code": codes,
@@ -46,7 +46,7 @@ def nvcc(folder: Path, version: str = "12.8", codes: str = "", options: str = ""
 
 
 def stopped(call: Callable[..., object], *arguments: object) -> str:
-    """What the build says where it ends."""
+    """The message with which the build ends."""
     with pytest.raises(SystemExit) as raised:
         call(*arguments)
     return documented(str(raised.value))

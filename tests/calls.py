@@ -1,4 +1,4 @@
-"""A call of a loss with its keywords, and what it is judged by."""
+"""A call of a loss with its keywords, and how it is judged."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cudaloss._specs import LossSpec
 from exact import Exact
 from oracle import bar, error, op
 
-# The error of the plain-PyTorch reference is an excuse as far as it is one of rounding: of float32 up to 15 ulp were
-# seen (a weight of stride 0 summed), where one element too many in a count of 40,007 makes 210.
+# The plain-PyTorch reference's error is an excuse only as far as it is rounding. For float32 up to 15 ulp were seen (a
+# weight of stride 0 summed); one element too many in a count of 40,007 makes 210.
 LARGEST_EXCUSE = 64.0
 
 
@@ -42,7 +42,7 @@ def with_and_without(shape: Sequence[int], device: str) -> tuple[Options, Option
 
 @dataclass
 class Call:
-    """What a loss is called with, and what comes back to its backward."""
+    """The arguments of a loss, and the grad_output of its backward."""
 
     spec: LossSpec
     input: Tensor
@@ -86,7 +86,8 @@ class Call:
         return error(value, self.exact.value, value.dtype, self.exact.size)
 
     def least_size(self, dtype: torch.dtype) -> float:
-        """Of a mean: below it a term times its weight is subnormal, and its lost digits show when weights divide it."""
+        """For a mean: below it a term times its weight is subnormal, and its lost digits show when weights divide
+        it."""
         weight = self.options.weight
         if weight is None or self.reduction != "mean":
             return 0.0
@@ -108,7 +109,7 @@ class Call:
             self.assert_gradients(torch.autograd.grad(value, operands, grad_output), grad_output)
 
     def assert_gradients(self, found: Sequence[Tensor], grad_output: Tensor) -> None:
-        """`found` are those of the operands that require gradients."""
+        """`found`: the gradients of the operands that require gradients."""
         both = self.input, self.target
         needed = [i for i, x in enumerate(both) if x.requires_grad]
 

@@ -18,17 +18,18 @@ import oracle
 from cudaloss._build import INFO
 from cudaloss._specs import BY_MODE, OF_ROWS, SPECS, LossSpec
 
-# A loss of each kind of kernels, which takes every variant of every test. Of the others, which share its templates, a
-# test takes one variant in so many, each loss others.
+# A loss of each kind of kernels takes every variant of every test. The others share its templates; of those a test
+# takes only every n-th variant, and each loss other ones.
 OF_KERNELS = {(type(spec.terms), spec.kernels): spec for spec in reversed(SPECS) if spec.parameter}.values()
 SHARE = 5
-# Of whose operands any numbers do, and which take nothing besides: those of every test. The others, and the variants
-# that flags make, take the tests that are marked `every_loss` or `domains`, which draw operands within their domains.
+# Losses whose operands can be any numbers, and that need no further arguments: every test takes them. The others, and
+# the variants by flags, take the tests that are marked `every_loss` or `domains`, which draw operands within their
+# domains.
 ANY_NUMBERS = [spec for spec in SPECS if not oracle.has_domain(spec)]
 DOMAINS = [spec for spec in BY_MODE.values() if not spec.of_rows and oracle.has_domain(spec)]
 EVERY_LOSS = [*ANY_NUMBERS, *DOMAINS]
 
-# One loss of each kind, for what the op layer does alike for all of a kind and what takes seconds.
+# One loss of each kind, for behaviour of the op layer that is the same for all of a kind, and for slow tests.
 KINDS = list({(type(spec.terms), spec.parameter is None): spec for spec in reversed(ANY_NUMBERS)}.values())
 
 
@@ -55,7 +56,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _group(item: pytest.Item) -> tuple[str, LossSpec, str | None] | None:
-    """A test's function, loss and device, where fewer of its variants are enough."""
+    """A test's function, loss and device, if fewer of its variants are enough."""
     call = getattr(item, "callspec", None)
     spec = call.params.get("spec") if call else None
     if spec is None or spec.of_rows or spec in OF_KERNELS or item.get_closest_marker("each_variant"):
@@ -112,7 +113,7 @@ def setup(monkeypatch):
     pytest.importorskip("pybind11")
     monkeypatch.syspath_prepend(str(Path(__file__).parent.parent))
     for variable in BUILD_VARIABLES:
-        monkeypatch.setenv(variable, "")  # and what a test sets itself is taken back
+        monkeypatch.setenv(variable, "")  # also undoes what a test sets itself
         monkeypatch.delenv(variable)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     import setup

@@ -1,4 +1,4 @@
-"""Drawn calls of a loss: any shapes, layouts, dtypes and keywords, with poison behind everything that selects out."""
+"""Drawn calls of a loss: any shapes, layouts, dtypes and keywords, with poison in everything that is left out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cudaloss._options import Options
 from oracle import DTYPES, SECONDS, SUITED, has_domain, of_probabilities
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-# Around the sizes at which the kernels change their ways: a block's elements, tiles, a chunk of the CPU engine.
+# Sizes at which the kernels change: a block's elements, tiles, a chunk of the CPU engine.
 LONG = (1023, 1025, 2048, 4095, 4097, 8192, 8193, 16_385, 32_768, 32_769, 40_007)
 
 # ---- shapes ----
@@ -38,7 +38,7 @@ def shapes(draw):
 
 
 class Layout(NamedTuple):
-    """How a tensor lies in memory: dimensions outermost first, with gaps."""
+    """A tensor's memory layout: dimensions outermost first, with gaps."""
 
     order: tuple[int, ...]
     pads: tuple[int, ...]
@@ -46,7 +46,7 @@ class Layout(NamedTuple):
     offset: int
 
     def hold(self, values: Tensor, dtype: torch.dtype, device: str) -> Tensor:
-        """`values` in this layout; in the gaps, what no kernel may read."""
+        """`values` in this layout; the gaps have numbers that no kernel may read."""
         sizes = [values.shape[d] * self.steps[d] + self.pads[d] for d in self.order]
         garbage = math.nan if dtype.is_floating_point else 1
         storage = torch.full((self.offset + math.prod(sizes),), garbage, dtype=dtype, device=device)
@@ -123,7 +123,7 @@ class Values:
     """Where the numbers of one case come from."""
 
     generator: torch.Generator
-    grain: float | None  # all are multiples of it, if anything is
+    grain: float | None  # all are multiples of it, if it is given
     magnitude: float
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
@@ -145,7 +145,7 @@ class Values:
         return (self.normal(shape) * 30).round().clamp(max(info.min, -(2**15)), min(info.max, 2**15))
 
     def within(self, domain: str, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Numbers of a loss's domain in the place of any; of a whole dtype those that it has."""
+        """Numbers in a loss's domain instead of any; for an integer dtype those that it can represent."""
         if not dtype.is_floating_point:
             return (
                 {"in (0, 1]": x.sign().abs(), "log probabilities": torch.zeros_like(x)}.get(domain, x.abs())
@@ -179,7 +179,7 @@ class Values:
 
 
 def poison(x: Tensor, where: Tensor, generator: torch.Generator) -> None:
-    """Writes NaN and both Inf, or an integer's extremes, to x where it is asked to."""
+    """Writes NaN and both Inf, or an integer's extremes, to x at the given places."""
     if x.dtype.is_floating_point:
         bad = [math.nan, math.inf, -math.inf]
     elif x.dtype == torch.bool:
@@ -191,7 +191,7 @@ def poison(x: Tensor, where: Tensor, generator: torch.Generator) -> None:
 
 
 def unused(used: Tensor, memory: tuple[int, ...]) -> Tensor:
-    """The elements of an operand all of whose uses, in the broadcast shape, are selected out."""
+    """The elements of an operand that are left out everywhere in the broadcast shape."""
     return used.to(torch.int32).sum_to_size(memory) == 0
 
 
@@ -236,7 +236,7 @@ def calls(draw, spec, device, *, keywords, dense):
         extent["third"] = draw(extents(tuple(shape), OF_A_KEYWORD))
         dtypes["third"] = draw(st.sampled_from(DTYPES))
 
-    # float64 has no wider arithmetic to be judged by: its terms are made exact, what is done to them counts
+    # There is no wider arithmetic to judge float64: its terms are made exact, so that only later operations count.
     double = torch.float64 in (*dtypes.values(), result)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     values = Values(

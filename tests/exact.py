@@ -1,5 +1,5 @@
-"""The losses with all their keywords, from the rows' formulas as they are written, boolean indexing, exact sums and
-80-bit arithmetic: not by way of the reference, which is judged by it too."""
+"""The losses with all their keywords, from the text of the rows' formulas, boolean indexing, exact sums and 80-bit
+arithmetic. It does not use the reference, which it judges too."""
 
 from __future__ import annotations
 
@@ -39,10 +39,8 @@ def _sum_to(x: np.ndarray, shape: torch.Size) -> np.ndarray:
 
 
 class Exact:
-    """A loss and its gradients, each with its size: the magnitudes of what is added up for it.
-
-    The size is that of the result itself where nothing cancels. It is what roundings of the terms are in proportion to.
-    """
+    """A loss and its gradients, each with its size, the magnitudes of the summed terms; or of the result if nothing
+    cancels. Roundings of the terms are proportional to it."""
 
     def __init__(
         self,
@@ -104,7 +102,7 @@ class Exact:
         return x.reshape(math.prod(self.lead), math.prod(self.shape[len(self.lead) :]))
 
     def _denominators(self, reduction: str, weights: np.ndarray, options: Options) -> None:
-        """What each sum is divided by, and the factor by which cancelling weights magnify what that is off by."""
+        """The divisor of each sum, and the factor by which cancelling weights magnify its error."""
         if reduction == "mean" and options.normalizer is None:
             self.denominators, sizes = self._totals(weights), self._rows(abs(weights)).sum(1)
             self.empty = self.denominators == 0

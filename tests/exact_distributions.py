@@ -35,7 +35,7 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 def _grown(d: np.ndarray) -> np.ndarray:
-    """exp(d) - 1 - d, by its series where it would cancel."""
+    """exp(d) - 1 - d, from its series where it would cancel."""
     near = np.where(np.abs(d) < 0.25, d, 0)
     series, term = np.zeros_like(near), near.copy()
     for k in range(2, 16):

@@ -1,4 +1,4 @@
-"""The truth of losses of rows, in NumPy's long double, and what they are called with."""
+"""The exact values of losses of rows, in NumPy's long double, and their test operands."""
 
 from __future__ import annotations
 

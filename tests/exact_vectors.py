@@ -1,4 +1,4 @@
-"""The truth of losses of vectors, in NumPy's long double, and what they are called with."""
+"""The exact values of losses of vectors, in NumPy's long double, and their test operands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 import cudaloss
 
 LONG = np.longdouble
-# Of a single rounding, of a few, and of a half's one.
+# Bounds for a single rounding, for a few, and for a half's one.
 ULPS = {torch.float32: 2.0, torch.float64: 4.0, torch.float16: 1.0, torch.bfloat16: 1.0}
 # Of differences of logarithms: those that are a smaller share of these have fewer digits than the dtype.
 LOST = {torch.float32: 2.0**-23, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-11}
@@ -182,7 +182,7 @@ LOSSES = {
         cudaloss.kl_div_with_logits, kl_div_of_torch, kl_div_with_logits, 2, ("input", "target")
     ),
 }
-# Whose vectors lie along a dimension that the call says: the second one, where it says none.
+# The losses whose vectors are along a dimension that the call names; without a name the second.
 OF_DIM = ("cosine_similarity", "kl_div_with_logits")
 
 # Each loss, and each of its branches.
@@ -213,7 +213,7 @@ def drawn(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32,
 
 
 def of_operand(x, operand, dim):
-    """What is of all operands' joint shape, with the vectors last, summed for one of them."""
+    """Takes a tensor in the operands' joint shape, with the vectors last, and sums it for one operand."""
     dim = 0 if x.ndim == 1 else dim
     x = np.moveaxis(x, -1, dim)
     added = x.ndim - operand.dim()
@@ -222,7 +222,7 @@ def of_operand(x, operand, dim):
 
 
 def errors(function, name, operands, incoming, **own):
-    """Of the single losses, of their mean, and of all gradients of both."""
+    """The errors of the single losses, of their mean, and of all gradients of both."""
     loss, dim = LOSSES[name], own.get("dim", 1) if name in OF_DIM else -1
     truth, of_each = loss.truth(*operands, **own), long(incoming)
     leaves = [x.detach().requires_grad_() for x in operands[: loss.vectors]]

@@ -1,4 +1,4 @@
-"""The truth in float64, and the calls that are compared with it."""
+"""The exact values in float64, and the calls that are compared with them."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def op(spec: LossSpec):
     return call
 
 
-# What a pos_weight, label smoothing, a weight or an arbitrary grad_output multiplies is rounded once more each: 3.95
-# ulp were seen of BCE, where 1.91 are without them (docs/numerics.md).
+# Each factor (a pos_weight, label smoothing, a weight or a grad_output other than 1) rounds once more: 3.95 ulp were
+# seen for BCE, and 1.91 without factors (docs/numerics.md).
 FACTORED = 2.0
 
 
@@ -95,7 +95,7 @@ def torch_op(spec: LossSpec):
 
 
 def spelled_out(spec: LossSpec):
-    """:func:`torch_op` with the keywords, by ``torch.where`` and products: what every transform knows."""
+    """:func:`torch_op` with the keywords, from ``torch.where`` and products, which every transform supports."""
 
     def call(input, target, reduction="mean", *, weight=None, mask=None, normalizer=None, scale=1.0, batch_dims=0):
         if mask is not None:
@@ -107,7 +107,7 @@ def spelled_out(spec: LossSpec):
 
 
 def reduced(value, reduction, weight, mask, normalizer, scale, batch_dims, counts_elements):
-    """What the keywords make of single losses; `counts_elements`: a mean divides by their number, not by weights."""
+    """Applies the keywords to single losses; `counts_elements`: a mean divides by their number, not by weights."""
     shape = value.shape
     counts = torch.ones_like(value) if weight is None or counts_elements else weight.expand(shape)
     value = value if weight is None else value * weight
@@ -152,7 +152,7 @@ def leaf(x: Tensor) -> Tensor:
     return x.detach().clone().requires_grad_()
 
 
-# Of the test that runs: what operands are made for. Set by conftest.
+# Belongs to the running test: its operands are made for this loss. Set by conftest.
 suited: list[LossSpec | None] = [None]
 
 
@@ -190,7 +190,8 @@ def has_domain(spec: LossSpec) -> bool:
 
 
 def public(spec: LossSpec, **own: object):
-    """The function of `spec` with what it must be given: a mean, its variant's flags, the third operand of a call."""
+    """The function of `spec` with its necessary arguments: a mean, its variant's flags, a third operand of each
+    call."""
     return partial(getattr(cudaloss, spec.function), **{"reduction": "mean", **spec.flag_values, **spec.needed, **own})
 
 

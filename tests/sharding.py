@@ -1,4 +1,4 @@
-"""What the tests of DTensors share: processes over gloo, started once, and random calls that are those of the whole."""
+"""Shared code of the DTensor tests: processes over gloo, started once, and random calls that must match the whole."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def assert_close(found: Tensor, truth: Tensor, bar: float) -> None:
 def run_random_calls(
     name: str, mesh_shape: tuple[int, ...], cases: int, check: Callable[[random.Random, DeviceMesh], Tensor]
 ) -> tuple[list[Tensor], list[str]]:
-    """The values of that many calls, as this process has them, and what was wrong."""
+    """The values of that many calls in this process, and what was wrong."""
     draw, mesh = random.Random(f"{name} {mesh_shape}"), init_device_mesh("cpu", mesh_shape)
     torch.manual_seed(0)
     values, faults = [], []
@@ -51,13 +51,13 @@ def _work(rank: int, folder: str, find: Callable[[], Any]) -> None:
 
 
 def found_by_all(find: Callable[[], Any], folder: Path) -> list[Any]:
-    """What each process finds. What `find` raises ends the run, and fails all tests."""
+    """The results of each process. An exception in `find` ends the run, and fails all tests."""
     spawn(_work, (str(folder), find), nprocs=PROCESSES)
     return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
 
 
 def assert_of_the_whole(of_processes: list[tuple[list[Tensor], list[str]]], cases: int) -> None:
-    """That all calls were right, and all processes have the same values."""
+    """Checks that all calls were right, and that all processes have the same values."""
     (values, faults), *others = of_processes
     assert not faults
     assert len(values) == cases

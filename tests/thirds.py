@@ -15,7 +15,7 @@ from cudaloss.bench import symbolic
 from oracle import has_domain, leaf, reduced
 
 SHAPE = (6, 5, 8)
-# Of the third operand beside operands of SHAPE, and how it lies in memory.
+# Shapes of the third operand for operands of SHAPE, and its layouts.
 LAYOUTS = {
     "0-d": lambda make: make(()),
     "one element": lambda make: make((1,)),
@@ -34,7 +34,7 @@ LAYOUTS = {
 
 
 def incoming(value: Tensor) -> Tensor:
-    """A grad_output that every dtype holds, and that is nowhere 0."""
+    """A grad_output that every dtype can represent, and that is nowhere 0."""
     drawn = torch.randint(-8, 8, value.shape, generator=torch.Generator().manual_seed(3))
     return ((drawn + 0.5) / 8).to(value)
 
@@ -50,12 +50,12 @@ def results(
 
 
 def allowed(device: str, kernels: float) -> float:
-    """In ulp, where the kernels are held to `kernels`; without any, PyTorch's own roundings add up."""
+    """In ulp, if the kernels are held to `kernels`; without kernels PyTorch's own roundings add up."""
     return kernels if device in DEVICES else 4.0
 
 
 def largest(x: Tensor) -> float:
-    """What the errors of terms of both signs are in proportion to."""
+    """The scale for errors of terms of both signs."""
     return x.abs().nan_to_num().max().item() if x.numel() else 0.0
 
 
@@ -85,7 +85,7 @@ class Third:
         return getattr(cudaloss, self.function)(input, target, **{self.parameter: third}, **options)
 
     def op(self, input: Tensor, target: Tensor, third: Tensor, **options: Any) -> Tensor:
-        """The op, which broadcasts where a namesake refuses to."""
+        """The op, which broadcasts; PyTorch's loss may refuse to."""
         public = getattr(torch.ops.cudaloss, self.name)
         return public(input, target, **{self.keyword: third}, **options)
 
@@ -104,7 +104,7 @@ class Third:
     ) -> Tensor:
         if not isinstance(third, Tensor):
             third = torch.tensor(third, dtype=input.dtype, device=input.device)
-        if mask is not None:  # nothing of what it selects out may be seen, not even by a derivative
+        if mask is not None:  # nothing that it leaves out may show, not even in a derivative
             input, target, third = (torch.where(mask, x, 0.5) for x in (input, target, third))
         value = symbolic.term(self.spec, symbolic.LOSS, torch, input, target, third).number
         value = value.expand(torch.broadcast_shapes(input.shape, target.shape))

@@ -1,1 +1,1 @@
-"""What builds and releases need: setup.py imports `toolkit` and `compiling`, the other modules are scripts."""
+"""The scripts for builds and releases. setup.py imports only `toolkit` and `compiling`."""

@@ -1,7 +1,7 @@
 """A release's section of CHANGELOG.md, for its notes: python -m tools.changelog v0.1.0
 
-Fails where the tag is not the version's, where the section is missing, empty or not dated, and where the project's
-pages are still those of a project without a release.
+Fails if the tag is not the version's, if the section is missing, empty or not dated, and if the project's pages still
+describe a project without a release.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def section(changelog: str, release: str) -> str:
 
 
 def unreleased(root: Path) -> Iterator[str]:
-    """What must be rewritten before the first release: it would be on PyPI for good."""
+    """The pages that must be rewritten before the first release: PyPI keeps them for ever."""
     pages = sorted(path.relative_to(root).as_posix() for path in (root / "docs").rglob("*.md"))
     for name, words in (
         *((name, "OWNER") for name in (*NAMES_OWNER, *pages)),

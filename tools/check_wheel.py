@@ -1,9 +1,10 @@
 """Proves wheel files: ``make wheel-check``, or ``python -m tools.check_wheel dist/*.whl``.
 
-What each file is (--static: that alone), and that this file, not rebuilt, passes the test suite with the least torch,
-a CPU-only one, one of another CUDA and the newest, each in an environment of its own, kept in build/wheel-envs.
-Outcomes go into build/wheel_check.json as they come, and stay there as long as the file is the same; commit a whole one
-as benchmarks/results/wheel_check-<date>.json. pip must find a CPU-only torch, or PyTorch's own index be reached.
+It checks what each file is (--static: only that), and that this file, not rebuilt, passes the test suite with the
+oldest torch, a CPU-only one, one for another CUDA and the newest. Each has its own environment, kept in
+build/wheel-envs. Outcomes go into build/wheel_check.json as they come, and stay there as long as the file is the same;
+commit a complete one as benchmarks/results/wheel_check-<date>.json. pip must find a CPU-only torch, or reach PyTorch's
+own index.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from tools.wheel import digest, measurements
 
 REPORT = ROOT / "build" / "wheel_check.json"
 TORCHES = ("least", "2.11.0", "2.13.0+cpu", "newest")
-ELSEWHERE = ("2.11.0", "newest")  # for wheels of other Pythons than this one
-# The bars of a build: minutes on this many cores or fewer, GiB (8 GB).
+ELSEWHERE = ("2.11.0", "newest")  # for wheels of other Python versions than this one
+# The limits for a build: minutes on at most this many cores, GiB (8 GB).
 MINUTES, CORES, PEAK_GIB = 15, 2, 8e9 / 2**30
 
 
@@ -45,7 +46,7 @@ def torches(wheel: Path, wish: list[str] | None) -> Sequence[str]:
 
 
 def build(wheel: Path) -> dict[str, Any] | None:
-    """What `make wheel` measured, where it built this file. Time says something on few cores only."""
+    """The measurements of `make wheel`, if it built this file. The time means something only on few cores."""
     path = measurements(wheel)
     row = json.loads(path.read_text()) if path.exists() else None
     if row is None or row.pop("sha256") != digest(wheel):
@@ -55,7 +56,7 @@ def build(wheel: Path) -> dict[str, Any] | None:
 
 
 def earlier(report: Path, wheel: Path) -> dict[str, Any]:
-    """The environments' outcomes of the same file, of an earlier run."""
+    """The environments' outcomes for the same file in an earlier run."""
     old = json.loads(report.read_text())["wheels"].get(wheel.name) if report.exists() else None
     return old["environments"] if old and old["sha256"] == digest(wheel) else {}
 
@@ -70,7 +71,7 @@ def mark(row: dict[str, Any]) -> str:
 
 
 def told(row: dict[str, Any]) -> str:
-    """An environment's outcome in words."""
+    """An environment's outcome as text."""
     if "error" in row:
         return row["error"]
     tests = row["tests"]
@@ -104,7 +105,7 @@ def write(report: Path, rows: dict[str, Any]) -> None:
     machine = {"platform": platform.platform(), "machine": platform.machine()}
     report.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"date": datetime.date.today().isoformat(), **machine, "wheels": rows}, indent=2)
-    report.write_text(text.replace(f"{ROOT}/", "") + "\n")  # it is to be committed, this machine's folders are not
+    report.write_text(text.replace(f"{ROOT}/", "") + "\n")  # it is committed, without this machine's folders
 
 
 def main() -> int:

@@ -18,15 +18,15 @@ from torch.utils import cpp_extension
 
 from tools.toolkit import say
 
-# Memory of one compilation, with room: measured were 0.38 GiB at most of g++, 0.43 of a compiler that nvcc runs, and
-# 1.8 in all of a build for every architecture with two jobs.
+# The memory of one compilation, with a margin. Measured: at most 0.38 GiB for g++, 0.43 for a compiler that nvcc runs,
+# and 1.8 in all for a build for every architecture with two jobs.
 GIB_A_JOB = {"cpu": 0.5, "cuda": 1.0}
 LEAST_GCC = 9  # the first whose C++17 is not experimental
 INSTALL_A_COMPILER = (
     "Install one (apt install g++, dnf install gcc-c++, xcode-select --install) or name one with CC and CXX."
 )
 NEWER_COMPILER = f"The sources are C++17: g++ {LEAST_GCC} or newer. Name one with CC and CXX."
-# What a failed compilation's output says, and what to do about it; the first that is found counts.
+# What a failed compilation's output contains, and what to do about it; the first match counts.
 MEANINGS = {
     r"Killed|signal 9\b|\[code=137\]": (
         "a compiler was killed, as Linux does when memory runs out. MAX_JOBS=1 compiles one source at a time, in "
@@ -61,7 +61,8 @@ def meaning(output: str) -> str | None:
 
 
 def free_gib() -> float | None:
-    """GiB of memory for this build: what the kernel can free, within a container's limit. None where Linux is not."""
+    """GiB of memory for this build: what the kernel can free, within a container's limit. None on systems other than
+    Linux."""
     try:
         found = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
@@ -74,7 +75,7 @@ def free_gib() -> float | None:
 
 
 def bound_jobs(kind: str) -> int:
-    """Compilers in parallel: as many as there are cores, and no more than memory holds. Left in MAX_JOBS, for torch."""
+    """Limits parallel compilers to the number of cores and to the memory. Sets MAX_JOBS, for torch."""
     wish, each = os.environ.get("MAX_JOBS"), GIB_A_JOB[kind]
     if wish:
         if not (wish.isdigit() and int(wish)):
@@ -97,9 +98,9 @@ def bound_jobs(kind: str) -> int:
 
 
 def check_compiler() -> None:
-    """Ends the build where there is no C++ compiler, or a GCC that is too old."""
+    """Ends the build if there is no C++ compiler, or if GCC is too old."""
     command = cpp_extension.get_cxx_compiler()
-    if not shutil.which(command):  # torch, too, takes CXX as one program's name, without arguments
+    if not shutil.which(command):  # torch also takes CXX as one program's name, without arguments
         sys.exit(f"cudaloss: there is no C++ compiler {command!r}. {INSTALL_A_COMPILER}")
     answer = subprocess.run([command, "--version"], capture_output=True, text=True).stdout
     if "clang" in answer or "Free Software Foundation" not in answer:
@@ -111,7 +112,7 @@ def check_compiler() -> None:
 
 @contextlib.contextmanager
 def kept(descriptor: int, chunks: list[bytes]) -> Iterator[None]:
-    """What this process and its children write to a file descriptor goes on to it, and is kept in `chunks` too."""
+    """Copies what this process and its children write to a file descriptor into `chunks`, and passes it on."""
     saved = os.dup(descriptor)
     read, write = os.pipe()
 
@@ -136,11 +137,12 @@ def kept(descriptor: int, chunks: list[bytes]) -> Iterator[None]:
 
 
 class Build(cpp_extension.BuildExtension):
-    """Torch's build command, which also says what a failure means.
+    """Torch's build command, which also explains a failure.
 
-    Torch's refuses a toolkit of another major than its own CUDA, because extensions mostly share torch's CUDA
-    libraries. Ours shares none of them, so torch is made to look like one of the toolkit's CUDA: a host compiler
-    is then checked against the toolkit, and nvcc writes down the headers it reads, with a CPU-only torch too.
+    Torch's command refuses a toolkit whose major version is not that of torch's CUDA, because most extensions share
+    torch's CUDA libraries. Ours shares none of them, so torch is made to look like a build for the toolkit's CUDA. The
+    host compiler is then checked against the toolkit, and nvcc records the headers it reads, also with a CPU-only
+    torch.
     """
 
     cuda: str | None = None  # the toolkit's version, None without CUDA kernels

@@ -18,12 +18,12 @@ from uv import find_uv_bin
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = ROOT / "build" / "wheel-envs"
-# pip's settings of where packages come from, and the variables by which uv takes the same; it reads none of pip's.
+# pip's settings for package sources, and the variables with which uv takes the same; uv reads no pip settings.
 SETTINGS = {"find-links": "UV_FIND_LINKS", "index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE"}
 
 
 def answer(python: str | Path, code: str) -> str | None:
-    """What `python` prints for `code`; None where it does not run, as a version manager's stand-in may not."""
+    """What `python` prints for `code`; None if it does not run. A version manager's stand-in, for example, may not."""
     try:
         done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True)
     except OSError:
@@ -57,7 +57,7 @@ def interpreter(wish: str) -> Path:
 
 @functools.cache
 def settings() -> dict[str, str]:
-    """pip's settings here, as uv takes them. What is set for uv itself stays."""
+    """pip's settings here in uv's form. Settings for uv itself stay."""
     done = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True)
     found = re.findall(r"^(?:global|install|:env:)\.([\w-]+)='(.*)'$", done.stdout, re.MULTILINE)
     variables = {SETTINGS[name]: value for name, value in found if name in SETTINGS}
@@ -87,7 +87,8 @@ def install(python: Path, *arguments: str | Path) -> None:
 
 
 def install_torch(python: Path, requirement: str) -> None:
-    """A CPU-only build, as ``torch==2.13.0+cpu``, comes from PyTorch's own index where pip's settings name none."""
+    """Takes a CPU-only build, for example ``torch==2.13.0+cpu``, from PyTorch's own index if pip's settings name
+    none."""
     command = ["pip", "install", "--quiet", "--python", python, "--upgrade-package", "torch", requirement]
     if "+cpu" not in requirement or uv(*command, check=False):
         uv(*command, *(["--torch-backend", "cpu"] if "+cpu" in requirement else []))

@@ -36,7 +36,7 @@ PAGE = """<!DOCTYPE html>
 
 
 def requires_python(wheel: Path) -> str:
-    """What the wheel's metadata says of Python, which pip reads from the index."""
+    """The Python versions in the wheel's metadata, which pip reads from the index."""
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         if len(names) != 1:
@@ -45,7 +45,7 @@ def requires_python(wheel: Path) -> str:
 
 
 def manifest(folder: Path, url: str) -> list[dict[str, str]]:
-    """One entry a wheel of `folder`, each an asset under `url`."""
+    """An entry for each wheel of `folder`; each wheel is an asset under `url`."""
     return [
         {
             "filename": wheel.name,
@@ -59,7 +59,7 @@ def manifest(folder: Path, url: str) -> list[dict[str, str]]:
 
 
 def merged(manifests: list[list[dict[str, str]]]) -> list[dict[str, str]]:
-    """The entries of all releases. A file of a name is one file for ever: pip trusts its hash."""
+    """The entries of all releases. A file name means the same file for ever: pip relies on its hash."""
     entries: dict[str, dict[str, str]] = {}
     for entry in (entry for entries_of_one in manifests for entry in entries_of_one):
         other = entries.setdefault(entry["filename"], entry)
@@ -75,7 +75,7 @@ def link(url: str, text: str, attributes: str = "") -> str:
 
 
 def wheel_link(entry: dict[str, str]) -> str:
-    """An anchor with the hash that pip checks, and the Pythons it is for."""
+    """A link with the hash that pip checks, and the Python versions that it is for."""
     python = entry["requires_python"]
     attributes = f' data-requires-python="{html.escape(python)}"' if python else ""
     return link(f"{entry['url']}#sha256={entry['sha256']}", entry["filename"], attributes)
@@ -86,7 +86,7 @@ def page(title: str, lines: list[str]) -> str:
 
 
 def site(entries: list[dict[str, str]]) -> dict[str, str]:
-    """The pages by their paths: of all variants, of each variant's one project, and of that project's wheels."""
+    """The pages by their paths: all variants, the one project of each variant, and the wheels of that project."""
     variants = sorted({entry["variant"] for entry in entries})
     pages = {"whl/index.html": page(f"{PROJECT}'s wheels", [link(f"{name}/", name) for name in variants])}
     for variant in variants:

@@ -24,8 +24,8 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 @dataclass(frozen=True)
 class Variant:
-    """A build: `name` is its local version and its folder in the index. `driver`: the least NVIDIA driver. `megabytes`
-    (10^6 bytes): what its wheels must stay below."""
+    """A build. `name` is its local version and its folder in the index, `driver` the oldest NVIDIA driver, `megabytes`
+    (10^6 bytes) the limit for its wheels."""
 
     name: str
     cuda: str = ""
@@ -33,9 +33,9 @@ class Variant:
     megabytes: int = 12
 
 
-# Drivers: NVIDIA's minor-version compatibility; kernels compressed by 12.8 or later take 550
-# (csrc/core/compatibility.h). PTX needs the toolkit's own, 560 for 12.6 and 575 for 12.9. Sizes, of sixteen losses:
-# 11.2 MB was measured of 13.0. 12.9 compiles for one architecture more, of 1.1 to 1.4 MB; 12.6 has no
+# Drivers: NVIDIA's minor-version compatibility; kernels compressed by 12.8 or later need 550
+# (csrc/core/compatibility.h). PTX needs a driver for the toolkit's own CUDA, 560 for 12.6 and 575 for 12.9. Sizes, with
+# sixteen losses: 13.0 measured 11.2 MB. 12.9 compiles for one architecture more, which is 1.1 to 1.4 MB; 12.6 has no
 # --compress-mode=size. Both are estimates until their first builds. Without CUDA 2.2 MB, at three x86-64 levels.
 VARIANTS = {
     variant.name: variant
@@ -46,12 +46,12 @@ VARIANTS = {
         Variant("cpu", megabytes=3),
     )
 }
-DEFAULT = "cu130"  # Linux's without a local version
+DEFAULT = "cu130"  # no local version on Linux
 
 
 @dataclass(frozen=True)
 class Platform:
-    """Where wheels run and are built. `default`: the variant without a local version, which PyPI has."""
+    """Where wheels run and are built. `default`: the variant without a local version, which is on PyPI."""
 
     system: str
     machine: str
@@ -68,16 +68,16 @@ class Platform:
 PLATFORMS = (
     Platform("manylinux", "x86_64", "manylinux_2_28_x86_64", "ubuntu-24.04", DEFAULT, tuple(VARIANTS)),
     Platform("manylinux", "aarch64", "manylinux_2_28_aarch64", "ubuntu-24.04-arm", DEFAULT, tuple(VARIANTS)),
-    # macOS 11: what torch 2.10 and 2.11 ask for; later ones ask for 14.
+    # macOS 11: torch 2.10 and 2.11 require it; later ones require 14.
     Platform("macosx", "arm64", "macosx_11_0_arm64", "macos-15", "cpu", ("cpu",)),
 )
-# What a pull request builds: the oldest and the newest Python, without CUDA, with it, and on macOS.
+# The builds of a pull request: the oldest and the newest Python, without CUDA, with it, and on macOS.
 FEW = (("x86_64", "cpu"), ("x86_64", "cu130"), ("arm64", "cpu"))
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """What a wheel's name says."""
+    """The parts of a wheel's name."""
 
     version: str
     local: str
@@ -138,7 +138,7 @@ def wheels() -> list[Wheel]:
 
 
 def jobs(few: bool = False) -> list[dict[str, str]]:
-    """wheels.yml's jobs: one a variant and platform, which builds and tests every Python's wheel."""
+    """wheels.yml's jobs: one for each variant and platform, which builds and tests the wheels of every Python."""
     between = " ".join(f"{python_tag(python)}-*" for python in PYTHONS[1:-1])
     return [
         {
@@ -157,7 +157,7 @@ def jobs(few: bool = False) -> list[dict[str, str]]:
 
 
 def table() -> str:
-    """One row a variant: what it is built with, where it runs and how pip is told to take it."""
+    """A row for each variant: what it is built with, where it runs and how to select it with pip."""
     rows = ["| variant | CUDA | NVIDIA driver | GPU architectures | platforms | from |", "|---|---|---|---|---|---|"]
     for variant in VARIANTS.values():
         platforms = [platform for platform in PLATFORMS if variant.name in platform.variants]
@@ -177,7 +177,7 @@ def table() -> str:
 
 
 def misfits(names: list[str]) -> Iterator[str]:
-    """What is wrong with `names` as the wheels of the release."""
+    """What is wrong if `names` are the wheels of the release."""
     missing = {str(wheel) for wheel in wheels()}
     for name in names:
         if name in missing:

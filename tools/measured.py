@@ -1,4 +1,4 @@
-"""Runs a command and measures it with all its children: the time, and the most memory that they held at once."""
+"""Runs a command and measures it with all its children: the time, and the most memory that they used at once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 
 import psutil
 
-INTERVAL = 0.2  # seconds between two looks; a compiler's memory grows over several
+INTERVAL = 0.2  # seconds between two samples; a compiler's memory grows over several
 
 
 @dataclass(frozen=True)
 class Measured:
     code: int
     seconds: float
-    peak_gib: float  # the sum of the resident sets, so that pages in common count more than once
+    peak_gib: float  # the sum of the resident sets, so that shared pages count more than once
     cores: int
 
     def row(self) -> dict[str, float]:
@@ -28,7 +28,7 @@ def resident(process: psutil.Process) -> int:
     for one in [process, *process.children(recursive=True)]:
         try:
             total += one.memory_info().rss
-        except psutil.NoSuchProcess:  # ended since it was listed
+        except psutil.NoSuchProcess:  # ended after it was listed
             continue
     return total
 

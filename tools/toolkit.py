@@ -1,4 +1,4 @@
-"""The CUDA toolkit of a build: where it is, what it knows, and whether it fits this torch and this driver."""
+"""The CUDA toolkit of a build: where it is, what it supports, and whether it fits this torch and this driver."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 LEAST_CUDA = (12, 0)  # no torch that we build against (2.10 and later) comes with an older major
-# For a machine without a GPU, each with the first CUDA that knows it and the first that no longer does. Within a major
-# a GPU runs the kernels of an older minor: 8.9 those of 8.6, 10.3 those of 10.0, 12.1 those of 12.0 (each more is 1.1
-# to 1.4 MB of the wheel). PTX of 8.0 runs on every newer GPU that none of them fits.
+# For a machine without a GPU: each architecture with the first CUDA that supports it and the first that no longer does.
+# Within a major version a GPU runs the kernels of an older minor: 8.9 runs those of 8.6, 10.3 those of 10.0, 12.1 those
+# of 12.0 (each architecture adds 1.1 to 1.4 MB to the wheel). PTX of 8.0 runs on every newer GPU without kernels of its
+# own.
 DEFAULT_ARCHITECTURES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "7.0": ((9, 0), (13, 0)),
     "7.5": ((10, 0), None),
@@ -25,7 +26,7 @@ DEFAULT_ARCHITECTURES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]]
     "10.0": ((12, 8), None),
     "12.0": ((12, 8), None),
 }
-DEFAULT_ROOT = Path("/usr/local/cuda")  # where NVIDIA's installers leave a link, PATH or not
+DEFAULT_ROOT = Path("/usr/local/cuda")  # NVIDIA's installers leave a link here, even if PATH has none
 CPU_ONLY = "or set CUDALOSS_CUDA=0 for the CPU kernels alone"
 
 
@@ -34,12 +35,12 @@ def say(message: str) -> None:
 
 
 def number(version: str) -> tuple[int, ...]:
-    """``(12, 8)`` of ``"12.8"``: as a float 12.10 would come before 12.9."""
+    """``(12, 8)`` for ``"12.8"``: as a float 12.10 would be less than 12.9."""
     return tuple(int(part) for part in version.split("."))
 
 
 def default_architectures(version: str) -> list[str]:
-    """Those of :data:`DEFAULT_ARCHITECTURES` that the toolkit of this version compiles for."""
+    """The architectures of :data:`DEFAULT_ARCHITECTURES` for which the toolkit of this version compiles."""
     cuda = number(version)
     return [name for name, (first, end) in DEFAULT_ARCHITECTURES.items() if first <= cuda and not (end and end <= cuda)]
 
@@ -59,14 +60,14 @@ class Toolkit(NamedTuple):
         return {f"{major}.{minor}" for major, minor in re.findall(r"\bsm_(\d+)(\d)\b", self.ask("--list-gpu-code"))}
 
     def folders(self, kind: str) -> list[str]:
-        """conda-forge's toolkits keep headers and libraries in targets/, without NVIDIA's links to them."""
+        """conda-forge's toolkits have headers and libraries in targets/, without NVIDIA's links to them."""
         target = {"x86_64": "x86_64-linux", "aarch64": "sbsa-linux"}.get(platform.machine(), "")
         folder = self.root / "targets" / target / kind
         return [str(folder)] if target and folder.is_dir() else []
 
 
 def find_root() -> Path | None:
-    """The toolkit's root, or None. An nvcc on PATH may be a wrapper far from it, so nvcc itself is asked."""
+    """The toolkit's root, or None. An nvcc on PATH may be a wrapper in another place, so nvcc itself is asked."""
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             return Path(os.environ[variable])
@@ -75,13 +76,13 @@ def find_root() -> Path | None:
         return DEFAULT_ROOT if (DEFAULT_ROOT / "bin" / "nvcc").exists() else None
     answer = subprocess.run([nvcc, "--dryrun", "cudaloss.cu"], capture_output=True, text=True)
     top = re.search(r"^#\$ TOP=(.+)$", answer.stderr, re.MULTILINE)
-    if top and (Path(top[1]) / "bin" / "nvcc").exists():  # conda-forge's may lead to targets/, which has no bin
+    if top and (Path(top[1]) / "bin" / "nvcc").exists():  # conda-forge's may point to targets/, which has no bin
         return Path(top[1]).resolve()
     return Path(nvcc).resolve().parent.parent
 
 
 def at(root: Path) -> Toolkit | None:
-    """The toolkit at `root`, or None where no nvcc answers."""
+    """The toolkit at `root`, or None if no nvcc answers."""
     try:
         release = re.search(r"release (\d+\.\d+)", Toolkit(root, "").ask("--version"))
     except OSError:
@@ -90,7 +91,7 @@ def at(root: Path) -> Toolkit | None:
 
 
 def choose(rocm: str | None = None) -> Toolkit | None:
-    """The toolkit to build with, or None for a CPU-only build; says which and why. `rocm`: of a torch made for it."""
+    """The toolkit to build with, or None for a CPU-only build; prints which and why. `rocm`: torch is made for ROCm."""
     wish = os.environ.get("CUDALOSS_CUDA", "")
     if wish not in ("", "0", "1"):
         sys.exit(f"cudaloss: CUDALOSS_CUDA must be 0 or 1, got {wish!r}")
@@ -122,7 +123,7 @@ def choose(rocm: str | None = None) -> Toolkit | None:
 
 
 def driver_cuda() -> tuple[int, ...] | None:
-    """``(12, 4)`` for a driver that knows CUDA up to 12.4; None without a driver, as on most build machines."""
+    """``(12, 4)`` for a driver that supports CUDA up to 12.4; None without a driver, as on most build machines."""
     version = ctypes.c_int()
     try:
         answer = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -132,7 +133,7 @@ def driver_cuda() -> tuple[int, ...] | None:
 
 
 def compare(toolkit: Toolkit, torch_cuda: str | None) -> None:
-    """Says where the toolkit's major is another than torch's own, and where the driver here is too old for it."""
+    """Prints a note if the toolkit's major version is not torch's own, or if the driver here is too old for it."""
     major = number(toolkit.version)[0]
     if torch_cuda and number(torch_cuda)[0] != major:
         say(
@@ -140,7 +141,8 @@ def compare(toolkit: Toolkit, torch_cuda: str | None) -> None:
             f"library, so that is sound, as long as the driver knows CUDA {major}."
         )
     driver = driver_cuda()
-    # Kernels compressed by 12.8 and 12.9 ask for a driver of 12.4 (csrc/core/misfit.h), others for one of their major.
+    # Kernels compressed by 12.8 and 12.9 need a driver for 12.4 (csrc/core/compatibility.h), others one for their major
+    # version.
     least = (12, 4) if (12, 8) <= number(toolkit.version) < (13, 0) else (major, 0)
     if driver and driver < least:
         say(
@@ -151,7 +153,7 @@ def compare(toolkit: Toolkit, torch_cuda: str | None) -> None:
 
 
 def check_architectures(toolkit: Toolkit, names: list[str], asker: str) -> None:
-    """Ends the build where `asker` wants what this nvcc cannot compile for."""
+    """Ends the build if `asker` wants an architecture that this nvcc cannot compile for."""
     known = toolkit.capabilities()
     unknown = [name for name in names if re.sub(r"[af]?(\+PTX)?$", "", name) not in known]
     if known and unknown:

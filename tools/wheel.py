@@ -1,8 +1,8 @@
 """Builds a wheel as users get it: ``make wheel``, or ``python -m tools.wheel --python 3.12``.
 
-From an sdist, in a fresh environment of what pyproject.toml asks for, for every architecture that tools/toolkit.py has
-for the toolkit, and repaired by auditwheel for the oldest glibc that its symbols allow. Time and memory of the
-compilation are measured and kept in build/wheel-builds for `python -m tools.check_wheel`.
+The wheel is built from an sdist, in a fresh environment with the requirements of pyproject.toml, for every architecture
+that tools/toolkit.py lists for the toolkit. auditwheel repairs it for the oldest glibc that its symbols allow. Time and
+memory of the compilation are measured and kept in build/wheel-builds for `python -m tools.check_wheel`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tools import environments, measured
 from tools.environments import ROOT
 from tools.matrix import DEFAULT, VARIANTS
 
-CUDA = VARIANTS[DEFAULT].cuda  # of a toolkit from PyPI, which has no compiler of CUDA 12
+CUDA = VARIANTS[DEFAULT].cuda  # for a toolkit from PyPI, which has no compiler for CUDA 12
 PACKAGES = ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl")
 NOT_OURS = ("libtorch*", "libc10*", "libcuda*")  # torch brings its own; the driver is the machine's
 
@@ -37,14 +37,14 @@ def digest(wheel: Path) -> str:
 
 
 def measurements(wheel: Path) -> Path:
-    """Where the time and memory of its build are kept."""
+    """Where the time and memory of its build are stored."""
     return ROOT / "build" / "wheel-builds" / f"{wheel.name}.json"
 
 
 def toolkit(where: str) -> dict[str, str]:
-    """What tells setup.py which toolkit to take: the machine's, one from PyPI, or none."""
+    """Tells setup.py which toolkit to take: the machine's, one from PyPI, or none."""
     if where == "none":
-        label = "cpu" if sys.platform == "linux" else ""  # elsewhere the default wheel is this one
+        label = "cpu" if sys.platform == "linux" else ""  # on other systems the default wheel has no CUDA
         return {"CUDALOSS_CUDA": "0", "CUDALOSS_LOCAL_VERSION": os.environ.get("CUDALOSS_LOCAL_VERSION", label)}
     named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or shutil.which("nvcc")
     if where == "here" or (where == "any" and named):
@@ -65,7 +65,7 @@ def build_environment(python: Path, torch: str) -> Path:
 
 
 def variables(inside: Path, architectures: str, found: dict[str, str]) -> dict[str, str]:
-    """For a build in which neither the GPUs of this machine nor make's short list stand for those of users."""
+    """The environment of a build for users: independent of this machine's GPUs and of make's short list."""
     path = os.pathsep.join([str(inside.parent), os.environ["PATH"]])  # for ninja
     return {
         **environments.settings(),
@@ -82,7 +82,7 @@ def only(folder: Path, pattern: str) -> Path:
 
 
 def unpacked(source: Path, inside: Path, variables: dict[str, str], folder: Path) -> Path:
-    """An sdist, or that of a checkout, in `folder`: nothing of an earlier build gets into the wheel."""
+    """An sdist, or the checkout's sdist, unpacked in `folder`: nothing of an earlier build gets into the wheel."""
     if source.is_dir():
         command = [
             find_uv_bin(),
@@ -103,7 +103,7 @@ def unpacked(source: Path, inside: Path, variables: dict[str, str], folder: Path
 
 
 def compiled(source: Path, inside: Path, variables: dict[str, str], log: IO[str] | None) -> measured.Measured:
-    """Builds a wheel in dist/ of the unpacked sdist. What the compilers say goes to `log` where there is one."""
+    """Builds a wheel in dist/ from the unpacked sdist. The compilers' output goes to `log` if there is one."""
     command = [find_uv_bin(), "build", "--wheel", "--no-build-isolation", "--python", str(inside), str(source)]
     outcome = measured.run(command, env=variables, stdout=log, stderr=subprocess.STDOUT if log else None)
     if outcome.code:

@@ -1,4 +1,4 @@
-"""What a wheel file shows without being installed: each check returns what it found, or raises Wrong."""
+"""Checks of a wheel file that need no installation: each returns what it found, or raises Wrong."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from tools.matrix import DEFAULT, PROJECT, VARIANTS, Variant
 from tools.toolkit import default_architectures
 
 BINARY = re.compile(rf"{PROJECT}/_C\.[\w-]+\.so")
-# What torch brings, and what manylinux takes for granted of a machine.
+# The libraries that torch brings, and those that manylinux expects on every machine.
 NEEDED = re.compile(
     r"lib(torch|torch_cpu|c10)\.so|lib(stdc\+\+|m|gcc_s|c|dl|rt|pthread)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+"
 )
-# A path in a string, but for those of the running system, which cudart reads.
+# A path in a string, except paths of the running system, which cudart reads.
 ABSOLUTE = re.compile(rb"(?<![\w./+-])/(?!(?:dev|etc|proc|sys)/)[\w.+-]+(?:/[\w.+-]+)+")
 
 
 class Wrong(Exception):
-    """What a wheel must not be, and what it must be instead."""
+    """What is wrong with a wheel, and what would be right."""
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel file, `folder` with what is in it, and the architectures that it is to have where not the release's."""
+    """A wheel file, `folder` with its contents, and the architectures that it must have if not the release's."""
 
     path: Path
     folder: Path
@@ -76,7 +76,7 @@ class Wheel:
 
     @property
     def variant(self) -> Variant:
-        """That which the version's local label names, or the default one."""
+        """The variant that the version's local label names, or the default one."""
         label = parse_wheel_filename(self.path.name)[1].local or DEFAULT
         if label not in VARIANTS:
             raise Wrong(f"its local version {label} is no variant: those are {', '.join(VARIANTS)} (tools/matrix.py)")
@@ -106,7 +106,7 @@ def tool(module: str, *arguments: str | Path) -> str:
 
 
 def name(wheel: Wheel) -> str:
-    """The file's name says what its metadata says, and a platform that an index takes."""
+    """The file's name agrees with its metadata, and its platform is one that an index takes."""
     project, version, _, tags = parse_wheel_filename(wheel.path.name)
     said = wheel.metadata["Name"], Version(wheel.metadata["Version"])
     if (project, version) != said:
@@ -180,14 +180,14 @@ def stripped(wheel: Wheel) -> str:
 
 
 def strings(wheel: Wheel) -> Iterator[bytes]:
-    """The sections in which a compiler puts text: not code, nor the GPU's, which is compressed."""
+    """The sections in which a compiler puts text: not code, nor the GPU's code, which is compressed."""
     for section in wheel.elf.iter_sections():
         if re.match(r"\.(rodata|data|dynstr|comment|note)", section.name) and section["sh_type"] != "SHT_NOBITS":
             yield section.data()
 
 
 def places(wheel: Wheel) -> str:
-    """No folder of the machine that built it, whose name would be in users' error messages."""
+    """There is no folder name of the build machine: users would see it in error messages."""
     found = sorted({path.decode() for text in strings(wheel) for path in ABSOLUTE.findall(text)})
     if found:
         raise Wrong(f"has absolute paths: {', '.join(found[:5])}{' and others' * (len(found) > 5)}")
@@ -200,7 +200,7 @@ def cuobjdump() -> Path:
 
 
 def listed(binary: Path) -> Counter[str]:
-    """How many times the binary has code for each: ``{"8.0": 6, "8.0+PTX": 6}``."""
+    """How often the binary has code for each architecture: ``{"8.0": 6, "8.0+PTX": 6}``."""
     found: Counter[str] = Counter()
     for option, suffix in (("--list-elf", ""), ("--list-ptx", "+PTX")):
         done = subprocess.run([cuobjdump(), option, binary], capture_output=True, text=True)
@@ -210,7 +210,7 @@ def listed(binary: Path) -> Counter[str]:
 
 
 def as_list(found: Counter[str]) -> str:
-    """As TORCH_CUDA_ARCH_LIST has it, where ``8.0+PTX`` stands for both: ``7.5;8.0+PTX;9.0``."""
+    """In the format of TORCH_CUDA_ARCH_LIST, where ``8.0+PTX`` means both: ``7.5;8.0+PTX;9.0``."""
     names = sorted((name for name in found if "+" not in name), key=Version)
     return ";".join(f"{name}+PTX" if f"{name}+PTX" in found else name for name in names)
 
@@ -223,7 +223,7 @@ def expected(wheel: Wheel) -> str:
 
 
 def gpu_code(wheel: Wheel) -> str:
-    """Every source's kernels for every architecture of the list, and the list that the binary reports of itself."""
+    """Every source has kernels for every architecture of the list, and the binary reports the same list."""
     has_code = wheel.elf.get_section_by_name(".nv_fatbin") is not None
     found = listed(wheel.binary) if has_code else Counter[str]()
     ours = as_list(found)

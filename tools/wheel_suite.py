@@ -1,4 +1,4 @@
-"""A wheel file in an environment of its own: what it needs is there, it is what is imported, and its tests pass."""
+"""A wheel file in its own environment: its requirements are there, it is what Python imports, and its tests pass."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tools import environments
 from tools.environments import ROOT
 
 REQUIREMENTS = ("test.txt", "wheels.txt")
-ALSO = ("scikit-learn", "ninja", "pip")  # what else tests need: of the examples, of setup.py, of the index
-# Which torch and Python these are, and that it is the installed package with its binary which tests import.
+ALSO = ("scikit-learn", "ninja", "pip")  # further needs of tests: of the examples, of setup.py, of the index
+# Prints which torch and Python these are, and that tests import the installed package with its binary.
 SAY = """
 import json, sys, torch, cudaloss
 from cudaloss._build import INFO
@@ -29,7 +29,7 @@ print(json.dumps({
 
 
 def variables() -> dict[str, str]:
-    """Nothing of this process's environment by which the checkout's package would be imported."""
+    """This process's environment without anything that would import the checkout's package."""
     return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
 
 
@@ -43,14 +43,15 @@ def prepare(python: str, torch: str, least: str) -> Path:
     inside = environments.create(f"{python}-{torch}", environments.interpreter(python))
     environments.install_torch(inside, requirement(torch, least))
     wanted = [part for name in REQUIREMENTS for part in ("--requirement", ROOT / "requirements" / name)]
-    # Of its metadata: torch's own word of itself may have a label that the index does not know.
+    # From its metadata: torch's own version may have a label that the index does not know.
     frozen = environments.answer(inside, "import importlib.metadata as m; print(m.version('torch'))")
     environments.install(inside, *wanted, *ALSO, f"torch=={frozen}")
     return inside
 
 
 def put_in(inside: Path, wheel: Path) -> str | None:
-    """Installs the file itself, whatever was there before. What is wrong with what it requires, if anything."""
+    """Installs the file itself, over anything that was there before. Returns what is wrong with its requirements, if
+    anything."""
     environments.install(inside, "--reinstall", "--no-deps", "--no-cache", wheel)
     command = [environments.find_uv_bin(), "pip", "check", "--python", inside]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -77,7 +78,7 @@ def said(inside: Path, torch: str) -> dict[str, Any]:
 
 
 def diagnostics(inside: Path) -> dict[str, Any]:
-    """What ``python -m cudaloss`` says: its exit status is 0 where all fits."""
+    """The output of ``python -m cudaloss``; its exit status is 0 if all fits."""
     with tempfile.TemporaryDirectory() as elsewhere:
         command = [inside, "-m", "cudaloss"]
         done = subprocess.run(command, cwd=elsewhere, env=variables(), capture_output=True, text=True)
@@ -85,7 +86,7 @@ def diagnostics(inside: Path) -> dict[str, Any]:
 
 
 def counted(junit: Path) -> dict[str, Any]:
-    """Numbers of tests by outcome, why those that were skipped were, and which failed."""
+    """The numbers of tests by outcome, why tests were skipped, and which failed."""
     numbers: dict[str, int] = dict.fromkeys(("passed", "failed", "skipped"), 0)
     reasons: collections.Counter[str] = collections.Counter()
     failures: list[str] = []
@@ -103,7 +104,7 @@ def counted(junit: Path) -> dict[str, Any]:
 
 
 def tests(inside: Path, arguments: list[str]) -> dict[str, Any]:
-    """The checkout's tests: src/ is not on their path, the installed package is."""
+    """The checkout's tests. src/ is not on their path, but the installed package is."""
     with tempfile.TemporaryDirectory() as folder:
         junit = Path(folder) / "junit.xml"
         command = [inside, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider", f"--junitxml={junit}"]

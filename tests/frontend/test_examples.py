@@ -1,4 +1,4 @@
-"""Every example as its user runs it: its claims hold, and fail where cudaloss is deaf to the options they are about."""
+"""Every example as its user runs it: its claims hold, and fail if cudaloss ignores the options that they are about."""
 
 from __future__ import annotations
 

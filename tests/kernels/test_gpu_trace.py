@@ -43,7 +43,7 @@ STEPS = {
 @pytest.mark.parametrize("keywords", STEPS)
 @pytest.mark.parametrize("number", [1.0, 0.5, 0.3])
 def test_a_masked_training_step_runs_our_kernels_alone(spec, keywords, number):
-    """No copy, cast, nonzero, indexing, memset or wait: at most three kernels of ours forward, and one backward."""
+    """No copy, cast, nonzero, indexing, memset or wait: at most three of our kernels forward, and one backward."""
     input, target, mask = masked_step()
     given = STEPS[keywords](mask)
 
@@ -73,7 +73,7 @@ def test_a_masked_training_step_runs_our_kernels_alone(spec, keywords, number):
 
 
 def test_rows_are_not_counted_again_for_an_incoming_gradient_of_1():
-    """Of more rows than the pass counts itself: what counts them reads no target where the number is not needed."""
+    """With more rows than the pass counts itself, the count reads no target if its number is not needed."""
     input = torch.randn(1 << 22, 2, device="cuda", requires_grad=True)
     target = torch.zeros(len(input), dtype=torch.int64, device="cuda")
 

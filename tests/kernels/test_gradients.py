@@ -27,7 +27,8 @@ def grad_output_for(input, target, reduction):
 
 
 def assert_accurate(spec, input, target, reduction, parameter, fused=True):
-    """Rounded once where the kernels serve; where the reference does, 1 ulp or PyTorch's own error will do."""
+    """Rounded once where the kernels serve the call; where the reference does, 1 ulp or PyTorch's own error is
+    allowed."""
     grad_output = grad_output_for(input, target, reduction)
     ours = gradients(op(spec), input, target, reduction, parameter, grad_output)
     if not spec.is_rational:  # judged by the larger of two terms that cancel
@@ -111,7 +112,7 @@ def test_nan_difference_gives_nan_gradient(spec, device):
 
 
 def test_infinite_differences(spec, device):
-    """PyTorch's gradients; the formula's limits of a loss of two operands, where PyTorch's own may be NaN."""
+    """PyTorch's gradients; or, for a loss of two operands, the formula's limits, because PyTorch's own may be NaN."""
     for parameter in parameters(spec):
         input = torch.tensor([float("inf"), -float("inf"), 1e30, -1e30, 0.0], device=device)
         zero = torch.zeros_like(input)

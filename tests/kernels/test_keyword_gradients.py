@@ -264,7 +264,7 @@ def test_repeated_runs_give_the_same_bits(spec, device):
 
 
 def test_every_way_of_asking_for_gradients_gives_one_value(spec, pair, given):
-    """One pass with a gradient, with both, or a forward alone: the bits of the loss are the same."""
+    """One pass with a gradient, with both, or only a forward: the loss has the same bits."""
     value = op(spec)(*pair, **given)
     for wanted in ((True, False), (False, True), (True, True)):
         tensors = [x.detach().clone().requires_grad_(need) for x, need in zip(pair, wanted, strict=True)]
@@ -273,7 +273,7 @@ def test_every_way_of_asking_for_gradients_gives_one_value(spec, pair, given):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradients_that_the_first_pass_could_not_store(device, dtype):
-    """Stored below the normal numbers, then multiplied: the digits are the operands', not those that were stored."""
+    """Stored below the normal numbers, then multiplied: the result has the operands' digits, not the stored ones."""
     mse = next(spec for spec in SPECS if spec.name == "mse")
     info = torch.finfo(dtype)
     exponents = torch.linspace(math.log2(info.tiny), math.log2(info.tiny) + 40, 4000, dtype=torch.float64)

@@ -39,7 +39,7 @@ def test_float64_gradients_of_a_scaled_weighted_mean(spec, device, shape):
 
 @pytest.mark.parametrize("scale", [1.0, 12.0, 400.0])
 def test_a_scale_multiplies_no_rounding_of_a_subnormal_slope(device, scale):
-    # float32's normal numbers end at exp(-87.3): the scale's multiple of what is lost below them would be seen.
+    # float32's normal numbers end at exp(-87.3): the scale would show digits that are lost below them.
     spec = next(spec for spec in SPECS if spec.name == "soft_margin")
     target = torch.tensor([1.0, -1.5, 7.0, -100.0], device=device)
     behind = torch.linspace(80, 114, 1000, device=device)[:, None]
@@ -52,7 +52,7 @@ def test_a_scale_multiplies_no_rounding_of_a_subnormal_slope(device, scale):
 
 
 def test_float64_gradients_of_a_mean_are_rounded_once_on_the_cpu(spec):
-    # A difference of 0.5, where every slope is a power of two: all that is rounded is grad_output over the count.
+    # With a difference of 0.5 every slope is a power of two: only grad_output over the count is rounded.
     target = torch.zeros(200, dtype=torch.float64)
     for count in range(3, 200):
         for grad_output in (3.0, 7.0, 0.3):

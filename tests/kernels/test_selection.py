@@ -51,7 +51,7 @@ def test_nothing_leaks_from_behind_the_mask(spec, clean, reduction, batch_dims, 
     found = value_and_gradients(spec, poisoned(input, ~mask), poisoned(target, ~mask), reduction, **dirty)
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a.nan_to_num(nan=-7.0), b.nan_to_num(nan=-7.0))
-        if batch_dims < 3 or reduction != "mean":  # where each element is a batch of its own, a mean of nothing is NaN
+        if batch_dims < 3 or reduction != "mean":  # if each element is a batch of its own, the mean over nothing is NaN
             assert a.isfinite().all()
     for gradient in found[1:]:
         assert (gradient[~mask] == 0).all()

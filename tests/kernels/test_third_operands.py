@@ -190,7 +190,7 @@ def test_no_grad_asks_for_no_gradient_of_the_third(third, device):
 
 
 def test_nan_in_the_third_operand(third, device):
-    """It is seen where it is in play, and nowhere else."""
+    """It shows if its element counts, and nowhere else."""
     input, target = third.operands(SHAPE, device)
     p, poisoned = third.third(SHAPE, device), torch.rand(SHAPE, device=device) < 0.3
     holed = torch.where(poisoned, math.nan, p)
@@ -224,7 +224,7 @@ def test_a_beta_of_zero_among_others_is_l1(device):
 
 
 def test_the_third_operand_is_read_where_it_lies(third, device):
-    """A view of one row in a matrix of others, and one that changes between calls."""
+    """Read without a copy: a view of one row in a matrix of others, and one that changes between calls."""
     input, target = third.operands(SHAPE, device)
     matrix = third.third((3, 8), device)
     first = third.call(input, target, matrix[1])

@@ -91,7 +91,7 @@ def float32_error(value):
 def test_rounding_of_the_parameter_does_not_bias_a_mean(spec, device):
     if spec.parameter is None:
         pytest.skip("this loss has no parameter")
-    # In one branch only, where the error of a float32 parameter, or of its inverse, would be every term's.
+    # Only in one branch, where the error of a float32 parameter, or of its inverse, would be in every term.
     candidates = [k / 97 for k in range(10, 300) if k / 97 <= spec.parameter.largest]
     worst = sorted(candidates, key=float32_error)[-2:]
     worst += sorted(candidates, key=lambda beta: float32_error(0.5 / beta))[-2:]
@@ -173,7 +173,7 @@ def test_second_numbers(spec, device, reduction):
 @pytest.mark.each_variant
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_magnitudes(spec, device, dtype):
-    """Of losses with roots and exponentials, from where they underflow to where their squares overflow."""
+    """For losses with roots and exponentials, from where they underflow to where their squares overflow."""
     if spec.is_rational or spec.targets == "in [0, 1]":
         pytest.skip("a loss without them, or with tests of its own (test_binary_cross_entropy_with_logits.py)")
     size = torch.logspace(-30, 30, 601, dtype=torch.float64)

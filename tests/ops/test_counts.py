@@ -1,4 +1,4 @@
-"""What a mean divides by, counted alone: the kernels count as the reference does; a captured count keeps gradients."""
+"""The denominators of means by themselves: the kernels count like the reference; a captured count keeps gradients."""
 
 from __future__ import annotations
 

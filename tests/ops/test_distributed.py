@@ -52,7 +52,7 @@ class Batch(NamedTuple):
 
 
 def make_batches(case: str, device: str) -> list[list[Batch]]:
-    """Those of every process, the same wherever they are made. The weights of two of them differ 100-fold."""
+    """The batches of every process, the same wherever they are made. The weights of two of them differ 100-fold."""
     generator = torch.Generator().manual_seed(3)
     found = []
     for rank, shares in enumerate(SHARES[case]):
@@ -165,7 +165,7 @@ def test_processes_and_micro_batches_train_as_one_batch(spec, device, case, foun
 
 @pytest.mark.parametrize("case", [case for case in SHARES if case not in NO_GRADIENT])
 def test_local_means_are_another_mean(spec, device, case, found):
-    """Else the test above would show nothing: these cases tell the two means apart."""
+    """Otherwise the test above would show nothing: these cases tell the two means apart."""
     reference, _ = whole(spec, case, device)
     assert difference(found[0][spec.name, case, "local"][0], reference) > 0.01
 

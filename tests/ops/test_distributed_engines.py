@@ -68,7 +68,7 @@ def sharded(rank: int) -> dict[str, float]:
 
 
 def piped(rank: int) -> dict[str, float]:
-    """The last stage alone knows the targets: it is the group over which is counted."""
+    """Only the last stage knows the targets: the count is over its group."""
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
     own_group = [dist.new_group([each]) for each in range(2)][rank]

@@ -1,4 +1,4 @@
-"""Numbers as arguments: of any kind, without a loss of digits, and refused with their name where they are none."""
+"""Numbers as arguments: any kind, without a loss of digits; anything else is refused by the argument's name."""
 
 from __future__ import annotations
 

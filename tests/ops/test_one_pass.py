@@ -15,7 +15,7 @@ import cudaloss
 from oracle import bar, error, exact_gradients, op, operands, torch_op
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-# 1 is left alone, powers of two are multiplied by, the others computed anew.
+# A grad_output of 1 changes nothing, powers of two are multiplied by, other numbers cause a new computation.
 GRAD_OUTPUTS = (1.0, 0.5, -1.0, 65536.0, 0.3, -7.0, 0.0, 1e-30)
 
 
@@ -69,7 +69,7 @@ def test_special_grad_outputs(spec, device, grad_output):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradients_that_the_first_pass_could_not_store(device, dtype):
-    """Stored below the normal numbers, then multiplied: the digits are the operands', not those that were stored."""
+    """Stored below the normal numbers, then multiplied: the result has the operands' digits, not the stored ones."""
     info = torch.finfo(dtype)
     exponents = torch.linspace(math.log2(info.tiny), math.log2(info.tiny) + 40, 4000, dtype=torch.float64)
     input = leaf(torch.exp2(exponents).to(device, dtype))

@@ -102,7 +102,7 @@ def converted(operands, keywords, change):
 
 
 def without_nan(x):
-    """The samples' logarithms of negative numbers become those of a probability: of NaN PyTorch has gradients."""
+    """Replaces the samples' logarithms of negative numbers by those of a probability: PyTorch has gradients for NaN."""
     return torch.where(x.isnan(), -1.0, x)
 
 

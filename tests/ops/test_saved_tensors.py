@@ -161,7 +161,7 @@ def test_gradients_batched_by_the_older_vmap(spec, device, given):
 
 
 def test_one_rule_where_weights_sum_to_nothing(spec, device):
-    """Gradients are 0 times the data's: 0 where it is finite, NaN where it is not, of a broadcast operand too."""
+    """Gradients are 0 times the data's: 0 for finite data, NaN otherwise, also for a broadcast operand."""
     if spec.mean_over_count:
         pytest.skip("its mean divides by the number of elements")
     weight = torch.tensor([1.0, 1.0, -1.0, -1.0], device=device)

@@ -29,7 +29,7 @@ def placements(draw: random.Random, mesh, dims: int) -> list:
 
 
 def place(draw: random.Random, mesh, whole: Tensor) -> Tensor:
-    """Sharded in some way or not at all, or a sum that is still to be made."""
+    """Sharded in some way or not at all, or a sum over processes that is not made yet."""
     if whole.is_floating_point() and draw.random() < 0.15:
         parts = torch.stack([whole, *(torch.zeros_like(whole) for _ in range(3))])
         return distribute_tensor(parts, mesh, [Shard(0)] * mesh.ndim).sum(0)
@@ -69,7 +69,7 @@ def called(spec, operands: list[Tensor], call: dict[str, Any]) -> Tensor:
 
 
 def check_random_call(spec, draw: random.Random, mesh) -> Tensor:
-    """Value and gradients of one call are those of one process; the value, as this process has it."""
+    """Value and gradients of one call must be those of one process; returns this process's value."""
     oracle.suited[0] = spec
     shape = tuple(draw.choice([1, 2, 3, 5, 6, 7]) for _ in range(draw.choice([1, 2, 2, 3])))
     dtype = draw.choice([torch.float32, torch.float32, torch.float64])

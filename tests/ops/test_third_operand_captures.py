@@ -35,7 +35,7 @@ def of_both(third, shape, device="cpu"):
 
 
 def both_calls(third, **options):
-    """Ours and the formula, as functions of tensors alone: a trace takes defaults for operands."""
+    """Ours and the formula, as functions of only tensors: a trace takes defaults for operands."""
 
     def call(x, t, p, *mask):
         return third.call(x, t, p, mask=mask[0] if mask else None, **options)

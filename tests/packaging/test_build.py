@@ -1,4 +1,4 @@
-"""What the binary is made of, and what the package says where it is missing."""
+"""What the binary is made of, and the package's message if it is missing."""
 
 from __future__ import annotations
 

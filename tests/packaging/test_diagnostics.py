@@ -305,7 +305,7 @@ def test_on_a_gpu():
 
 
 def test_the_words_are_those_of_a_launch():
-    """Of this build where no other is described."""
+    """For this build, if the arguments describe no other."""
     info = _build.INFO
     text = _C.explain_uncovered(3, 5)
     assert f"with CUDA {info['cuda'] or 'none'}, has kernels for {info['cuda_architectures'] or 'none'}," in text

@@ -1,4 +1,4 @@
-"""The checks of wheel files: each passes a good small wheel and fails one that was doctored in its respect."""
+"""The checks of wheel files: each passes a good small wheel and fails one that has exactly its fault."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ TOOLS = ("metadata (twine)", "contents (check-wheel-contents)")  # programs that
 
 
 def failures(path: Path, folder: Path, architectures: str = "", tools: tuple[str, ...] = ()) -> dict[str, str]:
-    """What the checks say that fail; of those that start a program, `tools` alone."""
+    """The messages of the failing checks; of the checks that start a program, only `tools` run."""
     checks = {title: one for title, one in wheel_static.CHECKS.items() if title not in TOOLS or title in tools}
     rows = wheel_static.check(path, folder / "unpacked", architectures, checks)
     return {title: str(row["found"]) for title, row in rows.items() if not row["passed"]}

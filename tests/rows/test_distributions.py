@@ -28,7 +28,7 @@ PAIRS = {
     "surer": {"noise": 20.0, "sure": 40.0},
     "sure and near": {"noise": 1e-3, "sure": 30.0},
 }
-# Where kernels change, and some between.
+# Sizes at which kernels change, and some between.
 LENGTHS = (1, 2, 3, 7, 16, 33, 64, 127, 128, 129, 300, 511, 512, 513, 1024, 1025, 2048, 4096, 8192, 8195)
 of_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 of_temperatures = pytest.mark.parametrize("temperature", TEMPERATURES)
@@ -63,7 +63,7 @@ def test_halves(device, pair, student, teacher):
 
 @of_pairs
 def test_double_precision(device, pair):
-    """As near as PyTorch's own, where the loss is all but 0."""
+    """As precise as PyTorch's own, if the loss is almost 0."""
     for length in (2, 5, 40, 128, 513, 4096):
         operands = student_and_teacher((3, length), **PAIRS[pair], dtypes=(torch.float64,) * 2, device=device)
         assert_right(NAME, operands, temperature=2.0)
@@ -130,7 +130,7 @@ def test_uniform_distributions(device):
 @of_dtypes
 @pytest.mark.parametrize("length", [5, 40, 300, 1025, 5000])
 def test_impossible_classes(device, dtype, length):
-    """-inf in both operands, or in the target alone, counts for nothing."""
+    """-inf in both operands, or only in the target, adds nothing."""
     x, t = student_and_teacher((6, length), dtypes=(dtype,) * 2, device=device)
     x[0, 1] = t[0, 1] = t[1, 0] = t[2, -1] = x[2, -1] = t[2, 0] = -INF
     x[3, 1:] = t[3, 1:] = -INF
@@ -165,7 +165,7 @@ def test_classes_that_the_student_rules_out(device, dtype, length):
 @of_dtypes
 @pytest.mark.parametrize("length", [2, 5, 40, 300, 1025, 5000])
 def test_rows_that_are_not_finite(device, dtype, length):
-    """NaN, +inf, and -inf alone: the row is NaN, and no other; of rows that are masked out nothing is left."""
+    """NaN, +inf, or only -inf: the row is NaN, and no other row; rows that are masked out leave no trace."""
     x, t = student_and_teacher((9, length), dtypes=(dtype,) * 2, device=device)
     x[0, 0] = x[1, -1] = t[2, 1] = float("nan")
     x[3, 0] = t[4, -1] = INF
@@ -274,7 +274,7 @@ def test_normalizers_and_batches(device):
 
 
 def test_derivatives_beside_impossible_classes(device):
-    """Second ones too are of the other classes alone."""
+    """Second derivatives, too, come only from the other classes."""
     x, t = student_and_teacher((4, 6), dtypes=(torch.float64,) * 2, device=device)
     kept = torch.arange(6, device=device) != 2
     found = []

@@ -1,4 +1,4 @@
-"""nll_loss: a loss of rows that reads its target's class alone."""
+"""nll_loss: a loss of rows that reads only its target's class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPES = [(7,), (1, 1), (9, 10), (300, 33), (3, 5000), (4, 19, 6, 5), (2, 3, 2, 
 
 
 def drawn(shape, dtype=torch.float32, device="cpu"):
-    """Log-probabilities, and indices, of which the first one is ignored where there are several."""
+    """Log-probabilities, and indices; if there are several, the first one is ignored."""
     dim = 1 if len(shape) > 1 else 0
     input = (torch.randn(shape, dtype=torch.float64) * 3).log_softmax(dim).to(dtype)
     target = torch.randint(shape[dim], shape[:1] + shape[2:] if len(shape) > 1 else ())
@@ -27,7 +27,7 @@ def drawn(shape, dtype=torch.float32, device="cpu"):
 
 
 def spelled_out(input, target, reduction="mean", weight=None, sample_weight=None, mask=None, batch_dims=0, **given):
-    """The same in float64, by F.nll_loss and what PyTorch has besides."""
+    """The same in float64, from F.nll_loss and PyTorch's other ops."""
     weight = None if weight is None else weight.double()
     ignored = given.get("ignore_index", -100)
     losses = F.nll_loss(input.double(), target.long(), weight, ignore_index=ignored, reduction="none")

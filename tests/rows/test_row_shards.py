@@ -61,7 +61,7 @@ def narrowed(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 
 def check_call(spec, mesh, operands: list[Tensor], options: dict[str, Any], dtype: torch.dtype, place: Any) -> Tensor:
-    """Value and gradients of one call are those of one process; the value, as this process has it."""
+    """Value and gradients of one call must be those of one process; returns this process's value."""
     op = getattr(torch.ops.cudaloss, spec.name)
     operands = narrowed(operands, dtype)
     wide = [x.double().requires_grad_() if x.is_floating_point() else x for x in operands]
@@ -152,7 +152,7 @@ def check_a_target_that_is_ruled_out(mesh) -> None:
 
 
 def check_what_is_left_out(mesh) -> None:
-    """Rows of NaN and of -inf alone that are masked reach neither value nor gradients, first and second."""
+    """Masked rows of NaN, or of only -inf, reach neither the value nor first or second gradients."""
     x, t = torch.randn(4, 6, dtype=torch.float64), torch.tensor([4, 1, 0, -100])
     x[1], x[2], x[3] = torch.nan, -torch.inf, -torch.inf
     mask = torch.tensor([True, False, False, True])

@@ -328,7 +328,7 @@ def test_dtype_and_autocast(device):
 
 
 def test_small_gradients_of_fp16(device):
-    """A mean over so many rows has gradients that fp16 lacks; those for a scaled loss it has."""
+    """A mean over so many rows has gradients that fp16 cannot represent; for a scaled loss it can."""
     input = torch.zeros(1 << 16, 32, dtype=torch.float16, device=device, requires_grad=True)
     target = torch.zeros(1 << 16, dtype=torch.long, device=device)
     (cudaloss.cross_entropy(input, target, dtype=torch.float32) * 65536).backward()

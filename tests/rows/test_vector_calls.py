@@ -176,7 +176,7 @@ def test_bad_arguments(name, what, wants):
 
 
 def test_bad_shapes_are_pytorchs():
-    """Those that the namesakes refuse are refused."""
+    """Shapes that PyTorch's losses refuse are refused."""
     for name, operands in {
         "cosine_embedding": ((X, X, ROWS[:3]), (X, X, ROWS[0]), (X[0], X[0], ROWS), (X, X[0], ROWS), (X, X, X)),
         "triplet_margin": ((X, X[:3], X), (X, X[0], X), (X, X, X[None]), (X[0], X, X)),
@@ -241,7 +241,7 @@ def test_no_synchronisation(name):
 @pytest.mark.parametrize("shape", [(16384, 1000), (1 << 20, 10), (256, 131072)])
 @pytest.mark.parametrize("option", ["plain", "mask", "none"])
 def test_memory(name, shape, option):
-    """Beside operands and gradients less than 1 MB and 32 bytes a row."""
+    """In addition to operands and gradient less than 1 MB and 32 bytes a row."""
     given = {"mask": torch.rand(shape[0], device="cuda") < 0.5} if option == "mask" else {}
     given |= {"reduction": "none"} if option == "none" else {}
     vectors = LOSSES[name].vectors

@@ -43,7 +43,7 @@ COMPILED = [(name, x) for name in LOSSES for x in options(name) if name != SHARE
 
 
 def spelled_out(name, *operands, reduction="mean", weight=None, mask=None, normalizer=None, scale=1.0, **own):
-    """The same by PyTorch's namesake and what it has besides."""
+    """The same from PyTorch's loss of that name and its other ops."""
     batch_dims = own.pop("batch_dims", 0)
     value = LOSSES[name].theirs(*operands, reduction="none", **own) * scale
     counts = torch.ones_like(value)
@@ -130,7 +130,7 @@ def test_derivatives_of_any_order(device, name, option):
 
 @of_losses
 def test_derivatives_where_it_bends(name):
-    """Of vectors of zeros and alike, rows that do not count and inactive ones: no NaN of a second derivative."""
+    """For vectors of zeros and equal vectors, rows that do not count and inactive ones: no second derivative is NaN."""
     operands = drawn(name, (6, 4), torch.float64)
     operands[0][1], operands[1][2] = 0, 0
     operands[1][3] = operands[0][3]

@@ -135,7 +135,7 @@ def test_inactive_triplets(device, dtype, swap):
 @of_dtypes
 @pytest.mark.parametrize("swap", [False, True])
 def test_equal_triplets(device, dtype, swap):
-    """Distances of eps alone, and of 0, whose gradient is 0."""
+    """Distances of only eps, and of 0, whose gradient is 0."""
     for length in (1, 9, 300, 5000):
         a = torch.randn(4, length, device=device).to(dtype)
         far = a + torch.tensor([[0.0], [0.0], [2.0], [2.0]], device=device).to(dtype)

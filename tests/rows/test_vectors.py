@@ -248,7 +248,7 @@ def test_dtype_and_autocast(device, name, own, dtype):
 
 @of_cases
 def test_small_gradients_of_fp16(device, name, own):
-    """A mean over so many rows has gradients that fp16 lacks; those of a scaled loss it has."""
+    """A mean over so many rows has gradients that fp16 cannot represent; for a scaled loss it can."""
     loss, rows = LOSSES[name], 1 << 16
     operands = drawn(name, (rows, 4), torch.float16, device)
     leaves = [x.requires_grad_() for x in operands[: loss.vectors]]

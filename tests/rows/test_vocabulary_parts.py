@@ -114,7 +114,7 @@ def test_rows_of_infinities(device, classes, dtype):
 
 @pytest.mark.parametrize("classes", [40, 3000])
 def test_a_nearly_certain_class(device, classes):
-    """The others' sum keeps its digits beside a target that is far above them."""
+    """The others' sum keeps its digits if the target is far above them."""
     input, target, _, place = drawn((4, classes), torch.float32, device)
     target[:] = FIRST + 3
     input[:, 3] = 90.0
