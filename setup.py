@@ -216,8 +216,7 @@ def one_source(shared):
 
 
 def without_places(folders):
-    """Flags that keep absolute paths out of the binary. Its errors then name sources by the same paths as the
-    binary."""
+    """Flags that keep absolute paths out of the binary; its errors then name sources by the same paths."""
     return [f"-ffile-prefix-map={folder}/=" for folder in dict.fromkeys([str(ROOT), *folders])]
 
 
