@@ -59,8 +59,8 @@ readme-figures: $(VENV)/.built
 	$(BIN)/python benchmarks/plot.py $(REPORT) docs
 	$(BIN)/python benchmarks/readme.py $(REPORT) README.md docs/performance.md $(if $(ROWS),--rows $(ROWS))
 
-# Other projects' software with these losses, in an environment of its own; writes the table of docs/clients.md. The tests
-# run the recipes that import this software, some in forked processes, which must find no GPU.
+# Other projects' software and tests with these losses, in an environment of its own; writes the tables of
+# docs/clients.md. The tests here are the recipes that import this software, some in forked processes, which must find no GPU.
 clients: build/clients/.built
 	build/clients/bin/python benchmarks/clients.py $(ARGS)
 	CUDA_VISIBLE_DEVICES= build/clients/bin/python -m pytest -q -rs tests/frontend/test_docs.py tests/frontend/test_hugging_face.py
@@ -88,6 +88,11 @@ build/clients/.built: requirements/clients.txt $(SOURCES)
 	$(PYTHON) -m venv build/clients
 	build/clients/bin/pip install --quiet --requirement $<
 	CUDALOSS_CUDA=0 build/clients/bin/pip install --quiet --no-build-isolation --no-deps .
+	rm -rf build/clients/sources
+	build/clients/bin/pip download --quiet --no-binary :all: --no-build-isolation --no-deps \
+	  --dest build/clients/sources $$(grep ^stable-baselines3 $<)
+	mkdir build/clients/sources/stable_baselines3
+	tar -xzf build/clients/sources/stable_baselines3-*.tar.gz -C build/clients/sources/stable_baselines3 --strip-components 1
 	touch $@
 
 $(TOOLS)/.packages: requirements/wheels.txt

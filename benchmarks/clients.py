@@ -1,8 +1,9 @@
 """Runs other projects' software with cudaloss's losses instead of PyTorch's, and compares: ``make clients``.
 
 Each client (``clients/with_*.py``) runs twice on the CPU, each time in its own process: with PyTorch's losses and
-with ours. Losses, gradients and trained parameters must be the same except for rounding, and calls must have gone
-through cudaloss. Writes the table of docs/clients.md.
+with ours. Losses, gradients and trained parameters must be the same except for rounding. Some clients' own tests
+(``clients/tests_of_*.py``) run twice in the same way, and each test must end in the same way. Calls must have gone
+through cudaloss. Writes the tables of docs/clients.md.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +26,42 @@ from torch import Tensor
 import cudaloss
 
 ROOT = Path(__file__).resolve().parent.parent
-CLIENTS = sorted(path.stem.removeprefix("with_") for path in ROOT.glob("clients/with_*.py"))
+CLIENTS, TESTED = (
+    sorted(path.stem.removeprefix(prefix) for path in ROOT.glob(f"clients/{prefix}*.py"))
+    for prefix in ("with_", "tests_of_")
+)
 # Of a tensor's largest element. It allows for rounding errors of float32, in which some clients compute losses of
 # float64 models, and for their growth in training.
 BOUND = 1e-6
 PAGE = ROOT / "docs" / "clients.md"
 
 
-def run(client: str, losses: str) -> dict[str, Any]:
+def run(module: str, losses: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "results.pt")
-        command = [sys.executable, str(ROOT / "clients" / "one.py"), client, losses, str(file)]
+        command = [sys.executable, str(ROOT / "clients" / "one.py"), module, losses, str(file)]
         subprocess.run(command, check=True, cwd=folder)
         return torch.load(file)
+
+
+def with_both(module: str) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """The results with PyTorch's losses and with ours, and the calls; raises if nothing went through cudaloss."""
+    theirs, ours = (run(module, losses) for losses in ("torch", "cudaloss"))
+    if not ours["calls"] or theirs["calls"]:
+        raise SystemExit(f"{module}: {sum(ours['calls'].values())} calls went through cudaloss")
+    if theirs["results"].keys() != ours["results"].keys():
+        raise SystemExit(f"{module}: other results: {theirs['results'].keys() ^ ours['results'].keys()}")
+    calls = ", ".join(f"`{name}` {count}" for name, count in sorted(ours["calls"].items()))
+    return theirs["results"], ours["results"], calls
+
+
+def refuse(module: str, wrong: dict[str, Any], total: int) -> None:
+    if wrong:
+        raise SystemExit(f"{module}: differs in {len(wrong)} of {total} results: {dict(list(wrong.items())[:5])}")
+
+
+def titled(client: str) -> str:
+    return f"{client.replace('_', '-')} {importlib.metadata.version(client)}"
 
 
 def difference(theirs: Tensor, ours: Tensor) -> float:
@@ -49,42 +74,58 @@ def difference(theirs: Tensor, ours: Tensor) -> float:
 
 
 def compared(client: str) -> dict[str, Any]:
-    """A row of the table; raises if the results differ, or if no call went through cudaloss."""
-    theirs, ours = (run(client, losses) for losses in ("torch", "cudaloss"))
-    if not ours["calls"] or theirs["calls"]:
-        raise SystemExit(f"{client}: {sum(ours['calls'].values())} calls went through cudaloss")
-    if theirs["results"].keys() != ours["results"].keys():
-        raise SystemExit(f"{client}: other results: {theirs['results'].keys() ^ ours['results'].keys()}")
-    found = {name: difference(x, ours["results"][name]) for name, x in theirs["results"].items()}
-    wrong = {name: how for name, how in found.items() if not how <= BOUND}
-    if wrong:
-        raise SystemExit(f"{client}: differs in {len(wrong)} of {len(found)} results: {dict(list(wrong.items())[:5])}")
+    """A row of the first table; raises if the results differ."""
+    module = f"with_{client}"
+    theirs, ours, calls = with_both(module)
+    found = {name: difference(x, ours[name]) for name, x in theirs.items()}
+    refuse(module, {name: how for name, how in found.items() if not how <= BOUND}, len(found))
     return {
-        "client": f"{client.replace('_', '-')} {importlib.metadata.version(client)}",
-        "results": len(found),
-        "dtypes": ", ".join(sorted({str(x.dtype).removeprefix("torch.") for x in theirs["results"].values()})),
-        "difference": max(found.values()),
-        "calls": ", ".join(f"`{name}` {count}" for name, count in sorted(ours["calls"].items())),
+        "client": titled(client),
+        "results compared": len(found),
+        "dtypes": ", ".join(sorted({str(x.dtype).removeprefix("torch.") for x in theirs.values()})),
+        "largest difference": max(found.values()),
+        "calls through cudaloss": calls,
+    }
+
+
+def tested(client: str) -> dict[str, Any]:
+    """A row of the second table; raises if a test ends differently than with PyTorch's losses."""
+    module = f"tests_of_{client}"
+    theirs, ours, calls = with_both(module)
+    refuse(module, {name: (end, ours[name]) for name, end in theirs.items() if end != ours[name]}, len(theirs))
+    count = Counter(theirs.values())
+    if not count["passed"]:
+        raise SystemExit(f"{module}: no test passed")
+    return {
+        "tests of": titled(client),
+        "passed with PyTorch's losses": count["passed"],
+        "passed with ours": Counter(ours.values())["passed"],
+        "failed with both": count["failed"],
+        "skipped": count["skipped"],
+        "calls through cudaloss": calls,
     }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    versions = f"torch {torch.__version__}, cudaloss {cudaloss.__version__}, Python {platform.python_version()}"
-    header = ["client", "results compared", "dtypes", "largest difference", "calls through cudaloss"]
     body = [[f"{x:.1e}" if isinstance(x, float) else str(x) for x in row.values()] for row in rows]
-    return f"{time.strftime('%Y-%m-%d', time.gmtime())}, on a CPU: {versions}.\n\n{markdown(header, body)}"
+    return markdown(list(rows[0]), body)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clients", nargs="*", help=f"of {', '.join(CLIENTS)}; all, unless some are named")
     chosen = parser.parse_args().clients or CLIENTS
-    rows = []
-    for client in chosen:
-        rows.append(compared(client))
-        print(*rows[-1].values(), sep=", ", flush=True)
+    tables: list[list[dict[str, Any]]] = []
+    for row, clients in ((compared, CLIENTS), (tested, TESTED)):
+        tables.append([])
+        for client in clients:
+            if client in chosen:
+                tables[-1].append(row(client))
+                print(*tables[-1][-1].values(), sep=", ", flush=True)
     if chosen == CLIENTS:
-        PAGE.write_text(replaced(PAGE.read_text(), table(rows)))
+        versions = f"torch {torch.__version__}, cudaloss {cudaloss.__version__}, Python {platform.python_version()}"
+        head = f"{time.strftime('%Y-%m-%d', time.gmtime())}, on a CPU: {versions}."
+        PAGE.write_text(replaced(PAGE.read_text(), "\n\n".join([head, *map(table, tables)])))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""One client in a process of its own: ``python clients/one.py <client> torch|cudaloss <file>``.
+"""One client in a process of its own: ``python clients/one.py with_<client>|tests_of_<client> torch|cudaloss <file>``.
 
-The file gets the client's results, tensors by name, and the calls that went through cudaloss.
+The file gets the client's results by name (tensors, or how its tests ended), and the calls that went through cudaloss.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 
 
 def main() -> None:
-    client, losses, file = sys.argv[1:]
+    module, losses, file = sys.argv[1:]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # sums in one order
     if losses == "cudaloss":
         swap.swap()
-    results = importlib.import_module(f"with_{client}").results()
+    results = importlib.import_module(module).results()
     torch.save({"results": results, "calls": dict(swap.calls)}, file)
 
 

@@ -1,4 +1,4 @@
-"""Puts cudaloss's functions in the place of PyTorch's of the same name, and counts their calls.
+"""Puts cudaloss's functions in the place of PyTorch's and torchvision's of the same name, and counts their calls.
 
 ``torch.nn``'s modules look their function up when they are called, so that they are swapped too. Swap before the client
 is imported: it may import functions by name.
@@ -7,12 +7,14 @@ is imported: it may import functions by name.
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch.nn.functional
-
+HOMES = ("torch.nn.functional", "torchvision.ops")
 calls: Counter[str] = Counter()  # of the functions that were swapped
 
 
@@ -25,9 +27,20 @@ def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _replace(name: str, theirs: Callable[..., Any], ours: Callable[..., Any]) -> None:
+    """In all modules: torchvision's detectors import a loss by name, and are imported before it can be swapped."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is theirs:
+            setattr(module, name, ours)
+
+
 def swap() -> None:
     import cudaloss
 
-    for name in cudaloss.functional.__all__:
-        if hasattr(torch.nn.functional, name):
-            setattr(torch.nn.functional, name, _counted(name, getattr(cudaloss, name)))
+    for home in HOMES:
+        if not importlib.util.find_spec(home.partition(".")[0]):
+            continue  # not installed
+        functions = vars(importlib.import_module(home))
+        for name in cudaloss.functional.__all__:
+            if name in functions:
+                _replace(name, functions[name], _counted(name, getattr(cudaloss, name)))
