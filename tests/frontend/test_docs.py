@@ -17,6 +17,8 @@ import pytest
 import torch
 from markdown_it import MarkdownIt
 
+import cudaloss
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOT_PYTHON = {"sh", "bash", "shell", "console", "text", "cpp", "toml", "yaml", "dockerfile"}
@@ -138,3 +140,28 @@ def test_idioms_of_pytorch_and_ours_agree() -> None:
     for theirs, ours in rows:
         expected, found = eval(theirs, namespace), eval(ours, namespace)
         torch.testing.assert_close(found, expected, msg=lambda text, row=ours: f"{row}: {text}")
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_call_runs_the_files_that_the_architecture_names(masked: bool) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("## The files of one call")[2].partition("\n## ")[0]
+    named = set(re.findall(r"^\| (?:Python)? ?\| `(\w+\.py)`", table, re.MULTILINE))
+    assert "`_private.py`" in table
+    input = torch.randn(8, requires_grad=True)
+    mask = torch.ones(8, dtype=torch.bool) if masked else None
+
+    def step() -> None:
+        cudaloss.mse_loss(input, torch.zeros(8), mask=mask).backward()
+
+    step()  # what a first call does once is not of each call
+    found = set()
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, _: found.add(frame.f_code.co_filename) if event == "call" else None)
+    try:
+        step()
+    finally:
+        sys.setprofile(before)
+    ours = {Path(name).name for name in found if Path(name).parent == Path(cudaloss.__file__).parent}
+    assert found & {"<cudaloss mse_loss>"}  # the text of functional.py's function
+    assert ours | {"functional.py"} == named | ({"_private.py"} if masked else set())
