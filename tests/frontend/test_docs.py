@@ -18,6 +18,7 @@ import torch
 from markdown_it import MarkdownIt
 
 import cudaloss
+from cudaloss._specs import PUBLIC
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -165,3 +166,11 @@ def test_a_call_runs_the_files_that_the_architecture_names(masked: bool) -> None
     ours = {Path(name).name for name in found if Path(name).parent == Path(cudaloss.__file__).parent}
     assert found & {"<cudaloss mse_loss>"}  # the text of functional.py's function
     assert ours | {"functional.py"} == named | ({"_private.py"} if masked else set())
+
+
+def test_every_loss_is_on_one_page() -> None:
+    """The pages name modules of rows; docs/_ext/catalogue.py writes each module's losses."""
+    pages = (ROOT / "docs" / "losses").glob("*.md")
+    modules = [name for page in pages for name in re.findall(r"<!-- losses: (\w+) -->", page.read_text())]
+    shown = [spec for name in modules for spec in importlib.import_module(f"cudaloss._rows.{name}").ROWS]
+    assert sorted(spec.id for spec in shown) == sorted(spec.id for spec in PUBLIC)
