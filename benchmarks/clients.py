@@ -30,6 +30,7 @@ CLIENTS, TESTED = (
     sorted(path.stem.removeprefix(prefix) for path in ROOT.glob(f"clients/{prefix}*.py"))
     for prefix in ("with_", "tests_of_")
 )
+assert set(TESTED) <= set(CLIENTS), "clients/tests_of_*.py without a with_*.py"
 # Of a tensor's largest element. It allows for rounding errors of float32, in which some clients compute losses of
 # float64 models, and for their growth in training.
 BOUND = 1e-6
@@ -115,6 +116,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clients", nargs="*", help=f"of {', '.join(CLIENTS)}; all, unless some are named")
     chosen = parser.parse_args().clients or CLIENTS
+    if unknown := set(chosen) - set(CLIENTS):
+        parser.error(f"no such client: {', '.join(sorted(unknown))}")
     tables: list[list[dict[str, Any]]] = []
     for row, clients in ((compared, CLIENTS), (tested, TESTED)):
         tables.append([])

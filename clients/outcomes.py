@@ -19,7 +19,7 @@ class _Recorder:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.found[report.nodeid] = report.outcome
+            raise pytest.UsageError(str(report.longrepr))  # or all tests of a file would be one that fails with both
 
 
 def outcomes(folder: Path, *files: str) -> dict[str, str]:

@@ -118,13 +118,22 @@ def broken_links(links: dict[str, list[str]], names: dict[str, set[str]], folder
     return wrong
 
 
+def confined(browser: Browser, root: str, **options: Any) -> Page:
+    """A window whose requests to other hosts end at once: a network may let them wait."""
+    window = browser.new_page(**options)
+    window.route(lambda url: not url.startswith((root, "data:")), lambda route: route.abort())
+    return window
+
+
 def check_pages(browser: Browser, folder: Path, root: str) -> list[str]:
     wrong: list[str] = []
     links: dict[str, list[str]] = {}
     names: dict[str, set[str]] = {}
     pages = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.html"))
+    if not pages:
+        return [f"{folder} has no pages"]
     for device, (width, height) in WIDTHS.items():
-        window = browser.new_page(viewport={"width": width, "height": height})
+        window = confined(browser, root, viewport={"width": width, "height": height})
         for page in track(pages, device, console=Console(stderr=True)):
             found = opened(window, root + page, root)
             facts = window.evaluate(FACTS)
@@ -138,7 +147,7 @@ def check_pages(browser: Browser, folder: Path, root: str) -> list[str]:
 
 
 def check_search(browser: Browser, root: str) -> list[str]:
-    window = browser.new_page()
+    window = confined(browser, root)
     wrong = opened(window, f"{root}search.html?q={SEARCHED}", root)
     try:
         window.wait_for_selector("#search-results li a", timeout=PATIENCE)

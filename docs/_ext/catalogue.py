@@ -34,7 +34,8 @@ ERRORS = {"mean": "value", "single losses": "single", "gradient": "gradient"}
 
 
 def report() -> dict[str, Any]:
-    newest = max((ROOT / "benchmarks" / "results").glob("gpu_check-*.json"))
+    found = (ROOT / "benchmarks" / "results").glob("gpu_check-*.json")
+    newest = max(found, key=lambda path: path.stem[-10:])  # the date
     return json.loads(newest.read_text())
 
 

@@ -27,6 +27,10 @@ def test_whole_pages_pass(tmp_path: Path) -> None:
     assert docs_check.check(pages(tmp_path, index=body, other="")) == []
 
 
+def test_a_folder_without_pages_is_seen(tmp_path: Path) -> None:
+    assert docs_check.check(tmp_path) == [f"{tmp_path} has no pages"]
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
