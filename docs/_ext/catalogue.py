@@ -103,7 +103,7 @@ def section(spec: LossSpec, picture: str, measured: dict[str, Any]) -> str:
 
 def _replaced(spec: LossSpec) -> str:
     """PyTorch's function of that name, with its page."""
-    return f"{{py:func}}`torch.nn.functional.{spec.function}`" if hasattr(F, spec.function) else ""
+    return f"{{py:func}}`F.{spec.function} <torch.nn.functional.{spec.function}>`" if hasattr(F, spec.function) else ""
 
 
 def everything() -> str:
