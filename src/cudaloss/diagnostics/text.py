@@ -57,13 +57,14 @@ def _tested(report: dict[str, Any]) -> Iterable[str]:
     test = report["self_test"]
     results = {(result["loss"], result["device"]): result for result in test["results"]}
     yield f"Self-test: forward and backward, within {test['tolerance']:.0e} of the definition in float64."
+    width = max((len(row["loss"]) for row in report["paths"]), default=0) + 1
     for (device, path, reason), rows in groupby(report["paths"], itemgetter("device", "path", "reason")):
         yield _filled(f"{device}: {path} ({reason})")
         for row in rows:
             result = results.get((row["loss"], row["device"]))
             verdict = "not run" if result is None else "passed" if result["passed"] else "failed"
             error = f", off by {result['error']:.1e}" if result and result["error"] is not None else ""
-            yield f"  {row['loss']:<20}{verdict}{error}"
+            yield f"  {row['loss']:<{width}}{verdict}{error}"
 
 
 def rendered(report: dict[str, Any]) -> str:
