@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent / "_ext"))
-
 import cudaloss
+
+HERE = Path(__file__).parent
+sys.path += [str(HERE / "_ext"), str(HERE.parent / "benchmarks")]  # which writes the tables of a report
 
 project = "cudaloss"
 author = "the cudaloss authors"

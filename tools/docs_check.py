@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urldefrag, urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, TimeoutError, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, TimeoutError, sync_playwright
 from rich.console import Console
 from rich.progress import track
 
@@ -59,39 +59,26 @@ def served(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def browser_path() -> str:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if not found:
-        sys.exit(f"docs_check needs a browser, one of {', '.join(BROWSERS)}: for example apt-get install chromium")
-    return found
+def browser_path() -> str | None:
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def opened(page: Page, address: str, root: str) -> list[str]:
     """Opens the address; what went wrong meanwhile."""
     wrong: list[str] = []
 
-    def console(message: ConsoleMessage) -> None:
+    def console(message: ConsoleMessage) -> None:  # of what does not load too
         if message.type in ("error", "warning"):
-            wrong.append(f"console: {message.text}")
+            wrong.append(f"console: {message.text} ({message.location['url']})")
 
     def request(request: Request) -> None:
         if not request.url.startswith((root, "data:")):
             wrong.append(f"asks for {request.url}")
 
-    def failed(request: Request) -> None:
-        if request.failure != "net::ERR_ABORTED":  # by the next page: nobody waits for an icon
-            wrong.append(f"not loaded: {request.url}")
-
-    def response(response: Response) -> None:
-        if response.status >= 400:
-            wrong.append(f"{response.status}: {response.url}")
-
     listeners: dict[Any, Any] = {
         "console": console,
         "pageerror": lambda error: wrong.append(f"script: {error}"),
         "request": request,
-        "requestfailed": failed,
-        "response": response,
     }
     for event, listener in listeners.items():
         page.on(event, listener)
@@ -172,6 +159,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
+    if not browser_path():
+        sys.exit(f"docs_check needs a browser, one of {', '.join(BROWSERS)}: for example apt-get install chromium")
     wrong = check(folder.resolve())
     print("\n".join(wrong) or f"every page of {folder} is whole, at {' and '.join(WIDTHS)} width")
     return 1 if wrong else 0

@@ -11,24 +11,20 @@ import importlib
 import json
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import curves
 import formulas
+import readme
 import torch.nn.functional as F
 from sphinx.application import Sphinx
 
 from cudaloss._specs import PUBLIC, LossSpec, RowSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
-
-import readme  # noqa: E402
-
 MARK = re.compile(r"<!-- losses(?:: (\w+))? -->")
-DTYPES = ("float32", "float64", "float16", "bfloat16")
+OF = ("cudaloss", "torch")  # whose errors
 # The kinds of errors that a report has: of the reduced loss, of the losses of single elements, of gradients.
 ERRORS = {"mean": "value", "single losses": "single", "gradient": "gradient"}
 
@@ -44,37 +40,31 @@ def of_module(module: str) -> tuple[LossSpec, ...]:
 
 
 def speed(spec: LossSpec, measured: dict[str, Any]) -> str:
-    """The loss's row of the tables in docs/performance.md."""
+    """The loss's rows of the tables in docs/performance.md."""
     if isinstance(spec, RowSpec):
         cases = [row for row in measured["rows"]["report"]["cases"] if readme.loss_of(row) == spec.function]
-        return readme.cases_table("forward + backward, one gradient, unless said", cases)
-    rows = [row for row in measured["bench"]["report"]["rows"] if row.get("loss") == spec.name and "skipped" not in row]
-    return readme.speed_table(rows) or ""
+        found = cases and readme.cases_table("forward + backward, one gradient, unless said", cases)
+    else:
+        rows = [row for row in measured["bench"]["report"]["rows"] if "skipped" not in row]
+        found = readme.speed_table(readme.select(rows, loss=spec.name))
+    return found or "Not measured yet."
 
 
-def _ulps(found: float | None) -> str:
-    if found is None:
-        return ""
-    return f"{found:.2f}" if found < 1000 else f"{found:.0e}".replace("e+0", "e").replace("e+", "e")
+def _ulps(found: float) -> str:
+    return f"{found:.2f}" if found < 1000 else f"{found:.1e}"
 
 
 def accuracy(spec: LossSpec, measured: dict[str, Any]) -> str:
     """The largest errors that the report has of the loss, by dtype, PyTorch's in brackets."""
-    rows = [row for row in measured["accuracy"]["report"] if row["loss"] == spec.name]
+    rows = readme.select(measured["accuracy"]["report"], loss=spec.name)
     if not rows:
-        return f"The tests hold value and gradient to {spec.ulps:g} ulp in float32 ([numerics](../numerics.md#rows))."
-    kinds = {title: kind for title, kind in ERRORS.items() if any(f"cudaloss_{kind}_ulp" in row for row in rows)}
+        return f"The tests hold value and gradient to {spec.ulps:g} ulp in float32 ([numerics](../numerics.md))."
+    kinds = {title: kind for title, kind in ERRORS.items() if f"cudaloss_{kind}_ulp" in rows[0]}
     body = []
-    for dtype in DTYPES:
-        of_dtype = [row for row in rows if row["dtype"] == dtype]
-        cells = []
-        for kind in kinds.values():
-            ours, theirs = (
-                max((row[key] for row in of_dtype if key in row), default=None)
-                for key in (f"cudaloss_{kind}_ulp", f"torch_{kind}_ulp")
-            )
-            cells.append(f"{_ulps(ours)} ({_ulps(theirs)})" if ours is not None else "")
-        body.append([dtype, *cells])
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        of_dtype = readme.select(rows, dtype=dtype)
+        largest = ([max(row[f"{of}_{kind}_ulp"] for row in of_dtype) for of in OF] for kind in kinds.values())
+        body.append([dtype, *(f"{_ulps(ours)} ({_ulps(theirs)})" for ours, theirs in largest)])
     return readme.markdown(["largest error in ulp (PyTorch's)", *kinds], body)
 
 

@@ -14,7 +14,7 @@ from latexify.codegen import ExpressionCodegen
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
-_SYMBOLS = {"input": "x", "target": "t", "input1": "x_1", "input2": "x_2", "eps": "epsilon", "Max": "max"}
+_SYMBOLS = {"input": "x", "target": "t", "eps": "epsilon", "Max": "max"}
 
 
 class _Symbols(ast.NodeTransformer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 pytest.importorskip("playwright")
 from tools import docs_check
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, docs_check.BROWSERS)), reason="no browser")
+pytestmark = pytest.mark.skipif(not docs_check.browser_path(), reason="no browser")
 
 PAGE = """<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><title>page</title>
 <h1 id="first">Page</h1>{body}"""
@@ -37,6 +36,7 @@ def test_a_folder_without_pages_is_seen(tmp_path: Path) -> None:
         ('<a href="none.html">there</a>', "none.html, which is not there"),
         ('<a href="other.html#second">there</a>', "other.html#second, which has no such heading"),
         ('<img src="none.png">', "picture does not load"),
+        ('<script src="none.js"></script>', "404 (File not found)"),
         ("<script>console.error('no')</script>", "console: no"),
         ("<script>nothing()</script>", "nothing is not defined"),
         ('<div style="width: 600px">wide</div>', "wider than the window"),
