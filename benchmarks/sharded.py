@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -57,6 +58,9 @@ def works(size: int, device: str, mesh: Any) -> dict[str, Callable[[], None]]:
         found[f"{name}, mask"] = step(cudaloss.smooth_l1_loss, x, t, mask=mask)
     if size > FEW:
         return found
+    for name in ("local", "local, mask"):
+        found[f"{name}, then an all_reduce"] = after(found[name], collective(mesh))
+    found["PyTorch's mse_loss, sharded"] = step(lambda x, t: F.mse_loss(x, t).full_tensor(), *sharded[:2])  # pyright: ignore
     for name in ("sharded", "sharded, mask"):
         found[f"{name}, in several nodes"] = in_several_nodes(found[name])
     compiled = torch.compile(cudaloss.smooth_l1_loss, fullgraph=True, dynamic=False)
@@ -64,6 +68,14 @@ def works(size: int, device: str, mesh: Any) -> dict[str, Callable[[], None]]:
         found[name] = step(compiled, x, t)
         found[f"{name}, mask"] = step(compiled, x, t, mask=mask)
     return found
+
+
+def after(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        second()
+
+    return both
 
 
 def in_several_nodes(run: Callable[[], None]) -> Callable[[], None]:
@@ -99,7 +111,7 @@ def collective(mesh: Any) -> Callable[[], None]:
 
 def measured(device: str, rounds: int) -> list[dict[str, Any]]:
     mesh = init_device_mesh(device, (PROCESSES,))
-    few = works(FEW, device, mesh) | {"all_reduce of a number": collective(mesh)}
+    few = works(FEW, device, mesh) | {"an all_reduce": collective(mesh)}
     timings = measure.latency(few, rounds, 100)
     rows = [{"size": FEW, "of": name, "us": timing.median * 1e6} for name, timing in timings.items()]
     many = {MANY[device]: works(MANY[device], device, mesh), math.prod(LOGITS[device]): vocabulary(device, mesh)}

@@ -82,13 +82,16 @@ CUDALOSS_INLINE double factor_of(double scale, const Divisor& divisor) {
 struct Denominator {
   Divisor constant;        // the number of elements, or 1
   Operand normalizer;      // 0-d, read where it is; without data: none
+  bool is_count;           // the normalizer is a count of all processes, and 0 divides nothing: gradients are 0
   const Divisor* counted;  // the result of a Count; null: none
   bool counted_each;       // one for each segment, or one for all
   bool of_few_rows;        // of indices: as many as count; the pass counts them itself
 
   CUDALOSS_INLINE Divisor at(int64_t segment) const {
     if (counted) return counted[counted_each ? segment : 0];
-    return normalizer.data ? divisor_of(number_at<double>(normalizer, 0)) : constant;
+    if (!normalizer.data) return constant;
+    const double value = number_at<double>(normalizer, 0);
+    return is_count && value == 0.0 ? Divisor{1.0, 0.0} : divisor_of(value);
   }
 };
 

@@ -4,12 +4,26 @@
 #include <optional>
 
 #include "core/plan.h"
-#include "torch/kernels.h"
 #include "torch/layout.h"
 
 namespace cudaloss::tensors {
 
 enum class Reduction { None, Mean, Sum };
+
+// What a loss reads for one of its terms: an element of each operand; all classes of a row; only the target's class; or
+// a vector of each operand, which can be a distribution's logits.
+enum class Reads { Element, Classes, Index, Vectors, Distributions };
+inline Reads reads_of(int64_t loss) {
+  switch (loss) {
+#define CUDALOSS_ROW_LOSS(name, id, reads) \
+  case id:                                 \
+    return Reads::reads;
+#include "row_losses.inc"
+#undef CUDALOSS_ROW_LOSS
+    default:
+      return Reads::Element;
+  }
+}
 
 // How an op works, in one int: each further argument costs the dispatcher 0.25 us, a string or a ScalarType 0.5.
 // src/cudaloss/_modes.py packs it.
@@ -19,10 +33,11 @@ struct Mode {
   bool for_input, for_target;  // the gradients to make
   bool ignore_nan;
   bool may_decline;  // the caller has not checked the operands: the op may return undefined tensors, None in Python
-  bool is_below_autograd;  // the caller is the op's autograd, or knows that nothing requires a gradient
-  bool for_third;          // in a backward: make the third operand's gradient, in the place of the input's
-  bool mean_over_count;    // a mean divides by the number of selected elements, not by the sum of their weights
-  int flags;               // of the loss itself
+  bool is_below_autograd;    // the caller is the op's autograd, or knows that nothing requires a gradient
+  bool for_third;            // in a backward: make the third operand's gradient, in the place of the input's
+  bool mean_over_count;      // a mean divides by the number of selected elements, not by the sum of their weights
+  bool normalizer_is_count;  // of all processes, which divide their sum by 0 if nothing counts
+  int flags;                 // of the loss itself
   int64_t batch_dims;
   int64_t loss;  // the id of its row in _rows/
 
@@ -36,6 +51,7 @@ struct Mode {
         is_below_autograd(packed >> 15 & 1),
         for_third(packed >> 29 & 1),
         mean_over_count(packed >> 24 & 1),
+        normalizer_is_count(packed >> 30 & 1),
         flags(packed >> 25 & 0xf),
         batch_dims(packed >> 8 & 0x7f),
         loss(packed >> 16 & 0xff) {
@@ -219,7 +235,10 @@ inline Pass pass_of(const Call& call, const Layout& layout, const Divisor* count
   int64_t count = 1;
   for (int dim = static_cast<int>(call.mode.batch_dims); dim < layout.rank(); ++dim) count *= layout.sizes()[dim];
   pass.denominator = {divisor_of(counted ? 1.0 : call.known_divisor(count)),
-                      call.normalizer ? any_operand(*call.normalizer) : kNoOperand, counted, counted && several,
+                      call.normalizer ? any_operand(*call.normalizer) : kNoOperand,
+                      call.mode.normalizer_is_count,
+                      counted,
+                      counted && several,
                       !counted && call.counts_few(count)};
   return pass;
 }

@@ -1,16 +1,271 @@
-// The private ops on each backend, on the LibTorch stable ABI. Python has the schemas and everything public.
+// The private ops of all losses on each backend, on the LibTorch stable ABI; src/cudaloss/_private.py has their
+// schemas. An op that declines returns undefined tensors, which are None in Python. So are gradients that nobody asks
+// for.
 #include <torch/csrc/stable/library.h>
 
-#include "torch/backend_cpu.h"
-#include "torch/passes.h"
+#include <optional>
+#include <tuple>
+
+#include "torch/backends.h"
+#include "torch/call.h"
 #include "torch/vocabulary.h"
 
-#if defined(CUDALOSS_WITH_CUDA)
-#include "torch/backend_cuda.h"
-#endif
-
 namespace cudaloss::tensors {
-namespace {
+
+// The common part of the ops' schemas, in its order.
+#define CUDALOSS_PARAMETERS                                                                              \
+  Tensor input, Tensor target, int64_t mode, double parameter, double scale, Maybe weight, Maybe mask,   \
+      Maybe normalizer, std::optional<double> divisor, Maybe third, double second, int64_t ignore_index, \
+      double softcap
+#define CUDALOSS_CALL                                                                                                  \
+  Call {                                                                                                               \
+    input, target, Mode(mode), {parameter, second, Mode(mode).flags}, scale, weight, mask, normalizer, divisor, third, \
+        ignore_index, softcap                                                                                          \
+  }
+
+constexpr char kReducedOnly[] = "only a reduced loss has its gradients in the same pass";
+
+// The results of a forward; without a value if it declines.
+struct Found {
+  Maybe value, grad_input, grad_target, denominators;
+};
+
+inline Result result(const Maybe& tensor) { return tensor ? result(*tensor) : Result{nullptr, DType::Float32}; }
+inline Tensor or_undefined(const Maybe& tensor) { return tensor ? *tensor : Tensor(); }
+inline Maybe gradient_as(const Tensor& operand, bool wanted) {
+  return wanted ? Maybe(empty_as(operand, operand.scalar_type())) : Maybe();
+}
+
+// Single losses have the layout of the input, or of the target if only it has the result's shape.
+inline Tensor empty_losses(const Call& call, const Layout& layout) {
+  for (const Tensor* like : {&call.input, &call.target}) {
+    if (!layout.is_of_rows() && layout.is_full(*like)) return empty_as(*like, call.mode.dtype);
+  }
+  return empty_contiguous(layout.sizes(), call.mode.dtype, call.input);
+}
+
+// Whether the pass itself counts the valid rows.
+template <class Engine>
+bool counts_inside(const Call& call, const Layout& layout) {
+  if (!Engine::kCountsFewRows) return false;
+  int64_t rows = 1;
+  for (int64_t size : layout.sizes()) rows *= size;
+  return call.counts_few(rows);
+}
+
+// The loss, the gradients asked for (for a grad_output of 1, from the same pass), and the denominators that were
+// counted for it.
+template <class Engine>
+Found forward_of(const Call& call, bool for_input, bool for_target, bool keeps_denominators = true) {
+  Layout layout = layout_of(call);
+  if (declines(call, fault_of(call, layout))) return {};
+  // Unequal shapes: the Python layer checks the call and warns.
+  if (call.mode.may_decline && !call.of_rows && !same_sizes(call.input, call.target)) return {};
+  require((!for_input || layout.is_full(call.input)) && (!for_target || layout.is_full(call.target)),
+          "an operand that is broadcast has its gradient in a pass of its own");
+  Found found = {call.elementwise()
+                     ? empty_losses(call, layout)
+                     : empty_contiguous(layout.leading_sizes(call.mode.batch_dims), call.mode.dtype, call.input),
+                 gradient_as(call.input, for_input),
+                 gradient_as(call.target, for_target),
+                 {}};
+  if (call.elementwise()) layout.add(kFirst, *found.value);
+  if (for_input) layout.add(kFirst, *found.grad_input);
+  if (for_target) layout.add(kSecond, *found.grad_target);
+  // If nobody asks for the denominator and the CPU reads it, no tensor is made: saves 0.6 us.
+  Divisor own;
+  const bool is_own = !keeps_denominators && call.counts() && call.mode.batch_dims == 0 && call.input.is_cpu();
+  if (is_own) {
+    count_into<Engine>(call, layout, &own);
+  } else if (keeps_denominators || !counts_inside<Engine>(call, layout)) {
+    found.denominators = counted<Engine>(call, layout);
+  }
+  Pass pass = pass_of(call, layout, is_own ? &own : divisors_in(found.denominators),
+                      found.denominators && found.denominators->numel() > 2);
+  set_dims(pass, call, layout);
+  (call.elementwise() ? pass.losses : pass.reduction) = result(found.value);
+  pass.grad_input = result(found.grad_input);
+  pass.grad_target = result(found.grad_target);
+  Engine::pass(pass, call.input);
+  return found;
+}
+
+template <class Engine>
+std::tuple<Tensor, Tensor> forward(CUDALOSS_PARAMETERS) {
+  const Found found = forward_of<Engine>(CUDALOSS_CALL, false, false);
+  return {or_undefined(found.value), or_undefined(found.denominators)};
+}
+
+template <class Engine>
+std::tuple<Tensor, Tensor, Tensor, Tensor> forward_with_grad(CUDALOSS_PARAMETERS) {
+  const Call call = CUDALOSS_CALL;
+  require(!call.elementwise(), kReducedOnly);
+  const Found found = forward_of<Engine>(call, call.mode.for_input, call.mode.for_target);
+  return {or_undefined(found.value), or_undefined(found.grad_input), or_undefined(found.grad_target),
+          or_undefined(found.denominators)};
+}
+
+// The two ops for calls without options. Five arguments and one result less save 0.9 of the dispatcher's 4.4 us (smooth
+// L1 of 64 elements on the CPU).
+template <class Engine>
+Found plain_call(const Tensor& input, const Tensor& target, int64_t mode, double parameter, bool with_grad) {
+  const Maybe none;
+  const std::optional<double> divisor;
+  const Call call = {input, target,  Mode(mode), {parameter, 0.0, Mode(mode).flags}, 1.0, none, none,
+                     none,  divisor, none};
+  require_below_autograd(call);
+  require(!(with_grad && call.elementwise()), kReducedOnly);
+  return forward_of<Engine>(call, with_grad && call.mode.for_input, with_grad && call.mode.for_target, false);
+}
+
+template <class Engine>
+Tensor loss(Tensor input, Tensor target, int64_t mode, double parameter) {
+  return or_undefined(plain_call<Engine>(input, target, mode, parameter, false).value);
+}
+
+template <class Engine>
+std::tuple<Tensor, Tensor, Tensor> loss_with_grad(Tensor input, Tensor target, int64_t mode, double parameter) {
+  const Found found = plain_call<Engine>(input, target, mode, parameter, true);
+  return {or_undefined(found.value), or_undefined(found.grad_input), or_undefined(found.grad_target)};
+}
+
+// Only the denominators of a mean, for a part of the data: processes add them up before they divide.
+template <class Engine>
+Tensor denominators(CUDALOSS_PARAMETERS) {
+  const Call call = CUDALOSS_CALL;
+  const Layout layout = layout_of(call);
+  if (declines(call, fault_of(call, layout))) return {};
+  return or_undefined(counted<Engine>(call, layout));
+}
+
+// Why the kernels do not serve a backward of this call; null if they do.
+inline const char* backward_fault(const Call& call, const Layout& layout, const Tensor& grad_output,
+                                  const Maybe& denominators) {
+  if (const char* fault = fault_of(call, layout)) return fault;
+  if (!same_device(call.input, grad_output)) return "grad_output must be on the operands' device";
+  const auto sizes = grad_output.sizes(), all = layout.shape();
+  const size_t dims = call.elementwise() ? all.size() : static_cast<size_t>(call.mode.batch_dims);
+  if (sizes.size() != dims || !std::equal(sizes.begin(), sizes.end(), all.begin())) {
+    return "grad_output must be of the result's shape";
+  }
+  return has_denominators(call, layout, denominators) ? nullptr : "denominators must be those of the forward";
+}
+
+// A plain call does not keep its denominators, so they are counted again, except if its gradients are already right:
+// the count of cross_entropy (2^24, 10) fp32 took 54 us of a step of 730 (H100).
+template <class Engine>
+Maybe found_again(const Call& call, const Layout& layout, const Maybe& denominators, Operand unless_one = kNoOperand) {
+  const bool has_them = denominators || layout.fault() || !call.has_indices() || counts_inside<Engine>(call, layout);
+  return has_them ? denominators : counted<Engine>(call, layout, unless_one);
+}
+
+inline Pass backward_pass(const Call& call, Layout& layout, const Tensor& grad_output, const Maybe& denominators) {
+  layout.add(kGradOutput, grad_output, true);
+  Pass pass = pass_of(call, layout, divisors_in(denominators), denominators && denominators->numel() > 2);
+  pass.grad_output = operand(grad_output);
+  pass.of_third = call.mode.for_third;
+  return pass;
+}
+
+// Fills the gradients asked for, of operands with the result's shape.
+template <class Engine>
+void full_gradients(const Call& call, Layout layout, const Tensor& grad_output, const Maybe& denominators,
+                    const Maybe& grad_input, const Maybe& grad_target, bool hold_unit_gradients) {
+  if (!grad_input && !grad_target) return;
+  if (grad_input) layout.add(kFirst, *grad_input);
+  if (grad_target) layout.add(kSecond, *grad_target);
+  Pass pass = backward_pass(call, layout, grad_output, denominators);
+  set_dims(pass, call, layout);
+  pass.grad_input = result(grad_input);
+  pass.grad_target = result(grad_target);
+  pass.hold_unit_gradients = hold_unit_gradients;
+  Engine::pass(pass, call.input);
+}
+
+// The gradient of a broadcast operand: a segment for each of its elements, summed over everything else.
+template <class Engine>
+Tensor summed_gradient(const Call& call, Layout layout, const Tensor& grad_output, const Maybe& denominators,
+                       const Tensor& operand, Summed summed) {
+  require(!denominators || denominators->numel() <= 2, "denominators of several segments must be part of grad_output");
+  Pass pass = backward_pass(call, layout, grad_output, denominators);
+  const int missing = layout.rank() - static_cast<int>(operand.dim());
+  const auto is_own = [&](int dim) { return dim >= missing && operand.sizes()[dim - missing] != 1; };
+  pass.segments = layout.in_order(is_own);
+  pass.inner = layout.by_memory([&](int dim) { return !is_own(dim); });
+  const Tensor gradient = empty_contiguous(operand.sizes(), operand.scalar_type(), operand);
+  pass.reduction = result(gradient);
+  pass.summed = summed;
+  Engine::pass(pass, call.input);
+  return gradient;
+}
+
+// The gradient of a third operand that is a tensor.
+template <class Engine>
+Tensor third_gradient(const Call& call, const Layout& layout, const Tensor& grad_output, const Maybe& denominators) {
+  require(call.third && !call.mode.for_input && !call.mode.for_target,
+          "the gradient of a third operand is of a tensor, and comes in a pass of its own");
+  require(!call.of_rows || (call.of_vectors && layout.is_full(*call.third)), "the third operand has no gradient");
+  if (!layout.is_full(*call.third)) {
+    return summed_gradient<Engine>(call, layout, grad_output, denominators, *call.third, Summed::GradInput);
+  }
+  const Maybe gradient = gradient_as(*call.third, true);
+  full_gradients<Engine>(call, layout, grad_output, denominators, gradient, {}, false);
+  return *gradient;
+}
+
+// The gradients asked for, from the operands.
+template <class Engine>
+std::tuple<Tensor, Tensor> backward(Tensor grad_output, Maybe kept, CUDALOSS_PARAMETERS) {
+  const Call call = CUDALOSS_CALL;
+  const Layout layout = layout_of(call, &grad_output);
+  if (declines(call, backward_fault(call, layout, grad_output, kept))) return {};
+  const Maybe denominators = found_again<Engine>(call, layout, kept);
+  if (call.mode.for_third) return {third_gradient<Engine>(call, layout, grad_output, denominators), Tensor()};
+  const bool is_full[] = {layout.is_full(input), layout.is_full(target)};
+  Maybe grad_input = gradient_as(input, call.mode.for_input && is_full[0]);
+  Maybe grad_target = gradient_as(target, call.mode.for_target && is_full[1]);
+  full_gradients<Engine>(call, layout, grad_output, denominators, grad_input, grad_target, false);
+  const auto summed = [&](const Tensor& operand, Summed gradients) {
+    return summed_gradient<Engine>(call, layout, grad_output, denominators, operand, gradients);
+  };
+  if (call.mode.for_input && !is_full[0]) grad_input = summed(input, Summed::GradInput);
+  if (call.mode.for_target && !is_full[1]) grad_target = summed(target, Summed::GradTarget);
+  return {or_undefined(grad_input), or_undefined(grad_target)};
+}
+
+// Whether grad_output is known to be 1 everywhere without waiting for a GPU.
+inline bool is_unit_on_cpu(const Tensor& grad_output) {
+  return grad_output.is_cpu() && grad_output.numel() > 0 && is_broadcast_scalar(grad_output) &&
+         number_at<double>(operand(grad_output), 0) == 1.0;
+}
+
+// Turns the gradients of `forward_with_grad` into those for `grad_output`; if that is 1, there is nothing to do. False
+// if the op declines: hooks on saved tensors may have returned anything.
+template <class Engine>
+bool rescale(Maybe grad_input, Maybe grad_target, Tensor grad_output, Maybe kept, CUDALOSS_PARAMETERS) {
+  const Call call = CUDALOSS_CALL;
+  require_below_autograd(call);
+  require(!call.elementwise(), kReducedOnly);
+  if (is_unit_on_cpu(grad_output)) return true;
+  const Layout layout = layout_of(call, &grad_output, {&grad_input, &grad_target});
+  const char* fault = backward_fault(call, layout, grad_output, kept);
+  const auto fits = [&](const Maybe& gradient, const Tensor& operand, bool wanted) {
+    return gradient.has_value() == wanted &&
+           (!wanted || (gradient->scalar_type() == operand.scalar_type() && same_device(operand, *gradient) &&
+                        layout.is_full(*gradient)));
+  };
+  if (!fault && !(fits(grad_input, input, call.mode.for_input) && fits(grad_target, target, call.mode.for_target))) {
+    fault = "gradients must be of their operands' shapes and dtypes";
+  }
+  if (declines(call, fault)) return false;
+  const Operand unless_one = is_broadcast_scalar(grad_output) ? operand(grad_output) : kNoOperand;
+  const Maybe denominators = found_again<Engine>(call, layout, kept, unless_one);
+  full_gradients<Engine>(call, layout, grad_output, denominators, grad_input, grad_target, true);
+  return true;
+}
+
+#undef CUDALOSS_PARAMETERS
+#undef CUDALOSS_CALL
 
 template <class Engine>
 void register_ops(torch::stable::detail::StableLibrary& library) {
@@ -18,14 +273,13 @@ void register_ops(torch::stable::detail::StableLibrary& library) {
   library.impl("_pointwise_loss_with_grad", TORCH_BOX(&loss_with_grad<Engine>));
   library.impl("_pointwise_forward", TORCH_BOX(&forward<Engine>));
   library.impl("_pointwise_forward_with_grad", TORCH_BOX(&forward_with_grad<Engine>));
-  library.impl("_pointwise_count", TORCH_BOX(&count<Engine>));
+  library.impl("_pointwise_denominators", TORCH_BOX(&denominators<Engine>));
   library.impl("_pointwise_backward", TORCH_BOX(&backward<Engine>));
   library.impl("_pointwise_rescale_", TORCH_BOX(&rescale<Engine>));
   library.impl("_pointwise_part", TORCH_BOX(&vocabulary_part<Engine>));
   library.impl("_pointwise_part_backward", TORCH_BOX(&vocabulary_part_backward<Engine>));
 }
 
-}  // namespace
 }  // namespace cudaloss::tensors
 
 STABLE_TORCH_LIBRARY_IMPL(cudaloss, CPU, library) { cudaloss::tensors::register_ops<cudaloss::tensors::Cpu>(library); }

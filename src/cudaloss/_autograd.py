@@ -16,6 +16,7 @@ from ._modes import (
     FOR_THIRD,
     IGNORE_NAN,
     MAY_DECLINE,
+    NORMALIZER_IS_COUNT,
     batch_dims_of,
     dtype_of,
     is_of_rows,
@@ -47,6 +48,8 @@ def unpacked(*arguments):
     call = _private.Call(*arguments)
     how = call.how
     normalizer = call.normalizer if call.divisor is None else call.divisor
+    if how & NORMALIZER_IS_COUNT and call.normalizer is not None:  # only gradients need it
+        normalizer = torch.where(call.normalizer == 0, torch.inf, call.normalizer)
     mask = None if call.mask is None else call.mask.to(torch.bool)  # hooks on saved tensors may have changed it
     options = Options(call.weight, mask, normalizer, call.scale, batch_dims_of(how), bool(how & IGNORE_NAN))
     third = call.parameter if call.third is None else call.third

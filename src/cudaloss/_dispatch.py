@@ -161,7 +161,7 @@ def in_play(input: Tensor, target: Tensor, weight: Tensor | None, options: Optio
     if not is_served(input, target, None, torch.float64, options._replace(weight=weight, normalizer=None), rank):
         return reference.in_play(joint_shape(input, target), target, weight, options)
     how = pack("mean", torch.float64, batch_dims=kept) | (IGNORE_NAN if ignores else 0)
-    found = _private.count(input, target, how, weight, mask)
+    found = _private.denominators(input, target, how, 1.0, 1.0, weight, mask)
     return found[:, 0].view(joint_shape(input, target)[:kept])
 
 
@@ -267,7 +267,7 @@ def _composed_with_grad(*call):
 _COMPOSED: dict[str, Callable[..., Any]] = {
     "forward": _composed,
     "forward_with_grad": _composed_with_grad,
-    "count": lambda input, target, how, weight, mask: _denominators(input, target, how, 1.0, 1.0, weight, mask),
+    "denominators": _denominators,
     "backward": lambda grad_output, denominators, *call: by_reference(grad_output, call),
     "finish": lambda grad_input, grad_target, grad_output, denominators, *call: by_reference(grad_output, call),
 }

@@ -27,6 +27,7 @@ FIRST_OF_ROWS = 64  # the ids of losses of rows begin here
 LOSS = 16  # where the loss begins (LossSpec.mode): its id, with 8 bits,
 MEAN_OVER_COUNT = 1 << 24  # a mean divides by the number of elements that count, not by the sum of their weights,
 # and its flags, with 4 bits.
+NORMALIZER_IS_COUNT = 1 << 30  # of all processes: a count of 0 gives gradients of 0, and divides no sum
 
 
 def pack(reduction: str, dtype: torch.dtype, loss: int = 0, batch_dims: int = 0) -> int:

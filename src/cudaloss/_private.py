@@ -5,7 +5,7 @@ cross entropy whose classes are split over processes:
 ``_pointwise_forward_with_grad``  the loss, the gradients wanted, for a grad_output of 1, and the denominators.
 ``_pointwise_backward``           the gradients wanted, from the operands and the denominators. In the place of the
                                   input's, it can make the gradient of a third operand that is a tensor.
-``_pointwise_count``              only the denominators of a mean, for a part of the data; without a derivative.
+``_pointwise_denominators``       only the denominators of a mean, for a part of the data; without a derivative.
 ``_pointwise_finish``             turns the gradients of ``forward_with_grad`` into those for another grad_output, in a
                                   form for compilers: see :func:`claimed`.
 
@@ -82,7 +82,7 @@ _SCHEMAS = {
     "loss_with_grad": "(Tensor input, Tensor target, int how, float parameter) -> (Tensor, Tensor, Tensor)",
     "forward": f"({_CALL}) -> (Tensor, Tensor)",
     "forward_with_grad": f"({_CALL}) -> (Tensor, Tensor, Tensor, Tensor)",
-    "count": "(Tensor input, Tensor target, int how, Tensor? weight, Tensor? mask) -> Tensor",
+    "denominators": f"({_CALL}) -> Tensor",
     "backward": f"(Tensor grad_output, Tensor? denominators, {_CALL}) -> (Tensor, Tensor)",
     "rescale_": "(Tensor(a!)? grad_input, Tensor(b!)? grad_target, Tensor grad_output, Tensor? denominators, "
     f"{_CALL}) -> bool",
@@ -205,8 +205,8 @@ def _fake_backward(grad_output, denominators, *arguments):
     return gradient(input, FOR_INPUT), gradient(target, FOR_TARGET)
 
 
-def _fake_count(input, target, how, weight, mask):
-    return _fake_forward(input, target, how & ~MAY_DECLINE, 1.0, 1.0, weight, mask)[1]
+def _fake_denominators(input, target, how, *rest):
+    return _fake_forward(input, target, how & ~MAY_DECLINE, *rest)[1]
 
 
 def _fake_finish(grad_input, grad_target, *call):
@@ -219,7 +219,7 @@ loss = define("loss", lambda *call: _fake_forward(*call)[0])
 loss_with_grad = define("loss_with_grad", lambda *call: _fake_forward_with_grad(*call)[:3])
 forward = define("forward", _fake_forward)
 forward_with_grad = define("forward_with_grad", _fake_forward_with_grad)
-count = define("count", _fake_count)
+denominators = define("denominators", _fake_denominators)
 backward = define("backward", _fake_backward)
 rescale_ = define("rescale_", lambda *call: True)
 finish = define("finish", _fake_finish)
@@ -287,7 +287,7 @@ for _kind, _answer in {
     "loss_with_grad": (None,) * 3,
     "rescale_": False,
     "forward": (None,) * 2,
-    "count": None,
+    "denominators": None,
     "forward_with_grad": (None,) * 4,
 }.items():
     decline(_kind, _answer)

@@ -113,19 +113,19 @@ class Sum(torch.autograd.Function):
 
 
 def all_reduced(share: Tensor, plan: Plan) -> Tensor:
-    if plan.mesh.get_coordinate() is None:  # a process outside the mesh
-        return share
-    is_captured = _dispatch.is_captured()
-    for mesh_dim in plan.reduced:
-        if plan.mesh.size(mesh_dim) > 1:
-            group = plan.mesh.get_group(mesh_dim)
-            if is_captured:  # the ops that a trace contains
-                share = collectives.wait_tensor(collectives.all_reduce(share, "sum", group.group_name))
-            else:
-                share = share.clone()
-                work = group.allreduce([share], _ON_THIS_STREAM)
-                if work is not None:  # work that the stream does not wait for by itself
-                    work.wait()
+    if not _dispatch.is_captured():
+        return add_up(share.clone(), plan)
+    for group in plan.groups():  # the ops that a trace contains
+        share = collectives.wait_tensor(collectives.all_reduce(share, "sum", group.group_name))
+    return share
+
+
+def add_up(share: Tensor, plan: Plan) -> Tensor:
+    """The same in place, where nothing is captured."""
+    for group in plan.groups():
+        work = group.allreduce([share], _ON_THIS_STREAM)
+        if work is not None:  # work that the stream does not wait for by itself
+            work.wait()
     return share
 
 

@@ -7,6 +7,7 @@ It serves reduced losses in eager mode if the shards are in place and go through
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -15,11 +16,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from . import _autograd, _dispatch, _private, _sharded
-from ._modes import BELOW_AUTOGRAD, FOR_INPUT, FOR_TARGET
+from ._modes import BELOW_AUTOGRAD, FOR_INPUT, FOR_TARGET, NORMALIZER_IS_COUNT
 from ._sharded_plan import USUAL, Plan
 from ._sharded_vocabulary import Place, of_parts, part_gradient, place_of
 
 _LIMIT = 1024  # the number of remembered calls
+_FEW = 1 << 20  # elements of a process
 
 
 class _Known(NamedTuple):
@@ -28,6 +30,7 @@ class _Known(NamedTuple):
     plan: Plan
     result: DTensorSpec
     gradients: tuple[DTensorSpec, ...]  # the input's and the target's
+    dtype: torch.dtype  # of a share: halves are rounded once, after the sum
     place: Place | None  # of the classes, if they are sharded
 
 
@@ -46,7 +49,8 @@ def _find(call: _sharded.Call) -> _Known | None:
         DTensorSpec(plan.mesh, plan.of_gradient(x), TensorMeta(x.shape, x.stride(), x.dtype))
         for x in (call.input, call.target)
     )
-    return _Known(plan, result, tuple(gradients), None if plan.vocabulary is None else place_of(call, plan))
+    place = None if plan.vocabulary is None else place_of(call, plan)
+    return _Known(plan, result, tuple(gradients), call.in_sum(plan).dtype, place)
 
 
 def _look_up(call: _sharded.Call) -> _Known | None:
@@ -81,10 +85,6 @@ class _Kept:
         self.saved_tensors = tensors
 
 
-def _whole(share: Tensor, known: _Known, dtype: torch.dtype, some: Tensor | None) -> DTensor:
-    return DTensor(_sharded.whole_value(share, known.plan, dtype, some), known.result, requires_grad=False)
-
-
 _MASK = _private.Call._fields.index("mask")
 _NOTHING = (None,) * 4  # the gradients of the arguments before the operands
 
@@ -94,16 +94,14 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: _sharded.Call, known: _Known, local: Any, some: Tensor | None, *operands: DTensor
+        ctx: Any, call: _sharded.Call, known: _Known, own: _Kept, value: tuple[DTensor], *operands: DTensor
     ) -> DTensor:
         ctx.set_materialize_grads(False)
-        own = _Kept()
-        share: Any = _autograd._one_pass_forward(own, *local)
         ctx.save_for_backward(*own.saved_tensors, *operands)
         ctx.count, own.saved_tensors = len(own.saved_tensors), ()
-        ctx.own, ctx.of_share = own, (known, share.dtype, some)
+        ctx.own, ctx.known = own, known
         ctx.call = call.mapped(DTensor, lambda _: ...)  # they are saved; hooks may replace them
-        return _whole(share, known, call.dtype, some)
+        return value[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -111,7 +109,7 @@ class _Loss(torch.autograd.Function):
         nothing = (None,) * (len(saved) - ctx.count - 2)
         if grad_output is None:
             return *_NOTHING, None, None, *nothing
-        known, dtype, some = ctx.of_share
+        known = ctx.known
         if torch.is_grad_enabled():
             operands = iter(saved[ctx.count :])
             call = ctx.call.mapped(type(...), lambda _: next(operands))
@@ -120,9 +118,9 @@ class _Loss(torch.autograd.Function):
             value = _sharded.composed(call, known.plan, 0)
             found = iter(torch.autograd.grad(value, wanted, grad_output, create_graph=True))
             return *_NOTHING, *(next(found) if is_needed else None for is_needed in needed[:2]), *nothing
-        grad = _local(_sharded.brought(grad_output, known.plan.mesh, known.result.placements)).to(dtype)
+        grad = _local(_sharded.brought(grad_output, known.plan.mesh, known.result.placements))
         ctx.own.saved_tensors = saved[: ctx.count]
-        found = _autograd._backward(ctx.own, grad if some is None else torch.where(some, grad, 0))[:2]
+        found = _autograd._backward(ctx.own, grad.to(known.dtype))[:2]
         if known.place is not None and found[0] is not None:
             x, t = (_local(operand) for operand in saved[ctx.count : ctx.count + 2])
             counts = _autograd._kept(ctx.own)[1][_MASK]
@@ -146,11 +144,11 @@ def loss(call: _sharded.Call) -> Tensor | None:
     known = _look_up(call)
     if known is None:
         return None
-    plan, wants = known.plan, wants_grad and (input.requires_grad or target.requires_grad)
+    wants = wants_grad and (input.requires_grad or target.requires_grad)
     with torch.no_grad():
-        own = call.mapped(DTensor, _local).in_sum(plan)
+        own = call.mapped(DTensor, _local).in_sum(known.plan)
         if known.place is not None:
-            own = of_parts(own, plan, known.place)
+            own = of_parts(own, known.plan, known.place)
         if not _dispatch.serves(own.spec, own.input, own.target, own.third, own.dtype, own.options, own.rows):
             return None
         wanting = [
@@ -158,15 +156,49 @@ def loss(call: _sharded.Call) -> Tensor | None:
         ]
         if wants and not _dispatch.goes_in_one_pass(own.input, own.target, wanting, call.reduction, own.rows):
             return None
-        divisor, some = _sharded.divisor_of(own, plan, 0)
-        if divisor is not None:
-            own = own._replace(options=own.options._replace(normalizer=divisor))
-        how, number, rest = _dispatch.packed(
-            own.spec, own.reduction, own.third, own.dtype, own.options, own.second, own.rows
-        )
-        if not wants:
-            share = _private.forward(own.input, own.target, how, number, *rest)[0]
-            return _whole(share, known, call.dtype, some)
-    how |= BELOW_AUTOGRAD | (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
-    local = own.input, own.target, how, number, *rest
-    return _Loss.apply(call, known, local, some, *call.tensors())  # pyright: ignore[reportReturnType]
+        kept = _Kept()
+        flags = (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
+        found = _value(own, known.plan, flags if wants else 0, kept)
+        value = DTensor(found.to(call.dtype), known.result, requires_grad=False)
+    if not wants:
+        return value
+    return _Loss.apply(call, known, kept, (value,), *call.tensors())  # pyright: ignore[reportReturnType]
+
+
+def _packed(own: _sharded.Call) -> tuple[int, Any, tuple[Any, ...]]:
+    return _dispatch.packed(own.spec, own.reduction, own.third, own.dtype, own.options, own.second, own.rows)
+
+
+def _value(own: _sharded.Call, plan: Plan, wanted: int, kept: _Kept) -> Tensor:
+    """The loss of the whole, from a call with the shards. If gradients are wanted, `kept` gets what
+    :func:`._autograd._backward` needs for them."""
+    operands, flags, count = (own.input, own.target), wanted | BELOW_AUTOGRAD, None
+    if own.reduction == "mean" and own.options.normalizer is None and plan.reduced:
+        how, number, rest = _packed(own)
+        counts = _private.denominators(*operands, how, number, *rest)
+        if counts is not None and not (wanted and own.input.numel() > _FEW):
+            return _value_of_few(own, plan, flags, kept, counts)
+        if counts is not None:
+            count, flags = _sharded.add_up(counts, plan)[0, 0], flags | NORMALIZER_IS_COUNT
+        else:
+            count = float(math.prod(plan.shape)) or None  # of nothing: each process's own mean, NaN
+        own = own._replace(options=own.options._replace(normalizer=count))
+    how, number, rest = _packed(own)
+    if not wanted:
+        return _sharded.add_up(_private.forward(*operands, how, number, *rest)[0], plan)
+    share: Any = _autograd._one_pass_forward(kept, *operands, how | flags, number, *rest)
+    value = _sharded.add_up(share, plan)
+    return value / (count != 0) if isinstance(count, Tensor) else value
+
+
+def _value_of_few(own: _sharded.Call, plan: Plan, flags: int, kept: _Kept, counts: Tensor) -> Tensor:
+    """Sums the losses and the counts over the processes together. The gradients, which need the whole count, come from
+    a second reading."""
+    how, number, rest = _packed(own._replace(reduction="sum", dtype=torch.float64))
+    total = _private.forward(own.input, own.target, how, number, *rest)[0]
+    both = _sharded.add_up(torch.cat([total.view(1), counts.view(2)]), plan)
+    if flags & (FOR_INPUT | FOR_TARGET):
+        how, number, rest = _packed(own._replace(options=own.options._replace(normalizer=both[1])))
+        call = own.input, own.target, how | flags | NORMALIZER_IS_COUNT, number, *rest
+        _autograd._keep(kept, call, None, None, None)
+    return both[0] / both[1]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -60,6 +61,12 @@ class Plan(NamedTuple):
             return tuple(instead if i in self.reduced else found for i, found in enumerate(self.placements))
 
         return but_reduced(Replicate()), but_reduced(Partial())
+
+    def groups(self) -> list[ProcessGroup]:
+        """The groups of processes that sum their shares; none for a process outside the mesh."""
+        if self.mesh.get_coordinate() is None:
+            return []
+        return [self.mesh.get_group(mesh_dim) for mesh_dim in self.reduced if self.mesh.size(mesh_dim) > 1]
 
 
 def _own_dim(operand: Tensor, dim: int, shape: torch.Size, classes: int | None) -> int | None:

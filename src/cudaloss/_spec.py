@@ -180,7 +180,7 @@ class LossSpec:
     inputs: str = "real"  # or a domain of bench/domains.py: the numbers that tests and benchmarks draw
     targets: str = "real"
     same_shape: bool = False  # PyTorch's loss refuses operands that would have to broadcast
-    reads: str = "element"  # for rows: what they are (csrc/torch/kernels.h); names the engines' headers
+    reads: str = "element"  # for rows: what they are (csrc/torch/call.h); names the engines' headers
     operands: tuple[str, ...] = ("input", "target")  # their names; a loss of vectors can have a third
     differentiable_third: bool = False  # for a loss of vectors: the third operand is a vector too, not a label
     mean_over_count: bool = False  # PyTorch's mean divides by the number of elements, for any weights

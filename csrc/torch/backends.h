@@ -1,4 +1,4 @@
-// The CUDA engine as the ops call it: on the caller's stream, on the operands' device.
+// The engines as the ops call them: a loss's pass, found by the id of its row in src/cudaloss/_rows.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -9,9 +9,76 @@
 #include <vector>
 
 #include "core/plan.h"
+#include "cpu/engine.h"
 #include "cuda/engine.h"
-#include "torch/kernels.h"
+#include "torch/operands.h"
 
+#define CUDALOSS_LOSS(name, id, all) \
+  namespace cudaloss::losses {       \
+  template <class T>                 \
+  struct name;                       \
+  }
+#include "losses.inc"
+#undef CUDALOSS_LOSS
+#define CUDALOSS_ROW_LOSS(name, id, reads) \
+  namespace cudaloss::losses {             \
+  struct name;                             \
+  }
+#include "row_losses.inc"
+#undef CUDALOSS_ROW_LOSS
+
+namespace cudaloss::tensors {
+
+// Takes a request and a tensor on its device.
+using Run = void (*)(const Pass&, const Tensor&);
+
+template <template <template <class> class, bool> class Of, template <class> class OfRows>
+Run run_of(int64_t loss) {
+  switch (loss) {
+#define CUDALOSS_LOSS(name, id, all) \
+  case id:                           \
+    return Of<losses::name, all>::pass;
+#include "losses.inc"
+#undef CUDALOSS_LOSS
+#define CUDALOSS_ROW_LOSS(name, id, reads) \
+  case id:                                 \
+    return OfRows<losses::name>::pass;
+#include "row_losses.inc"
+#undef CUDALOSS_ROW_LOSS
+    default:
+      throw std::runtime_error("cudaloss: no loss has this id");
+  }
+}
+
+// ---- CPU ----
+inline void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*),
+                         void* context) {
+  require(torch_parallel_for(begin, end, grain, body, context) == TORCH_SUCCESS, "a worker thread failed");
+}
+
+template <template <class> class Loss, bool>
+struct CpuKernels {
+  static void pass(const Pass& request, const Tensor&) { cpu::pass<Loss>(request, parallel_for); }
+};
+
+template <class Loss>
+struct CpuRowKernels {
+  static void pass(const Pass& request, const Tensor&) { cpu::row_pass<Loss>(request, parallel_for); }
+};
+
+struct Cpu {
+  static constexpr bool kCountsFewRows = false;
+  static void pass(const Pass& request, const Tensor& input) {
+    run_of<CpuKernels, CpuRowKernels>(request.loss)(request, input);
+  }
+  static void vocabulary_pass(const Pass& request, const Tensor&) { cpu::vocabulary_pass(request, parallel_for); }
+  static void count(const Count& request, const Tensor&) { cpu::count(request, parallel_for); }
+};
+
+}  // namespace cudaloss::tensors
+
+#if defined(CUDALOSS_WITH_CUDA)
+// ---- CUDA: on the caller's stream, on the operands' device ----
 // In libtorch_cuda, which a CPU-only torch does not have. It is weak, so that the library still loads there.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 
@@ -126,3 +193,4 @@ struct Cuda {
 };
 
 }  // namespace cudaloss::tensors
+#endif
