@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 # Compiled graphs of an earlier state of the package must not be found. Read when PyTorch's compiler is imported.
@@ -95,6 +97,16 @@ def seed() -> None:
 def suiting(request: pytest.FixtureRequest) -> None:
     """Makes the helpers' operands those of the test's loss."""
     oracle.suited[0] = request.getfixturevalue("spec") if "spec" in request.fixturenames else None
+
+
+@pytest.fixture
+def large() -> Iterator[None]:
+    """One such test at a time, of all processes, and nothing left in its process's cache: each takes 12 to 40 GB."""
+    with (Path(tempfile.gettempdir()) / "cudaloss-large-tests").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        torch.cuda.empty_cache()
+        yield
+        torch.cuda.empty_cache()
 
 
 BUILD_VARIABLES = (

@@ -60,7 +60,7 @@ def test_wide_weights_beside_whole_targets(spec, device):
 
 
 @pytest.mark.cuda
-def test_large_and_past_the_int_range(spec):
+def test_large_and_past_the_int_range(spec, large):
     # 2^31 + 5 elements; the last ones tell an overflowing index apart.
     count = 2**31 + 5
     input = torch.full((count,), nothing(spec), dtype=torch.float16, device="cuda")
@@ -70,5 +70,5 @@ def test_large_and_past_the_int_range(spec):
     expected = op(spec)(torch.tensor([3.0, 4.0, 5.0]), torch.zeros(3), "sum")
     assert value.cpu() == expected
     value.backward()
-    assert input.grad[:-3].count_nonzero() == 0
+    assert not input.grad[:-3].any()  # count_nonzero would take 16 GiB
     assert input.grad[-3:].count_nonzero() == 3

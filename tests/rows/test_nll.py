@@ -268,7 +268,7 @@ def test_index_out_of_range_side_by_side():
 
 
 @pytest.mark.cuda
-def test_more_than_2_to_the_31_elements():
+def test_more_than_2_to_the_31_elements(large):
     rows, classes = (1 << 20) + 3, 2050
     input = torch.full((rows, classes), -1.0, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     target = torch.randint(classes, (rows,), device="cuda")

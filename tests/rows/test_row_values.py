@@ -380,7 +380,7 @@ def test_logits_are_never_written_to(device):
 
 
 @pytest.mark.cuda
-def test_more_than_2_to_the_31_elements():
+def test_more_than_2_to_the_31_elements(large):
     rows, classes = (1 << 20) + 3, 2050
     input = torch.empty(rows, classes, device="cuda", dtype=torch.bfloat16).normal_()
     target = torch.randint(classes, (rows,), device="cuda")

@@ -261,8 +261,7 @@ def test_memory(name, shape, option):
 @pytest.mark.cuda
 @of_losses
 @pytest.mark.parametrize("shape", [((1 << 20) + 3, 2050), (5, (1 << 29) - 3)])
-def test_more_than_2_to_the_31_elements(name, shape):
-    torch.cuda.empty_cache()  # the GPU is other tests' too
+def test_more_than_2_to_the_31_elements(name, shape, large):
     loss, step = LOSSES[name], 1 + shape[1] // 4096
     operands = [torch.empty(shape, device="cuda", dtype=torch.bfloat16).normal_() for _ in range(loss.vectors)]
     labels = [torch.ones(shape[0], device="cuda")] if name == "cosine_embedding" else []
