@@ -121,7 +121,7 @@ def draw(losses: list[float], pairs: float, path: Path) -> None:
 
 
 def main() -> None:
-    arguments = scaffold.options(__file__, "Train a character-level language model.", 600, quick=150)
+    arguments = scaffold.options(__file__, "Train a character-level language model.", 600, quick=75)
     every = sentences()
     held_out, training = every[:HELD_OUT], every[HELD_OUT:]
     compared = scaffold.Compared(accumulated, whole)

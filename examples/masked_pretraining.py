@@ -128,7 +128,7 @@ def draw(images: dict[str, Tensor], losses: list[float], path: Path) -> None:
 
 
 def main() -> None:
-    arguments = scaffold.options(__file__, "Pretrain a masked autoencoder with a masked loss.", 1500, quick=600)
+    arguments = scaffold.options(__file__, "Pretrain a masked autoencoder with a masked loss.", 1500, quick=450)
     seed, real = arguments.seed, scaffold.digits()
     patches, labels = patchify(torch.cat([real.images, real.held_out])), torch.cat([real.labels, real.held_out_labels])
     training, held_out = patches[: -scaffold.HELD_OUT], patches[-scaffold.HELD_OUT :]

@@ -131,7 +131,7 @@ def draw(truth: Tensor, readings: Tensor, forecasts: dict[str, Tensor], path: Pa
 
 
 def main() -> None:
-    arguments = scaffold.options(__file__, "Forecast from records with holes by ignore_nan.", 600, quick=200)
+    arguments = scaffold.options(__file__, "Forecast from records with holes by ignore_nan.", 600, quick=100)
     seed, (truth, readings, degrees) = arguments.seed, record(arguments.seed)
     say(f"{readings.isnan().float().mean():.1%} of {HOURS:,} x {SENSORS} readings are missing")
     fresh, pairs = scaffold.seeded(Forecaster, seed), windows(readings, seed)
