@@ -184,7 +184,7 @@ def _value(own: _sharded.Call, plan: Plan, wanted: int, kept: _Kept) -> Tensor:
         if counts is not None:
             count, flags = _sharded.add_up(counts, plan)[0, 0], flags | NORMALIZER_IS_COUNT
         else:
-            count = float(math.prod(plan.shape)) or None  # of nothing: each process's own mean, NaN
+            count = float(math.prod(plan.shape))
         own = own._replace(options=own.options._replace(normalizer=count))
     how, number, rest = _packed(own)
     call = *operands, how | flags, number, *rest

@@ -133,6 +133,22 @@ def check_hooks_on_saved_tensors(mesh: DeviceMesh) -> None:
         torch.testing.assert_close(ours.full_tensor(), wanted.full_tensor(), rtol=0, atol=0)
 
 
+def check_hooks_that_change_a_mask(mesh: DeviceMesh) -> None:
+    """The kernels decline a mask that is not bool, so the reference makes the gradients."""
+    x, t, w, mask = operands(mesh, torch.float64).values()
+
+    def as_bytes(y: Tensor) -> Tensor:
+        return y.to(torch.uint8) if y.dtype == torch.bool else y
+
+    for weight in (w, torch.zeros_like(w)):
+        leaves = [x.detach().requires_grad_() for _ in range(2)]
+        cudaloss.mse_loss(leaves[0], t, mask=mask, weight=weight).backward()
+        with torch.autograd.graph.saved_tensors_hooks(lambda y: y, as_bytes):
+            cudaloss.mse_loss(leaves[1], t, mask=mask, weight=weight).backward()
+        wanted, found = (y.grad.to_local() for y in leaves)
+        torch.testing.assert_close(found, wanted, rtol=1e-14, atol=0)
+
+
 def check_what_goes_in_several(mesh: DeviceMesh) -> None:
     x, t, w, _ = operands(mesh).values()
     x.requires_grad_()
