@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,12 +17,14 @@ from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUs
 
 PROCESSES = 4
 MESHES = ((4,), (2, 2))
+EVEN = (4, 8)  # sizes without uneven shards, whose sizes PyTorch's LocalTensorMode does not take everywhere
 BARS = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 2**-8}  # of the largest element
 
 
 def assert_close(found: Tensor, truth: Tensor, bar: float) -> None:
     largest = truth.nan_to_num(0, 0, 0).abs().max() if truth.numel() else 0.0
-    torch.testing.assert_close(found.double(), truth, rtol=0, atol=float(bar * largest), equal_nan=True)
+    for own in getattr(found, "_local_tensors", {0: found}).values():  # a LocalTensor has those of all processes
+        torch.testing.assert_close(own.double(), truth, rtol=0, atol=float(bar * largest), equal_nan=True)
 
 
 def run_random_calls(
@@ -37,6 +40,23 @@ def run_random_calls(
         except Exception as error:  # the other processes have it too, or wait for this one in vain
             faults.append(f"case {case}: {type(error).__name__}: {error}")
     return values, faults
+
+
+def assert_right_in_one_process(
+    name: str, mesh_shape: tuple[int, ...], cases: int, check: Callable[[random.Random, DeviceMesh], Tensor]
+) -> None:
+    """The calls under PyTorch's LocalTensorMode, in which one process stands for all. The kernels do not serve it."""
+    local_tensor = pytest.importorskip("torch.distributed._local_tensor")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=PROCESSES)
+    try:
+        with local_tensor.LocalTensorMode(PROCESSES):
+            values, faults = run_random_calls(name, mesh_shape, cases, check)
+    finally:
+        dist.destroy_process_group()
+    assert not faults
+    assert len(values) == cases
 
 
 def _work(rank: int, folder: str, find: Callable[[], Any]) -> None:

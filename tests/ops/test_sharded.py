@@ -4,12 +4,22 @@ processes, gloo, started once; each leaves what it found."""
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from sharding import BARS, MESHES, assert_close, assert_of_the_whole, found_by_all, run_random_calls
+from sharding import (
+    BARS,
+    EVEN,
+    MESHES,
+    assert_close,
+    assert_of_the_whole,
+    assert_right_in_one_process,
+    found_by_all,
+    run_random_calls,
+)
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -68,10 +78,10 @@ def called(spec, operands: list[Tensor], call: dict[str, Any]) -> Tensor:
     return op(spec)(*operands, call["reduction"], call["parameter"], **options)
 
 
-def check_random_call(spec, draw: random.Random, mesh) -> Tensor:
+def check_random_call(spec, draw: random.Random, mesh, sizes: Sequence[int] = (1, 2, 3, 5, 6, 7)) -> Tensor:
     """Value and gradients of one call must be those of one process; returns this process's value."""
     oracle.suited[0] = spec
-    shape = tuple(draw.choice([1, 2, 3, 5, 6, 7]) for _ in range(draw.choice([1, 2, 2, 3])))
+    shape = tuple(draw.choice(sizes) for _ in range(draw.choice([1, 2, 2, 3])))
     dtype = draw.choice([torch.float32, torch.float32, torch.float64])
     input, target = operands(shape, (dtype, dtype), "cpu")
     call = draw_call(draw, spec, shape)
@@ -130,3 +140,10 @@ def found(tmp_path_factory) -> list[dict]:
 @pytest.mark.parametrize("loss", [spec.name for spec in SPECS])
 def test_random_calls_are_those_of_the_whole(loss, mesh, found):
     assert_of_the_whole([of_process[loss, mesh] for of_process in found], CASES)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("loss", [spec.name for spec in SPECS])
+def test_random_calls_in_one_process(loss, mesh):
+    spec = next(spec for spec in SPECS if spec.name == loss)
+    assert_right_in_one_process(loss, mesh, 2, partial(check_random_call, spec, sizes=EVEN))

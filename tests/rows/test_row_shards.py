@@ -4,12 +4,23 @@ are sharded no logit moves. Four processes, gloo, started once; each leaves what
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from sharding import BARS, MESHES, PROCESSES, assert_close, assert_of_the_whole, found_by_all, run_random_calls
+from sharding import (
+    BARS,
+    EVEN,
+    MESHES,
+    PROCESSES,
+    assert_close,
+    assert_of_the_whole,
+    assert_right_in_one_process,
+    found_by_all,
+    run_random_calls,
+)
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -81,8 +92,8 @@ def check_call(spec, mesh, operands: list[Tensor], options: dict[str, Any], dtyp
     return value.detach().full_tensor()
 
 
-def check_random_call(spec, draw: random.Random, mesh) -> Tensor:
-    shape = tuple(draw.choice([2, 3, 5, 6, 7]) for _ in range(draw.choice([2, 3])))
+def check_random_call(spec, draw: random.Random, mesh, sizes: Sequence[int] = (2, 3, 5, 6, 7)) -> Tensor:
+    shape = tuple(draw.choice(sizes) for _ in range(draw.choice([2, 3])))
     if spec.name in ("triplet_margin", "cosine_embedding"):
         shape = shape[:2]
     operands, options = draw_call(draw, spec, shape)
@@ -252,6 +263,13 @@ def found(tmp_path_factory) -> list[dict]:
 @pytest.mark.parametrize("loss", [spec.name for spec in OF_ROWS])
 def test_random_calls_are_those_of_the_whole(loss, mesh, found):
     assert_of_the_whole([of_process[loss, mesh] for of_process in found], CASES)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("loss", [spec.name for spec in OF_ROWS])
+def test_random_calls_in_one_process(loss, mesh):
+    spec = next(spec for spec in OF_ROWS if spec.name == loss)
+    assert_right_in_one_process(loss, mesh, 2, partial(check_random_call, spec, sizes=EVEN))
 
 
 @pytest.mark.parametrize("case", range(len(VOCABULARIES)), ids=[str(case) for case in VOCABULARIES])
