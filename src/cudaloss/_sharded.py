@@ -7,18 +7,18 @@ divisor is the global count. Last, a number, or a number for each kept index, is
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from . import _dispatch, reference
 from ._checks import class_dim, joint_shape, rows_shape
 from ._options import Options
-from ._sharded_plan import USUAL, Placements, Plan, as_dtensor, placed, plan_of, strides_of
+from ._sharded_plan import USUAL, Placements, Plan, as_dtensor, moved, plan_of, strides_of
 from ._specs import LossSpec, RowNumbers, Third, VectorNumbers
 
 collectives = torch.ops._c10d_functional
@@ -27,35 +27,59 @@ _ON_THIS_STREAM = dist.AllreduceOptions()
 _ON_THIS_STREAM.asyncOp = False
 
 
-class _Share(torch.autograd.Function):
-    """The shard of an operand that requires a gradient. The gradient stays where the shards leave it: no collective."""
+class _Border(NamedTuple):
+    """Between a DTensor and the shards of it that processes compute on."""
+
+    plan: Plan
+    shards: Placements
+    gradients: Placements  # of the shards' gradients: parts of a sum if each process has the whole
+    whole: tuple[Placements, Sequence[int], tuple[int, ...]]  # where the DTensor is, its shape and strides
+
+
+class _Shard(torch.autograd.Function):
+    """The shard of a DTensor. With :class:`_Joined` as its derivative, and the reverse, derivatives of any order pass
+    the border. PyTorch's ``to_local`` and ``from_local`` lose terms from the third order on (torch 2.13)."""
 
     @staticmethod
-    def forward(ctx: Any, operand: DTensor, plan: Plan, is_of_classes: bool) -> Tensor:
+    def forward(ctx: Any, whole: DTensor, border: _Border) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.plan, ctx.whole = plan, (plan.of_gradient(operand, is_of_classes), operand.shape, operand.stride())
-        ctx.placements = operand.placements
-        local = placed(operand, plan, is_of_classes)
+        ctx.border = border
+        local = moved(whole, border.plan, border.shards).to_local()
         return local.view_as(local)  # a new tensor for autograd: the operand keeps its own
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        if grads[0] is None:
-            return None, None, None
-        found = as_dtensor(grads[0], ctx.plan, *ctx.whole)
+        return None if grads[0] is None else _Joined.apply(grads[0], ctx.border), None
+
+
+class _Joined(torch.autograd.Function):
+    """The DTensor of the shards' gradients. They stay where they are: no collective."""
+
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor, border: _Border) -> DTensor:
+        ctx.set_materialize_grads(False)
+        ctx.border = border
+        given, *whole = border.whole
+        found = as_dtensor(shard, border.plan, border.gradients, *whole)
         # FSDP2 adds its own gradients to that of a parameter, at its place; from a whole that is a slice.
-        pairs = zip(ctx.placements, found.placements, strict=True)
-        back = tuple(now if type(own) in USUAL else own for own, now in pairs)
-        return found if back == found.placements else found.redistribute(ctx.plan.mesh, back), None, None
+        pairs = zip(given, found.placements, strict=True)
+        return moved(found, border.plan, tuple(now if type(own) in USUAL else own for own, now in pairs))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: DTensor | None) -> Any:
+        return None if grads[0] is None else _Shard.apply(grads[0], ctx.border), None
 
 
 def _share(operand: Tensor, plan: Plan, is_of_classes: bool = False) -> Tensor:
     if not isinstance(operand, DTensor):
         return operand  # a number, the same everywhere
-    if operand.requires_grad and torch.is_grad_enabled():
-        return _Share.apply(operand, plan, is_of_classes)  # pyright: ignore[reportReturnType]
-    with torch.no_grad():
-        return placed(operand, plan, is_of_classes)
+    shards = plan.of_operand(operand, is_of_classes)
+    if not (operand.requires_grad and torch.is_grad_enabled()):
+        with torch.no_grad():
+            return moved(operand, plan, shards).to_local()
+    whole = operand.placements, operand.shape, operand.stride()
+    border = _Border(plan, shards, plan.of_gradient(operand, is_of_classes), whole)
+    return _Shard.apply(operand, border)  # pyright: ignore[reportReturnType]
 
 
 class Whole(torch.autograd.Function):
@@ -75,28 +99,29 @@ class Whole(torch.autograd.Function):
     ) -> DTensor:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*operands)
-        ctx.plan, ctx.dtype, ctx.some = plan, share.dtype, some
+        (placements, shares), shape = plan.of_result(), plan.shape[: len(strides)]
+        ctx.border, ctx.dtype, ctx.some = _Border(plan, placements, shares, (shares, shape, strides)), share.dtype, some
         value = whole_value(share, plan, dtype, some)
-        return as_dtensor(value.view_as(value), plan, plan.of_result()[0], plan.shape[: len(strides)], strides)
+        return as_dtensor(value.view_as(value), plan, placements, shape, strides)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         others = (None,) * (len(ctx.needs_input_grad) - 1)
         _ = ctx.saved_tensors  # raises if one was changed
-        (grad_output,), (placements, shares) = grads, ctx.plan.of_result()
-        if grad_output is None:
+        if grads[0] is None:
             return None, *others
-        grad = brought(grad_output, ctx.plan.mesh, placements).to_local(grad_placements=shares).to(ctx.dtype)
+        grad: Any = _Shard.apply(brought(grads[0], ctx.border.plan, ctx.border.shards), ctx.border)
+        grad = grad.to(ctx.dtype)
         if ctx.some is not None:
             grad = torch.where(ctx.some, grad, 0)
         return grad, *others
 
 
-def brought(grad_output: Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
+def brought(grad_output: Tensor, plan: Plan, placements: Placements) -> DTensor:
     """A gradient of the loss, with the loss's placements."""
     if not isinstance(grad_output, DTensor):  # the same everywhere
-        grad_output = DTensor.from_local(grad_output, mesh, (Replicate(),) * len(placements))
-    return grad_output if grad_output.placements == placements else grad_output.redistribute(mesh, placements)
+        grad_output = DTensor.from_local(grad_output, plan.mesh, (Replicate(),) * len(placements))
+    return moved(grad_output, plan, placements)
 
 
 class Sum(torch.autograd.Function):

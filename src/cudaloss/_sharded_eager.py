@@ -121,7 +121,7 @@ class _Loss(torch.autograd.Function):
             value = _sharded.composed(call, known.plan, 0)
             found = iter(torch.autograd.grad(value, wanted, grad_output, create_graph=True))
             return *_NOTHING, *(next(found) if is_needed else None for is_needed in needed[:2]), *nothing
-        grad = _local(_sharded.brought(grad_output, known.plan.mesh, known.result.placements))
+        grad = _local(_sharded.brought(grad_output, known.plan, known.result.placements))
         ctx.own.saved_tensors = saved[: ctx.count]
         found = _autograd._backward(ctx.own, grad.to(known.dtype))[:2]
         if known.place is not None and found[0] is not None:

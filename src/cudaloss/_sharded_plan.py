@@ -112,7 +112,7 @@ def strides_of(shape: torch.Size, *operands: Tensor) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def as_dtensor(local: Tensor, plan: Plan, placements: Placements, shape: torch.Size, strides: Any) -> DTensor:
+def as_dtensor(local: Tensor, plan: Plan, placements: Placements, shape: Any, strides: Any) -> DTensor:
     """A DTensor of a shard."""
     # For a compiler, and for autograd if derivatives have their own. It costs the host 50 us, the class itself 6.
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
@@ -121,8 +121,5 @@ def as_dtensor(local: Tensor, plan: Plan, placements: Placements, shape: torch.S
     return DTensor(local.detach(), DTensorSpec(plan.mesh, placements, meta), requires_grad=False)
 
 
-def placed(operand: DTensor, plan: Plan, is_of_classes: bool = False) -> Tensor:
-    """The operand's shard at the place that the plan requires."""
-    wanted = plan.of_operand(operand, is_of_classes)
-    operand = operand if operand.placements == wanted else operand.redistribute(plan.mesh, wanted)
-    return operand.to_local()
+def moved(x: DTensor, plan: Plan, placements: Placements) -> DTensor:
+    return x if x.placements == placements else x.redistribute(plan.mesh, placements)

@@ -3,8 +3,9 @@ processes, gloo, started once; each leaves what it found."""
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -121,8 +122,34 @@ def check_parameter_of_fsdp() -> None:
     torch.testing.assert_close(weight.grad.full_tensor(), whole.weight.grad)
 
 
+def check_derivatives_of_higher_orders() -> None:
+    """To the fourth, which is nonlinear in the value, also where some processes have nothing."""
+
+    def derivatives(loss: Callable[..., Tensor], *operands: Tensor, **options: Tensor) -> list[Tensor]:
+        found = [loss(*operands, **options)]
+        for _ in range(4):
+            found += torch.autograd.grad(found[-1].pow(3).sum(), operands[0], create_graph=True)
+        return found
+
+    mesh = init_device_mesh("cpu", (4,))
+    for rows, placement in itertools.product((8, 2), (Shard(0), Replicate())):
+        torch.manual_seed(0)
+        x, t = torch.randn(2, rows, 3, dtype=torch.float64)
+        for options in ({}, {"mask": torch.rand(rows, 3) < 0.6}, {"weight": torch.rand(3, dtype=torch.float64)}):
+            wanted = derivatives(cudaloss.log_cosh_loss, x.clone().requires_grad_(), t, **options)
+            leaf = distribute_tensor(x, mesh, [placement]).requires_grad_()
+            own = {
+                name: distribute_tensor(y, mesh, [Shard(0) if y.dim() == 2 else Replicate()])
+                for name, y in {"target": t, **options}.items()
+            }
+            found = derivatives(cudaloss.log_cosh_loss, leaf, own.pop("target"), **own)
+            for ours, theirs in zip(found, wanted, strict=True):
+                assert_close(ours.detach().full_tensor(), theirs.detach(), 1e-12)
+
+
 def find() -> dict[Any, Any]:
     check_parameter_of_fsdp()
+    check_derivatives_of_higher_orders()
     return {
         (spec.name, mesh): run_random_calls(spec.name, mesh, CASES, partial(check_random_call, spec))
         for spec in SPECS
