@@ -20,6 +20,8 @@ import oracle
 from cudaloss._build import INFO
 from cudaloss._specs import BY_MODE, OF_ROWS, SPECS, LossSpec
 
+NO_GPU = None if torch.cuda.is_available() and INFO["cuda"] else "no GPU" if INFO["cuda"] else "built without CUDA"
+
 # A loss of each kind of kernels takes every variant of every test. The others share its templates; of those a test
 # takes only every n-th variant, and each loss other ones.
 OF_KERNELS = {(type(spec.terms), spec.kernels): spec for spec in reversed(SPECS) if spec.parameter}.values()
@@ -53,8 +55,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             specs = [spec for spec in specs if spec in (SPECS if specs is DOMAINS else KINDS)]
         specs = [*specs, *OF_ROWS] if marked("rows_too") else specs
         metafunc.parametrize("spec", specs, ids=_id)
-    if "device" in metafunc.fixturenames:
-        metafunc.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+    if "device" in metafunc.fixturenames:  # without the GPU's, 11,000 tests, where they would only be skipped
+        of_gpu = [] if NO_GPU else [pytest.param("cuda", marks=pytest.mark.cuda)]
+        metafunc.parametrize("device", ["cpu", *of_gpu])
+
+
+def pytest_report_header() -> str | None:
+    return NO_GPU and f"{NO_GPU}: without the tests on it"
 
 
 def _group(item: pytest.Item) -> tuple[str, LossSpec, str | None] | None:
@@ -80,12 +87,9 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("whole"):
         _leave_out(config, items)
-    if torch.cuda.is_available() and INFO["cuda"]:
-        return
-    reason = "no GPU" if INFO["cuda"] else "built without CUDA"
-    for item in items:
+    for item in items if NO_GPU else []:
         if item.get_closest_marker("cuda"):
-            item.add_marker(pytest.mark.skip(reason=reason))
+            item.add_marker(pytest.mark.skip(reason=NO_GPU))
 
 
 @pytest.fixture(autouse=True)
