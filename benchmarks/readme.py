@@ -262,7 +262,7 @@ def caption(environment: dict[str, Any]) -> str:
         f"`csrc_tree` {environment['csrc_tree'][:12]}" if environment.get("csrc_tree") else None,
     ]
     where = ", ".join(part for part in parts if part)
-    return f"{where}: cudaloss against eager PyTorch and `torch.compile` of it, one after the other in one process."
+    return f"{where}: cudaloss against eager PyTorch and `torch.compile` of it, alternately in one process."
 
 
 README = (kernelbench_table, speed_table)

@@ -105,7 +105,7 @@ def suiting(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def large() -> Iterator[None]:
-    """One such test at a time, of all processes, and nothing left in its process's cache: each takes 12 to 40 GB."""
+    """One such test at a time, of all processes, and nothing left in its process's cache: they take many GB."""
     with (Path(tempfile.gettempdir()) / "cudaloss-large-tests").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         torch.cuda.empty_cache()

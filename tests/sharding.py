@@ -27,6 +27,14 @@ def assert_close(found: Tensor, truth: Tensor, bar: float) -> None:
         torch.testing.assert_close(own.double(), truth, rtol=0, atol=float(bar * largest), equal_nan=True)
 
 
+def derivatives(loss: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    """The value, and derivatives that are nonlinear in it, to the fourth order."""
+    found = [loss(x)]
+    for _ in range(4):
+        found += torch.autograd.grad(found[-1].pow(3).sum(), x, create_graph=True)
+    return found
+
+
 def run_random_calls(
     name: str, mesh_shape: tuple[int, ...], cases: int, check: Callable[[random.Random, DeviceMesh], Tensor]
 ) -> tuple[list[Tensor], list[str]]:

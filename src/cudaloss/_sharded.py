@@ -38,7 +38,8 @@ class _Border(NamedTuple):
 
 class _Shard(torch.autograd.Function):
     """The shard of a DTensor. With :class:`_Joined` as its derivative, and the reverse, derivatives of any order pass
-    the border. PyTorch's ``to_local`` and ``from_local`` lose terms from the third order on (torch 2.13)."""
+    the border. With PyTorch's ``to_local`` and ``from_local`` instead, terms were lost from the fourth order on, and
+    from the third where a process has an empty shard (torch 2.13)."""
 
     @staticmethod
     def forward(ctx: Any, whole: DTensor, border: _Border) -> Tensor:
@@ -101,7 +102,8 @@ class Whole(torch.autograd.Function):
         ctx.save_for_backward(*operands)
         (placements, shares), shape = plan.of_result(), plan.shape[: len(strides)]
         ctx.border, ctx.dtype, ctx.some = _Border(plan, placements, shares, (shares, shape, strides)), share.dtype, some
-        value = whole_value(share, plan, dtype, some)
+        value = all_reduced(share, plan).to(dtype)
+        value = value if some is None else value / some
         return as_dtensor(value.view_as(value), plan, placements, shape, strides)
 
     @staticmethod
@@ -152,12 +154,6 @@ def add_up(share: Tensor, plan: Plan) -> Tensor:
         if work is not None:  # work that the stream does not wait for by itself
             work.wait()
     return share
-
-
-def whole_value(share: Tensor, plan: Plan, dtype: torch.dtype, some: Tensor | None) -> Tensor:
-    """The loss in the form of :class:`Whole`."""
-    value = all_reduced(share, plan).to(dtype)
-    return value if some is None else value / some
 
 
 class Call(NamedTuple):

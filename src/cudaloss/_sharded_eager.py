@@ -17,13 +17,14 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from . import _autograd, _dispatch, _private, _sharded
-from ._modes import BELOW_AUTOGRAD, FOR_INPUT, FOR_TARGET, NORMALIZER_IS_COUNT
+from ._modes import BELOW_AUTOGRAD, FOR_INPUT, FOR_TARGET, NORMALIZER_IS_COUNT, dtype_of
 from ._sharded_plan import USUAL, Plan
 from ._sharded_vocabulary import Place, of_parts, part_gradient, place_of
 
 _LIMIT = 1024  # the number of remembered calls
 # Elements of a process whose sum and count are added up together. The device takes 107 us for 2^18 in this way, 108 in
-# the other, the host 1,239 and 1,331; for 2^20 the device 111 and 84 (smooth L1 with a mask, two H100).
+# the other, the host 1,239 and 1,331; for 2^20 the device 111 and 84 (smooth L1 with a mask, two H100, by a script that
+# was not kept).
 _FEW = 1 << 18
 
 
@@ -33,7 +34,6 @@ class _Known(NamedTuple):
     plan: Plan
     result: DTensorSpec
     gradients: tuple[DTensorSpec, ...]  # the input's and the target's
-    dtype: torch.dtype  # of a share: halves are rounded once, after the sum
     place: Place | None  # of the classes, if they are sharded
 
 
@@ -52,8 +52,7 @@ def _find(call: _sharded.Call) -> _Known | None:
         DTensorSpec(plan.mesh, plan.of_gradient(x), TensorMeta(x.shape, x.stride(), x.dtype))
         for x in (call.input, call.target)
     )
-    place = None if plan.vocabulary is None else place_of(call, plan)
-    return _Known(plan, result, tuple(gradients), call.in_sum(plan).dtype, place)
+    return _Known(plan, result, tuple(gradients), None if plan.vocabulary is None else place_of(call, plan))
 
 
 def _look_up(call: _sharded.Call) -> _Known | None:
@@ -123,7 +122,7 @@ class _Loss(torch.autograd.Function):
             return *_NOTHING, *(next(found) if is_needed else None for is_needed in needed[:2]), *nothing
         grad = _local(_sharded.brought(grad_output, known.plan, known.result.placements))
         ctx.own.saved_tensors = saved[: ctx.count]
-        found = _autograd._backward(ctx.own, grad.to(known.dtype))[:2]
+        found = _autograd._backward(ctx.own, grad.to(dtype_of(ctx.own.numbers[0])))[:2]
         if known.place is not None and found[0] is not None:
             x, t = (_local(operand) for operand in saved[ctx.count : ctx.count + 2])
             counts = _autograd._kept(ctx.own)[1][_MASK]

@@ -147,9 +147,8 @@ def of_parts(own: Call, plan: Plan, place: Place) -> Call:
     counts = counts if mask is None else counts & mask
     of_all: Any = _OfAll.apply(_Part.apply(own.input, target, counts, own.spec, place), plan)
     owner = target.div(_shard_size(place.all_classes, plan), rounding_mode="floor")
-    own_class = torch.rsub(owner, 1, alpha=-2)  # 2 owner + 1
     options = own.options._replace(mask=counts)
-    return own._replace(input=of_all.movedim(0, plan.classes), target=own_class, options=options)
+    return own._replace(input=of_all.movedim(0, plan.classes), target=2 * owner + 1, options=options)
 
 
 def part_gradient(

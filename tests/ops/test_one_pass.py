@@ -256,7 +256,7 @@ def test_an_unused_gradient_is_freed_with_its_graph(spec):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("size", [1 << 20, (1 << 28) + 5])
-def test_peak_memory_is_one_gradient(spec, size, large):
+def test_peak_memory_is_one_gradient(spec, size):
     input, target = torch.randn(2, size, device="cuda")
     input.requires_grad_()
     op(spec)(input, target)  # the stream's own workspace, once

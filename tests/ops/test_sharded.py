@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from sharding import (
     assert_close,
     assert_of_the_whole,
     assert_right_in_one_process,
+    derivatives,
     found_by_all,
     run_random_calls,
 )
@@ -123,26 +124,20 @@ def check_parameter_of_fsdp() -> None:
 
 
 def check_derivatives_of_higher_orders() -> None:
-    """To the fourth, which is nonlinear in the value, also where some processes have nothing."""
-
-    def derivatives(loss: Callable[..., Tensor], *operands: Tensor, **options: Tensor) -> list[Tensor]:
-        found = [loss(*operands, **options)]
-        for _ in range(4):
-            found += torch.autograd.grad(found[-1].pow(3).sum(), operands[0], create_graph=True)
-        return found
-
+    """Also where some processes have nothing."""
     mesh = init_device_mesh("cpu", (4,))
     for rows, placement in itertools.product((8, 2), (Shard(0), Replicate())):
         torch.manual_seed(0)
         x, t = torch.randn(2, rows, 3, dtype=torch.float64)
-        for options in ({}, {"mask": torch.rand(rows, 3) < 0.6}, {"weight": torch.rand(3, dtype=torch.float64)}):
-            wanted = derivatives(cudaloss.log_cosh_loss, x.clone().requires_grad_(), t, **options)
-            leaf = distribute_tensor(x, mesh, [placement]).requires_grad_()
+        for given in ({}, {"mask": torch.rand(rows, 3) < 0.6}, {"weight": torch.rand(3, dtype=torch.float64)}):
+            whole = {"target": t, **given}
             own = {
                 name: distribute_tensor(y, mesh, [Shard(0) if y.dim() == 2 else Replicate()])
-                for name, y in {"target": t, **options}.items()
+                for name, y in whole.items()
             }
-            found = derivatives(cudaloss.log_cosh_loss, leaf, own.pop("target"), **own)
+            leaf = distribute_tensor(x, mesh, [placement]).requires_grad_()
+            found = derivatives(partial(cudaloss.log_cosh_loss, **own), leaf)
+            wanted = derivatives(partial(cudaloss.log_cosh_loss, **whole), x.clone().requires_grad_())
             for ours, theirs in zip(found, wanted, strict=True):
                 assert_close(ours.detach().full_tensor(), theirs.detach(), 1e-12)
 
@@ -170,7 +165,6 @@ def test_random_calls_are_those_of_the_whole(loss, mesh, found):
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("loss", [spec.name for spec in SPECS])
+@pytest.mark.parametrize("loss", SPECS, ids=lambda loss: loss.name)
 def test_random_calls_in_one_process(loss, mesh):
-    spec = next(spec for spec in SPECS if spec.name == loss)
-    assert_right_in_one_process(loss, mesh, 2, partial(check_random_call, spec, sizes=EVEN))
+    assert_right_in_one_process(loss.name, mesh, 2, partial(check_random_call, loss, sizes=EVEN))

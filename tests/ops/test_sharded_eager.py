@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -34,6 +36,15 @@ def in_several(call: Callable[[], Tensor]) -> Any:
     return value
 
 
+@contextmanager
+def few_are(elements: int) -> Iterator[None]:
+    kept, _sharded_eager._FEW = _sharded_eager._FEW, elements
+    try:
+        yield
+    finally:
+        _sharded_eager._FEW = kept
+
+
 def is_in_one(value: Any) -> bool:
     return type(value.grad_fn).__name__ == "_LossBackward"
 
@@ -43,11 +54,8 @@ def check_the_same_as_in_several(mesh: DeviceMesh) -> None:
 
 
 def check_many_are_the_same_as_in_several(mesh: DeviceMesh) -> None:
-    kept, _sharded_eager._FEW = _sharded_eager._FEW, 0
-    try:
+    with few_are(0):
         same_as_in_several(mesh)
-    finally:
-        _sharded_eager._FEW = kept
 
 
 def same_as_in_several(mesh: DeviceMesh) -> None:
@@ -174,14 +182,14 @@ def check_two_meshes(mesh: DeviceMesh) -> None:
 
 def check_no_gradients(mesh: DeviceMesh) -> None:
     x, t, _, mask = operands(mesh).values()
-    wanted: Any = cudaloss.mse_loss(x, t, mask=mask)
-    few = _sharded_eager._FEW
-    for mode in (torch.no_grad, torch.inference_mode):
-        for _sharded_eager._FEW in (0, few):
+    leaf = x.detach().requires_grad_()
+    for mode, few in itertools.product((torch.no_grad, torch.inference_mode), (0, _sharded_eager._FEW)):
+        with few_are(few):
+            wanted: Any = cudaloss.mse_loss(leaf, t, mask=mask)
             with mode():
-                found: Any = cudaloss.mse_loss(x, t, mask=mask)
-            assert isinstance(found, DTensor) and not found.requires_grad
-            torch.testing.assert_close(found.to_local(), wanted.to_local(), rtol=2e-7, atol=0)
+                found: Any = cudaloss.mse_loss(leaf, t, mask=mask)
+        assert is_in_one(wanted) and isinstance(found, DTensor) and not found.requires_grad
+        torch.testing.assert_close(found.to_local(), wanted.to_local(), rtol=0, atol=0)
 
 
 def check_calls_that_are_known_are_few(mesh: DeviceMesh) -> None:
