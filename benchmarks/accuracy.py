@@ -115,14 +115,25 @@ def with_factors(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> 
     return errors
 
 
+def with_gradients(losses: dict[str, Loss], input: Tensor, target: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """The mean and its gradient by each. PyTorch's way is left out if it does not fit in the GPU's memory."""
+    found = {}
+    for name, loss in losses.items():
+        try:
+            value = loss(input, target, reduction="mean")
+            found[name] = value.detach(), *torch.autograd.grad(value, input)
+        except torch.OutOfMemoryError:
+            if name == "cudaloss":
+                raise
+    return found
+
+
 def measure(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> dict[str, Any]:
     input, target = operands(spec, size, dtype, device)
     both = {"cudaloss": getattr(cudaloss, spec.function), "torch": rival(spec)}
     losses: dict[str, Loss] = {name: partial(loss, **spec.needed) for name, loss in both.items()}
-    values, gradients = {}, {}
-    for name, loss in losses.items():
-        values[name] = loss(input, target, reduction="mean")
-        (gradients[name],) = torch.autograd.grad(values[name], input)
+    means = with_gradients(losses, input, target)
+    losses = {name: losses[name] for name in means}
     worst = dict.fromkeys([f"{name}_{kind}_ulp" for kind in kinds_of(spec) for name in losses], 0.0)
     total, length = Fraction(), PIECE[device]
     with torch.no_grad():
@@ -134,7 +145,7 @@ def measure(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> dict[
             total += sum(Fraction(part) for terms in sums for part in sum_and_error(terms))
             for name, loss in losses.items():
                 of_slope = (dtype, found.size_of_slope, found.rest_of_slope)
-                errors = {"gradient": largest_error(gradients[name][piece], found.slope, *of_slope)}
+                errors = {"gradient": largest_error(means[name][1][piece], found.slope, *of_slope)}
                 if "single" in kinds_of(spec):
                     single = loss(x, t, reduction="none")
                     errors["single"] = largest_error(
@@ -144,7 +155,7 @@ def measure(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> dict[
                     worst[f"{name}_{kind}_ulp"] = max(worst[f"{name}_{kind}_ulp"], error)
     mean = total / size
     of_mean = [torch.tensor(part, dtype=torch.float64) for part in (float(mean), float(mean - Fraction(float(mean))))]
-    for name, value in values.items():
+    for name, (value, _) in means.items():
         worst[f"{name}_value_ulp"] = largest_error(value.cpu(), of_mean[0], dtype, rest=of_mean[1])
     row = {"loss": spec.name, "size": size, "dtype": str(dtype).removeprefix("torch."), **worst}
     if spec.ulps > 1 and size <= LARGEST_FACTORED:
@@ -155,7 +166,7 @@ def measure(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> dict[
 def bound(spec: LossSpec, row: dict[str, Any], kind: str) -> float:
     if spec.ulps > 1:
         return 1.0 if row["dtype"] in ("float16", "bfloat16") else spec.ulps
-    return max(1.0, row[f"torch_{kind}_ulp"])
+    return max(1.0, row.get(f"torch_{kind}_ulp", 0.0))
 
 
 def kinds_of(spec: LossSpec) -> tuple[str, ...]:

@@ -144,12 +144,13 @@ bool launch_any_dense(const DenseLauncher<Loss>& to) {
   // factor of a gradient scaler.
   if (trains && input == DType::Float16) return false;
   const bool is_aligned = to.is_aligned(), are_floats = input == DType::Float32, are_alike = input == target;
-  if (to.count <= plan::kExactCount && are_floats)
-    return to.template train<false, FloatFloat, FloatFloat, float, float>();
+  const bool are_few = to.count <= plan::kExactCount;
+  if (are_few && are_floats) return to.template train<false, FloatFloat, FloatFloat, float, float>();
   if (trains && !is_aligned && are_floats) return to.template train<false, float, FloatFloat, float, float>();
-  // For these the general pass computes small fp32 sums exactly.
-  if (!are_alike && (to.count <= plan::kExactCount || (trains && !is_aligned))) return false;
-  if (are_alike && !are_floats && (to.count <= plan::kExactCount || (trains && !is_aligned))) {
+  // The general pass computes small fp32 sums exactly, also of halves, whose sum this kernel computes for a half.
+  if (are_few && !are_floats && (!are_alike || r.reduction.dtype == DType::Float32)) return false;
+  if (!are_alike && trains && !is_aligned) return false;
+  if (are_alike && !are_floats && (are_few || (trains && !is_aligned))) {
     return to.template train<false, float, FastFloat, AnyHalf, AnyHalf>();
   }
   const bool few = to.count <= plan::kTrain.tile(plan::vector_elements(size_of(input), size_of(target)));

@@ -1,17 +1,20 @@
-// The engines as the ops call them: a loss's pass, found by the id of its row in src/cudaloss/_rows.
+// The engines as the ops call them: what they take from tensors, and a loss's pass, found by the id of its row in
+// src/cudaloss/_rows.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
 
 #include <atomic>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "core/plan.h"
 #include "cpu/engine.h"
 #include "cuda/engine.h"
-#include "torch/operands.h"
 
 #define CUDALOSS_LOSS(name, id, all) \
   namespace cudaloss::losses {       \
@@ -28,6 +31,67 @@
 #undef CUDALOSS_ROW_LOSS
 
 namespace cudaloss::tensors {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// The Python layer has already checked the arguments and chosen the path. Only a direct call of a private op, or a
+// compiler that changed an operand's layout, reaches these checks.
+inline void require(bool condition, const char* message) {
+  if (!condition) throw std::runtime_error(std::string("cudaloss: ") + message);
+}
+
+inline DType any_dtype_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float:
+      return DType::Float32;
+    case ScalarType::Double:
+      return DType::Float64;
+    case ScalarType::Half:
+      return DType::Float16;
+    case ScalarType::BFloat16:
+      return DType::BFloat16;
+    case ScalarType::Bool:
+      return DType::Bool;
+    case ScalarType::Byte:
+      return DType::UInt8;
+    case ScalarType::Char:
+      return DType::Int8;
+    case ScalarType::Short:
+      return DType::Int16;
+    case ScalarType::Int:
+      return DType::Int32;
+    case ScalarType::Long:
+      return DType::Int64;
+    default:
+      throw std::runtime_error("cudaloss: expected a dtype that the kernels read");
+  }
+}
+inline DType dtype_of(ScalarType type) {
+  const DType dtype = any_dtype_of(type);
+  require(is_floating(dtype), "expected float32, float64, float16 or bfloat16");
+  return dtype;
+}
+
+inline Operand operand(const Tensor& tensor) { return {tensor.const_data_ptr(), dtype_of(tensor.scalar_type())}; }
+inline Operand any_operand(const Tensor& tensor) {
+  return {tensor.const_data_ptr(), any_dtype_of(tensor.scalar_type())};
+}
+constexpr Operand kNoOperand = {nullptr, DType::Float32};
+inline Result result(const Tensor& tensor) { return {tensor.mutable_data_ptr(), dtype_of(tensor.scalar_type())}; }
+
+inline Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef sizes, torch::headeronly::IntHeaderOnlyArrayRef strides,
+                    ScalarType dtype, const Tensor& device_of) {
+  int32_t device_type;
+  require(aoti_torch_get_device_type(device_of.get(), &device_type) == TORCH_SUCCESS, "no device");
+  AtenTensorHandle handle;
+  const int32_t shim_dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  require(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), shim_dtype,
+                                   device_type, device_of.get_device_index(), &handle) == TORCH_SUCCESS,
+          device_of.is_cuda() ? "CUDA out of memory: the result could not be allocated"
+                              : "out of memory: the result could not be allocated");
+  return Tensor(handle);
+}
 
 // Takes a request and a tensor on its device.
 using Run = void (*)(const Pass&, const Tensor&);

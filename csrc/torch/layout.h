@@ -1,14 +1,61 @@
-// From tensors that broadcast together to the dimensions of a pass, sorted by memory order and merged if strides allow.
+// How tensors lie in memory; from tensors that broadcast together to the dimensions of a pass, sorted by memory order
+// and merged if strides allow; and new memory of their shape.
 #pragma once
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
+#include <vector>
 
 #include "core/pass.h"
-#include "torch/operands.h"
+#include "cpu/pages.h"
+#include "torch/backends.h"
 
 namespace cudaloss::tensors {
+
+// Whether the elements fill one block of memory, in any order of dimensions.
+inline bool is_dense(const Tensor& tensor) {
+  if (tensor.is_contiguous()) return true;
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  int64_t expected = 1;
+  for (const size_t dim : order) {
+    if (sizes[dim] == 1) continue;
+    if (strides[dim] != expected) return false;
+    expected *= sizes[dim];
+  }
+  return true;
+}
+
+inline bool same_sizes(const Tensor& a, const Tensor& b) {
+  const auto sizes = a.sizes(), other = b.sizes();
+  return sizes.size() == other.size() && std::equal(sizes.begin(), sizes.end(), other.begin());
+}
+
+// Whether each position in memory holds the same element of both.
+inline bool same_order(const Tensor& a, const Tensor& b) {
+  if (!same_sizes(a, b)) return false;
+  const auto sizes = a.sizes();
+  if (a.is_contiguous() && b.is_contiguous()) return true;
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    if (sizes[dim] != 1 && a.strides()[dim] != b.strides()[dim]) return false;
+  }
+  return is_dense(a);
+}
+
+inline bool same_device(const Tensor& a, const Tensor& b) {
+  return a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
+}
+
+// An expanded scalar, such as the backward of sum() sends.
+inline bool is_broadcast_scalar(const Tensor& tensor) {
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    if (sizes[dim] != 1 && strides[dim] != 0) return false;
+  }
+  return true;
+}
 
 // The dimension of a row's classes: the second, or the first of a 1-D tensor, as in PyTorch.
 inline int class_dim_of(const Tensor& input) { return input.dim() > 1; }
@@ -205,6 +252,15 @@ class Layout {
   int class_dim_ = -1;  // for rows
   int64_t classes_ = 0, class_stride_[kPlaces] = {};
 };
+
+// In the memory format of `like`, which is dense.
+inline Tensor empty_dense(const Tensor& like, ScalarType dtype) {
+  Tensor tensor = empty(like.sizes(), like.strides(), dtype, like);
+  if (!tensor.is_cuda()) {
+    cpu::advise_huge_pages(tensor.mutable_data_ptr(), tensor.numel() * static_cast<int64_t>(tensor.element_size()));
+  }
+  return tensor;
+}
 
 // New memory in the shape of `like`: in its layout if that is dense; contiguous if it is expanded; otherwise in its
 // order of dimensions. src/cudaloss/_private.py predicts the same.

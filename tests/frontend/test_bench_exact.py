@@ -89,6 +89,21 @@ def test_accuracy_has_a_row_of_every_loss(spec: LossSpec) -> None:
     assert row["cudaloss_value_ulp"] < 2
 
 
+def test_accuracy_without_pytorch_where_its_way_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: object, **__: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    accuracy, mse = script("accuracy"), NAMED["mse"]
+    monkeypatch.setattr(accuracy, "rival", lambda _: out_of_memory)
+    row = accuracy.measure(mse, 100, torch.float32, "cpu")
+    assert row["holds"]
+    assert {key for key in row if key.endswith("_ulp")} == {"cudaloss_value_ulp", "cudaloss_gradient_ulp"}
+    assert not accuracy.bound(mse, row, "value") > 1
+    monkeypatch.setattr(accuracy.cudaloss, "mse_loss", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        accuracy.measure(mse, 100, torch.float32, "cpu")
+
+
 def test_pytorchs_error_excuses_none_of_exponentials() -> None:
     accuracy = script("accuracy")
     row = {"dtype": "float32", "torch_single_ulp": 1e7, "torch_value_ulp": 1.5}
