@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calls import Call
 from cudaloss._options import Options
-from oracle import DTYPES, SECONDS, SUITED, has_domain, of_probabilities
+from oracle import DTYPES, SECONDS, SUITED, has_domain, largest_logit, of_probabilities
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 # Sizes at which the kernels change: a block's elements, tiles, a chunk of the CPU engine.
@@ -248,6 +248,9 @@ def calls(draw, spec, device, *, keywords, dense):
     of_target = values.probabilities if of_probabilities(spec) else values.of_dtype
     target = of_target(memory["target"], dtypes["target"])
     input = values.of_dtype(memory["input"], dtypes["input"])
+    if spec.inputs == "logits":
+        most = largest_logit(device, dtypes["input"])
+        input = input.clamp(-most, most)
     if has_domain(spec):
         input = values.within(spec.inputs, input, dtypes["input"])
         target = target if of_probabilities(spec) else values.within(spec.targets, target, dtypes["target"])
