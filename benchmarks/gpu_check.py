@@ -92,6 +92,8 @@ GRACE = 25  # seconds for the running process to report how far it came
 RUNNING: set[subprocess.Popen[str]] = set()
 SUMMARY = r"^(?:=+ )?(\d+ (?:passed|failed).*?)(?: =+)?$|ERROR SUMMARY: (.*)$|RACECHECK SUMMARY: (.*)$"
 FAILED = r"^(?:FAILED|ERROR) (\S+::\S+)"
+# What was wrong, and the random call with which it was.
+WRONG = r"^E +(\w*Error\b.*|Draw \d+: .*(?:\nE +\w+=.*)*)"
 
 
 def interrupt(*_: Any) -> None:
@@ -135,13 +137,13 @@ def run(name: str, command: list[str], **environment: str) -> dict[str, Any]:
     code = process.wait()
     RUNNING.discard(process)
     print("".join(lines if code else lines[-12:]), flush=True)
-    summary = re.findall(SUMMARY, "".join(lines), re.MULTILINE)
-    failed = sorted(set(re.findall(FAILED, "".join(lines), re.MULTILINE)))
+    said = "".join(lines).replace(f"{ROOT}/", "")
+    summary, failed, wrong = (re.findall(of, said, re.MULTILINE) for of in (SUMMARY, FAILED, WRONG))
     return {
         "passed": code == 0,
         "seconds": round(time.monotonic() - start, 1),
         "summary": ["".join(groups) for groups in summary],
-        **({"failed": failed} if failed else {}),
+        **({"failed": sorted(set(failed)), "wrong": wrong} if failed else {}),
     }
 
 

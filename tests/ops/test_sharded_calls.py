@@ -122,6 +122,24 @@ def check_second_derivatives(data: Data) -> None:
     torch.testing.assert_close(found.full_tensor(), wanted, rtol=1e-5, atol=1e-8)
 
 
+def check_derivatives_by_the_incoming_gradient(data: Data) -> None:
+    """Of the slopes' slopes too. It may be a plain number, which all processes have."""
+
+    def chain(x: Tensor, t: Tensor, incoming: Tensor) -> list[Tensor]:
+        (slope,), found = torch.autograd.grad(cudaloss.log_cosh_loss(x, t), x, incoming, create_graph=True), []
+        for _ in range(3):
+            slope, by_incoming = torch.autograd.grad(slope.pow(3).sum(), (x, incoming), create_graph=True)
+            found += [slope, by_incoming]
+        return [y.full_tensor() if isinstance(y, DTensor) else y for y in found]
+
+    x, t, incoming = (y.double() for y in (data.whole["input"], data.whole["target"], torch.tensor(1.7)))
+    wanted = chain(x.clone().requires_grad_(), t, incoming.clone().requires_grad_())
+    placed = [distribute_tensor(y, data.mesh, ROWS) for y in (x, t)]
+    for given in (incoming, distribute_tensor(incoming, data.mesh, [Replicate()])):
+        found = chain(placed[0].requires_grad_(), placed[1], given.requires_grad_())
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-15)
+
+
 def check_gradient_of_a_weight(data: Data) -> None:
     for batch_dims in (0, 1):
         plain, whole = data.whole["weight"][:1].clone().requires_grad_(), data.whole
