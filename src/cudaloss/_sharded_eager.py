@@ -25,7 +25,7 @@ _LIMIT = 1024  # the number of remembered calls
 # Elements of a process whose sum and count are added up together. The device takes 107 us for 2^18 in this way, 108 in
 # the other, the host 1,239 and 1,331; for 2^20 the device 111 and 84 (smooth L1 with a mask, two H100, by a script that
 # was not kept). Over gloo it is the slower way: 1,376 to 1,630 us, the other 974 to 1,245 (320 elements, 2 CPU cores,
-# benchmarks/sharded.py), because gloo sends several numbers in more turns than one.
+# benchmarks/sharded.py).
 _FEW = 1 << 18
 
 
