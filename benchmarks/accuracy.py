@@ -25,6 +25,7 @@ from rich.table import Table
 from torch import Tensor
 
 import cudaloss
+from cudaloss._modes import DTYPES
 from cudaloss._specs import SPECS, LossSpec
 from cudaloss.bench import double_double as wide
 from cudaloss.bench import symbolic
@@ -36,7 +37,6 @@ from cudaloss.bench.symbolic import INPUT_SLOPE, LOSS
 
 # Of a GPU's memory, and of a CPU's cache: the reference of exponentials runs thousands of PyTorch's kernels.
 PIECE = {"cuda": 1 << 26, "cpu": 1 << 15}
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 LARGEST_FACTORED = 1 << 20
 SECOND = 0.1  # for example label smoothing
 SPREAD = 20.0  # the standard deviation of logits: 2^22 of them reach beyond 100, where float32's losses are subnormal

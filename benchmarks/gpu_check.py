@@ -130,7 +130,7 @@ def run(name: str, command: list[str], **environment: str) -> dict[str, Any]:
     assert process.stdout is not None
     RUNNING.add(process)
     lines = []
-    with open(SCRATCH / f"{name}.log", "w", buffering=1) as log:
+    with process.stdout, open(SCRATCH / f"{name}.log", "w", buffering=1) as log:
         for line in process.stdout:
             lines.append(line)
             log.write(line)

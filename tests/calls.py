@@ -13,7 +13,7 @@ from cudaloss import reference
 from cudaloss._options import NONE, Options
 from cudaloss._specs import LossSpec
 from exact import Exact
-from oracle import FEW, HALVES, OF_HALVES, bar, error, op
+from oracle import EXACT_COUNT, HALVES, OF_HALVES, bar, error, op
 
 # The plain-PyTorch reference's error is an excuse only as far as it is rounding. For float32 up to 15 ulp were seen (a
 # weight of stride 0 summed); one element too many in a count of 40,007 makes 210.
@@ -111,8 +111,9 @@ class Call:
         assert (value.shape, value.device) == (self.exact.value.shape, self.input.device)
         assert value.dtype == self.result_dtype
         size = self.exact.size.clamp(min=self.least_size(value.dtype))
-        is_sum_of_many = self.reduction != "none" and value.dtype == torch.float32 and self.exact.shape.numel() > FEW
-        of_halves = is_sum_of_many and all(x.is_cuda and x.dtype in HALVES for x in (self.input, self.target))
+        is_sum = self.reduction != "none" and value.dtype == torch.float32
+        is_sum_of_halves = is_sum and all(x.is_cuda and x.dtype in HALVES for x in (self.input, self.target))
+        of_halves = is_sum_of_halves and self.exact.shape.numel() > EXACT_COUNT
         assert_within(self.spec, value, self.exact.value, size, lambda: self.plain(*arguments), of_halves)
         operands = [x for x in (self.input, self.target) if x.requires_grad]
         if operands:

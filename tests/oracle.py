@@ -13,12 +13,12 @@ from torch import Tensor
 
 import cudaloss
 from cudaloss import reference
+from cudaloss._modes import DTYPES
 from cudaloss._specs import LossSpec, OfTwo
 from cudaloss.bench import symbolic
 from cudaloss.bench.errors import compensated_sum, largest_error
 from exact import Exact
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 HALVES = DTYPES[2:]
 
 # The third operand's numbers, by where they must lie; 0.3 and 2.3 are not exact in float32.
@@ -72,9 +72,9 @@ def bar(spec: LossSpec, dtype: torch.dtype, usual: float = 1.0, factored: bool =
     return max(usual, spec.ulps * (FACTORED if factored else 1.0))
 
 
-# The same of a float32 sum of more than FEW halves on a GPU, whose terms have the digits that a half needs: 5.54 ulp
-# were seen for binary_cross_entropy (docs/numerics.md).
-FEW, OF_HALVES = 1024, 16.0
+# The same of a float32 sum of more than EXACT_COUNT halves (csrc/core/plan.h) on a GPU, whose terms have the digits
+# that a half needs: 5.54 ulp were seen for binary_cross_entropy (docs/numerics.md).
+EXACT_COUNT, OF_HALVES = 1024, 16.0
 
 
 def largest_logit(device: str, dtype: torch.dtype) -> float:

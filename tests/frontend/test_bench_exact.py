@@ -104,6 +104,22 @@ def test_accuracy_without_pytorch_where_its_way_does_not_fit(monkeypatch: pytest
         accuracy.measure(mse, 100, torch.float32, "cpu")
 
 
+def test_a_gpu_report_says_what_was_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a failing test of random calls: the error and the call."""
+    gpu_check = script("gpu_check")
+    monkeypatch.setattr(gpu_check, "SCRATCH", tmp_path)
+    test = tmp_path / "test_drawn.py"
+    test.write_text(
+        "from hypothesis import given, strategies as st\n\n"
+        "@given(data=st.data())\ndef test_it(data):\n    assert data.draw(st.integers()) < 7, 'too much'\n"
+    )
+    outcome = gpu_check.run("tests", [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(test)])
+    assert not outcome["passed"]
+    assert [name.partition("::")[2] for name in outcome["failed"]] == ["test_it"]
+    assert outcome["wrong"][0].startswith("AssertionError: too much")
+    assert "Draw 1: 7" in outcome["wrong"]
+
+
 def test_pytorchs_error_excuses_none_of_exponentials() -> None:
     accuracy = script("accuracy")
     row = {"dtype": "float32", "torch_single_ulp": 1e7, "torch_value_ulp": 1.5}

@@ -13,7 +13,7 @@ import cudaloss
 from cudaloss._build import DEVICES
 from cudaloss._modes import REDUCTIONS
 from cudaloss.bench.errors import largest_error, ulp
-from oracle import DTYPES, FACTORED, largest_logit, leaf
+from oracle import DTYPES, FACTORED, HALVES, largest_logit, leaf
 from thirds import allowed, results
 
 bce = cudaloss.binary_cross_entropy_with_logits
@@ -25,7 +25,7 @@ NAMES = ("value", "d/d input", "d/d target")
 def bar(dtype, device, factored):
     """In ulp of the value, or of the larger of two terms that cancel in a gradient; `factored`: with a pos_weight or
     smoothing."""
-    return 1.0 if dtype in (torch.float16, torch.bfloat16) else allowed(device, 2.0 * (FACTORED if factored else 1.0))
+    return 1.0 if dtype in HALVES else allowed(device, 2.0 * (FACTORED if factored else 1.0))
 
 
 # ---- the truth, of 40 digits ----

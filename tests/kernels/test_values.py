@@ -10,7 +10,7 @@ from cudaloss._build import DEVICES
 from cudaloss._modes import REDUCTIONS
 from cudaloss._specs import OfDifference
 from exact import Exact
-from oracle import DTYPES, SECONDS, bar, error, exact_loss, leaf, op, operands, parameters, torch_op
+from oracle import DTYPES, HALVES, SECONDS, bar, error, exact_loss, leaf, op, operands, parameters, torch_op
 
 # 0 and 1 elements, below and above a vector, a tile, a block's tile, a chunk of the CPU engine
 SIZES = (0, 1, 2, 3, 5, 8, 17, 63, 64, 65, 1000, 4096, 4097, 8192, 8193, 32768, 32769, 100_003)
@@ -47,7 +47,7 @@ def test_dtypes(spec, device, input_dtype, target_dtype, reduction):
 
 
 @pytest.mark.parametrize("is_beside_float32", [True, False])
-@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("half", HALVES, ids=str)
 def test_few_of_a_half_round_once_to_float32(spec, device, half, is_beside_float32):
     """Each difference rounded to float32 first would put the mean more than 0.6 ulp off."""
     if not spec.is_rational:
@@ -73,7 +73,7 @@ def test_result_dtype(spec, device, dtype, reduction):
         assert error(value, exact_loss(spec, input, target, reduction, spec.default), dtype) <= bar(spec, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_conversions_are_pytorchs(device, dtype):
     l1 = torch.ops.cudaloss.l1  # of x and 0: |x|, in another dtype
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype).to(device)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -36,15 +36,6 @@ def in_several(call: Callable[[], Tensor]) -> Any:
     return value
 
 
-@contextmanager
-def few_are(elements: int) -> Iterator[None]:
-    kept, _sharded_eager._FEW = _sharded_eager._FEW, elements
-    try:
-        yield
-    finally:
-        _sharded_eager._FEW = kept
-
-
 def is_in_one(value: Any) -> bool:
     return type(value.grad_fn).__name__ == "_LossBackward"
 
@@ -54,7 +45,7 @@ def check_the_same_as_in_several(mesh: DeviceMesh) -> None:
 
 
 def check_many_are_the_same_as_in_several(mesh: DeviceMesh) -> None:
-    with few_are(0):
+    with mock.patch.object(_sharded_eager, "_FEW", 0):
         same_as_in_several(mesh)
 
 
@@ -184,7 +175,7 @@ def check_no_gradients(mesh: DeviceMesh) -> None:
     x, t, _, mask = operands(mesh).values()
     leaf = x.detach().requires_grad_()
     for mode, few in itertools.product((torch.no_grad, torch.inference_mode), (0, _sharded_eager._FEW)):
-        with few_are(few):
+        with mock.patch.object(_sharded_eager, "_FEW", few):
             wanted: Any = cudaloss.mse_loss(leaf, t, mask=mask)
             with mode():
                 found: Any = cudaloss.mse_loss(leaf, t, mask=mask)

@@ -11,11 +11,10 @@ from exact_rows import error
 from exact_vectors import LOSSES, ULPS, assert_right, long
 
 from cudaloss import kl_div_with_logits
+from oracle import DTYPES, HALVES
 
 NAME = "kl_div_with_logits"
 INF = float("inf")
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-HALVES = (torch.float16, torch.bfloat16)
 TEMPERATURES = (0.5, 1.0, 2.0, 3.7)
 # How far student and teacher are apart, and how certain they are.
 PAIRS = {

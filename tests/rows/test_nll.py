@@ -10,8 +10,8 @@ from exact_rows import assert_same_bits, error
 
 import cudaloss
 from capturing import CAPTURES, assert_captured
+from oracle import DTYPES
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # Of the last one a GPU's threads write all classes of their rows.
 SHAPES = [(7,), (1, 1), (9, 10), (300, 33), (3, 5000), (4, 19, 6, 5), (2, 3, 2, 2, 2, 2, 2), (2, 5, 64, 64)]
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from exact_rows import as_input, assert_same_bits, error
 
 import cudaloss
+from oracle import DTYPES
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 of_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # Of a single rounding, of a few, and of a half's one.
 ULPS = {torch.float32: 2.0, torch.float64: 2.0, torch.float16: 1.0, torch.bfloat16: 1.0}

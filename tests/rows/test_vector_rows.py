@@ -10,8 +10,8 @@ from exact_rows import error
 from exact_vectors import CASES, LONG, LOSSES, ULPS, assert_right, drawn, long
 
 import cudaloss
+from oracle import DTYPES
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 of_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 of_losses = pytest.mark.parametrize("name", LOSSES)
 of_cases = pytest.mark.parametrize(("name", "own"), CASES.values(), ids=CASES)

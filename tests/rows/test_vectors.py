@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from exact_rows import assert_same_bits, error
 from exact_vectors import CASES, LOSSES, OF_DIM, assert_right, drawn, long
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+from oracle import DTYPES, HALVES
+
 # Where kernels change: powers of two, and beside them.
 SPLITS = sorted({300, *(n + d for n in (128, 256, 512, 1024, 2048, 4096, 8192, 16384) for d in (-1, 0, 1))})
 of_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -233,7 +234,7 @@ def test_vectors_of_no_numbers(device, name):
         assert all(x.grad.shape == (6, 0) for x in leaves[: LOSSES[name].vectors])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 @of_cases
 def test_dtype_and_autocast(device, name, own, dtype):
     loss, operands = LOSSES[name], drawn(name, (20, 50), dtype, device)
