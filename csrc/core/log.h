@@ -120,8 +120,9 @@ CUDALOSS_INLINE float fast_log(float x, float f) {
 #if defined(__CUDA_ARCH__)
   float log;
   asm("lg2.approx.f32 %0, %1;" : "=f"(log) : "f"(x));
-  // Near 1 lg2 has no digits left; 2^-14 of the log.
-  return select(fabsf(f) < 0.125f, f * polynomial(f, 1.0f, -0.5f, 0x1.5555p-2f, -0x1.0p-2f), log * 0x1.62e430p-1f);
+  // Near 1 lg2 has no digits left; 2^-21 of the log.
+  const float near = f * polynomial(f, 1.0f, -0x1.fffc9cp-2f, 0x1.55507ap-2f, -0x1.035ff0p-2f, 0x1.a05c92p-3f);
+  return select(fabsf(f) < 0.125f, near, log * 0x1.62e430p-1f);
 #else
   return rounded(log_of(WithRest<float>{x, f - (x - 1.0f)}));
 #endif

@@ -145,12 +145,11 @@ bool launch_any_dense(const DenseLauncher<Loss>& to) {
   if (trains && input == DType::Float16) return false;
   const bool is_aligned = to.is_aligned(), are_floats = input == DType::Float32, are_alike = input == target;
   const bool are_few = to.count <= plan::kExactCount;
-  if (are_few && are_floats) return to.template train<false, FloatFloat, FloatFloat, float, float>();
-  if (trains && !is_aligned && are_floats) return to.template train<false, float, FloatFloat, float, float>();
-  // The general pass computes small fp32 sums exactly, also of halves, whose sum this kernel computes for a half.
-  if (are_few && !are_floats && (!are_alike || r.reduction.dtype == DType::Float32)) return false;
-  if (!are_alike && trains && !is_aligned) return false;
-  if (are_alike && !are_floats && (are_few || (trains && !is_aligned))) {
+  if (are_few || (trains && !is_aligned)) {
+    if (are_floats && are_few) return to.template train<false, FloatFloat, FloatFloat, float, float>();
+    if (are_floats) return to.template train<false, float, FloatFloat, float, float>();
+    // The general pass computes small fp32 sums exactly, also of halves, whose sum this kernel computes for a half.
+    if (!are_alike || (are_few && r.reduction.dtype == DType::Float32)) return false;
     return to.template train<false, float, FastFloat, AnyHalf, AnyHalf>();
   }
   const bool few = to.count <= plan::kTrain.tile(plan::vector_elements(size_of(input), size_of(target)));

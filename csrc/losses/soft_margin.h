@@ -14,7 +14,8 @@ struct soft_margin {
 
   // w; and sigmoid(-w) and the parts of log1p(exp(-|w|)), both divided by `small`.
   struct Terms {
-    F x, t, w, slope, behind;  // behind: max(-w, 0)
+    F x, t, w, slope;
+    WithRest<F> behind;  // max(-w, 0)
     Logistic<F> of;
   };
 
@@ -24,21 +25,26 @@ struct soft_margin {
     const N product = product_in<N>(t, x);
     const F w = value_of(product), z = absolute(w), behind = -clamped_to(F(0), w);
     if constexpr (kHasRest<N>) {
-      const Logistic<F> of = logistic(z, select(z > F(ExpParts<F>::limit), F(0), signed_by(w, product.rest)));
-      return {x, t, w, select(w < F(0), F(ExpParts<F>::big) - of.sigmoid, of.sigmoid), behind, of};
+      const F rest = select(z > F(ExpParts<F>::limit), F(0), signed_by(w, product.rest));
+      const Logistic<F> of = logistic(z, rest);
+      const F slope = select(w < F(0), F(ExpParts<F>::big) - of.sigmoid, of.sigmoid);
+      return {x, t, w, slope, {behind, select(w < F(0), rest, F(0))}, of};
     } else {
       const PlainLogistic<F> of = fast_logistic<true>(z);  // gradual, because a large target multiplies it
-      return {x, t, w, select(w < F(0), F(1) - of.sigmoid, of.sigmoid), behind, {of.sigmoid, of.log}};
+      return {x, t, w, select(w < F(0), F(1) - of.sigmoid, of.sigmoid), {behind, F(0)}, {of.sigmoid, of.log}};
     }
   }
   CUDALOSS_INLINE F value(const Terms& e) const {
     constexpr F small = ExpParts<F>::small;
-    if constexpr (kHasRest<N>) return e.behind + fused(small, e.of.log, small * e.of.log_rest);
-    return e.behind + e.of.log;
+    // Without the rest of `behind` the largest error was 2.02 ulp.
+    if constexpr (kHasRest<N>) {
+      return e.behind.value + fused(small, e.of.log, fused(small, e.of.log_rest, e.behind.rest));
+    }
+    return e.behind.value + e.of.log;
   }
   CUDALOSS_INLINE F value_in_sum(const Terms& e) const {
     constexpr F small = ExpParts<F>::small;
-    return e.behind + log1p_in_sum(e.of.log * small, e.of.sigmoid * small);
+    return e.behind.value + log1p_in_sum(e.of.log * small, e.of.sigmoid * small);
   }
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const { return gradient(e, -e.t, scale); }
   CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const { return gradient(e, -e.x, scale); }

@@ -36,6 +36,15 @@ def expected_of(
     return totals.view(value.shape[:-1]).to(x.device) * scale / (count.sum(-1) if reduction == "mean" else 1)
 
 
+def test_gradients_of_a_mean_keep_what_1_minus_the_target_rounds_away(device):
+    # Targets of 24 digits, of which 1 - t cannot hold all: 2.3 ulp were seen without what is rounded away.
+    x, t = torch.randn(100_003) * 20, torch.rand(100_003, dtype=torch.float64).float()
+    _, found, _ = results(bce, (x.to(device), t.to(device)), 1.0)
+    x, t, of_x = x.double(), t.double(), x.double().sigmoid()
+    size = torch.maximum((1 - t) * of_x, t * (1 - of_x))
+    assert largest_error(found.cpu(), (of_x - t) / len(x), torch.float32, size / len(x)) <= allowed(device, 1.5)
+
+
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("size", [1, 2, 3, 17, 64, 65, 1000, 4097, 8193, 32769, 100_003, (1 << 20) + 7])
 def test_sizes(device, size, reduction):
