@@ -71,8 +71,8 @@ def test_a_products_rounding_error_is_not_lost(device):
 @pytest.mark.cuda
 @pytest.mark.parametrize("target", [0.0, 1.0])
 def test_a_float32_mean_of_halves_near_1(target):
-    # Every float16 from 1/16 to 1, and its distance from 1. On an H100 7.19 ulp were seen; with Taylor's polynomial
-    # to the fourth power for the logarithm, 666.
+    # Every float16 from 1/16 to 1, and its distance from 1. The hardware's log2 may be 2^-22 off: 12 ulp of a logarithm
+    # of 1/8. On an H100 7.19 ulp were seen, and 666 with a shorter polynomial for numbers near 1.
     probabilities = torch.arange(0x2C00, 0x3C00, dtype=torch.int16, device="cuda").view(torch.float16)
     given = torch.full((EXACT_COUNT + 1,), target, dtype=torch.float16, device="cuda")
     found = torch.stack(
@@ -81,7 +81,7 @@ def test_a_float32_mean_of_halves_near_1(target):
     exact = F.binary_cross_entropy(
         probabilities.double(), torch.full_like(probabilities, target).double(), reduction="none"
     )
-    assert largest_error(found, exact, torch.float32) <= 8.0
+    assert largest_error(found, exact, torch.float32) <= 12.0
 
 
 def test_float64_gradients_of_a_mean_are_rounded_once_on_the_cpu(spec):
