@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from exact_rows import LONG
 from torch import Tensor
+
+from exact_rows import LONG
 
 
 class Divergence(NamedTuple):

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from exact_distributions import divergence, kl_div_of_torch
-from exact_rows import error
 from torch import Tensor
 
 import cudaloss
+from exact_distributions import divergence, kl_div_of_torch
+from exact_rows import error
 
 LONG = np.longdouble
 # Bounds for a single rounding, for a few, and for a half's one.

@@ -1,19 +1,15 @@
-"""Shared code of the DTensor tests: processes over gloo, started once, and random calls that must match the whole."""
+"""Shared code of the DTensor tests: random calls that must match the whole."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
 
 PROCESSES = 4
 MESHES = ((4,), (2, 2))
@@ -65,23 +61,6 @@ def assert_right_in_one_process(
         dist.destroy_process_group()
     assert not faults
     assert len(values) == cases
-
-
-def _work(rank: int, folder: str, find: Callable[[], Any]) -> None:
-    torch.set_num_threads(1)
-    store, limit = f"file://{folder}/store", timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=PROCESSES, timeout=limit)
-    try:
-        torch.save(find(), f"{folder}/{rank}.pt")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-
-
-def found_by_all(find: Callable[[], Any], folder: Path) -> list[Any]:
-    """The results of each process. An exception in `find` ends the run, and fails all tests."""
-    spawn(_work, (str(folder), find), nprocs=PROCESSES)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
 
 
 def assert_of_the_whole(of_processes: list[tuple[list[Tensor], list[str]]], cases: int) -> None:

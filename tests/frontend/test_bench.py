@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from bench_rows import case, made_up
 
+from bench_rows import case, made_up
 from cudaloss.bench import cases, cli, measure, plan, suites, tables
 from cudaloss.bench.measure import Timing
 from cudaloss.bench.modes import FLOAT32, FORWARD, STEP, TRAINING_MODES, Dtypes, Mode

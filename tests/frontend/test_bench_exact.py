@@ -12,8 +12,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from bench_rows import made_up
 
+from bench_rows import made_up
 from cudaloss import reference
 from cudaloss._specs import SPECS, LossSpec
 from cudaloss.bench import symbolic

@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from bench_rows import case, made_up
 
+from bench_rows import case, made_up
 from cudaloss.bench.modes import MASKED
 
 

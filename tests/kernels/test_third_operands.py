@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
-from conftest import KINDS
 
 import cudaloss
+from conftest import KINDS
 from cudaloss._build import DEVICES
 from cudaloss._modes import REDUCTIONS
 from oracle import DTYPES, leaf

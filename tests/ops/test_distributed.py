@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import itertools
 from contextlib import nullcontext
-from datetime import timedelta
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn.parallel import DistributedDataParallel
 
 from cudaloss import distributed
 from cudaloss._specs import SPECS
 from oracle import op, torch_op
+from processes import found_by_all
 
 BAR = 1e-6  # of the gradient's largest element
 PROCESSES = 2
@@ -98,39 +96,20 @@ def train_own_part(model: DistributedDataParallel, own: list[Batch], loss, mean:
     return found, distributed.total(*losses, gradients=gradients)
 
 
-def work(rank: int, folder: str, device: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=PROCESSES,
-        timeout=timedelta(seconds=60),
-    )
-    try:
-        found = {}
-        model = DistributedDataParallel(network(device))
-        for case in SHARES:
-            own = make_batches(case, device)[rank]
-            for spec in SPECS:
-                for mean in MEANS:
-                    found[spec.name, case, mean] = [x.cpu() for x in train_own_part(model, own, op(spec), mean)]
-        torch.save(found, f"{folder}/{rank}.pt")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-
-
-_FOUND: dict[str, list[dict]] = {}
+def find(device: str) -> dict[tuple[str, str, str], list[Tensor]]:
+    found, model = {}, DistributedDataParallel(network(device))
+    for case in SHARES:
+        own = make_batches(case, device)[dist.get_rank()]
+        for spec in SPECS:
+            for mean in MEANS:
+                found[spec.name, case, mean] = [x.cpu() for x in train_own_part(model, own, op(spec), mean)]
+    return found
 
 
 @pytest.fixture
-def found(device: str, tmp_path: Path) -> list[dict]:
+def found(device: str, tmp_path_factory) -> list[dict]:
     """The gradient and the value of each process by loss, case and kind of mean."""
-    if device not in _FOUND:
-        spawn(work, (str(tmp_path), device), nprocs=PROCESSES)
-        _FOUND[device] = [torch.load(tmp_path / f"{rank}.pt") for rank in range(PROCESSES)]
-    return _FOUND[device]
+    return found_by_all(tmp_path_factory, PROCESSES, find, device)
 
 
 def whole(spec, case: str, device: str) -> tuple[Tensor, Tensor]:

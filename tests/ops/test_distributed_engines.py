@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
 
 import cudaloss
 from cudaloss import distributed
+from processes import found_by_all
 
 BAR = 1e-6  # of the largest element
 SHARES = (0.9, 0.1, 0.5, 0.0)  # of the elements, what each micro-batch selects
@@ -97,23 +94,13 @@ def piped(rank: int) -> dict[str, float]:
 ENGINES = {"fsdp2": sharded, "pipeline": piped}
 
 
-def work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    try:
-        torch.save({name: engine(rank) for name, engine in ENGINES.items()}, f"{folder}/{rank}.pt")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+def find() -> dict[str, dict[str, float]]:
+    return {name: engine(dist.get_rank()) for name, engine in ENGINES.items()}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, float]]]:
-    folder: Path = tmp_path_factory.mktemp("engines")
-    spawn(work, (str(folder),), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+def found(tmp_path_factory) -> list[dict[str, dict[str, float]]]:
+    return found_by_all(tmp_path_factory, 2, find)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

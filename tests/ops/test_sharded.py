@@ -11,17 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from sharding import (
-    BARS,
-    EVEN,
-    MESHES,
-    assert_close,
-    assert_of_the_whole,
-    assert_right_in_one_process,
-    derivatives,
-    found_by_all,
-    run_random_calls,
-)
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -32,6 +21,18 @@ import cudaloss
 import oracle
 from cudaloss._specs import SPECS
 from oracle import op, operands, parameters
+from processes import found_by_all
+from sharding import (
+    BARS,
+    EVEN,
+    MESHES,
+    PROCESSES,
+    assert_close,
+    assert_of_the_whole,
+    assert_right_in_one_process,
+    derivatives,
+    run_random_calls,
+)
 
 CASES = 12  # of each loss and mesh
 
@@ -155,7 +156,7 @@ def find() -> dict[Any, Any]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict]:
     """What each process found, by loss and mesh."""
-    return found_by_all(find, tmp_path_factory.mktemp("sharded"))
+    return found_by_all(tmp_path_factory, PROCESSES, find)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -16,10 +14,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
 
 import cudaloss
 from cudaloss import reference
+from processes import found_by_all
 
 PROCESSES = 2
 SHAPE = (7, 5)  # uneven
@@ -267,38 +265,25 @@ del CHECKS["moved"]
 CHECKS |= {f"moved: {name}": lambda data, name=name: check_moved(data, name) for name in MOVED}
 
 
-def work(rank: int, folder: str, device: str) -> None:
-    torch.set_num_threads(1)
+def find(device: str) -> dict[str, str]:
     if device == "cuda":
-        torch.cuda.set_device(rank)
-    backend = "nccl" if device == "cuda" else "gloo"
-    store, limit = f"file://{folder}/store", timedelta(seconds=60)
-    dist.init_process_group(backend, init_method=store, rank=rank, world_size=PROCESSES, timeout=limit)
-    try:
-        data, faults = Data(init_device_mesh(device, (PROCESSES,))), {}
-        for name, check in CHECKS.items():
-            try:
-                check(data)
-            except Exception as error:  # the other process has it too, or waits for this one in vain
-                faults[name] = f"{type(error).__name__}: {error}"
-        torch.save(faults, f"{folder}/{rank}.pt")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-
-
-_FAULTS: dict[str, list[dict[str, str]]] = {}
+        torch.cuda.set_device(dist.get_rank())
+    data, faults = Data(init_device_mesh(device, (PROCESSES,))), {}
+    for name, check in CHECKS.items():
+        try:
+            check(data)
+        except Exception as error:  # the other process has it too, or waits for this one in vain
+            faults[name] = f"{type(error).__name__}: {error}"
+    return faults
 
 
 @pytest.fixture
-def faults(device: str, tmp_path: Path) -> list[dict[str, str]]:
+def faults(device: str, tmp_path_factory) -> list[dict[str, str]]:
     """What went wrong in each process, by check."""
     if device == "cuda" and torch.cuda.device_count() < PROCESSES:
         pytest.skip("needs two GPUs")
-    if device not in _FAULTS:
-        spawn(work, (str(tmp_path), device), nprocs=PROCESSES)
-        _FAULTS[device] = [torch.load(tmp_path / f"{rank}.pt") for rank in range(PROCESSES)]
-    return _FAULTS[device]
+    backend = "nccl" if device == "cuda" else "gloo"
+    return found_by_all(tmp_path_factory, PROCESSES, find, device, backend=backend)
 
 
 @pytest.mark.parametrize("check", CHECKS)

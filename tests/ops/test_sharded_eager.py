@@ -9,7 +9,6 @@ from unittest import mock
 
 import pytest
 import torch
-from sharding import PROCESSES, found_by_all
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -17,6 +16,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import cudaloss
 from cudaloss import _sharded_eager
+from processes import found_by_all
+from sharding import PROCESSES
 
 SHAPE = (10, 6)
 ROWS = [Shard(0)]
@@ -207,7 +208,7 @@ def find() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory) -> list[dict[str, str]]:
-    return found_by_all(find, tmp_path_factory.mktemp("sharded"))
+    return found_by_all(tmp_path_factory, PROCESSES, find)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -6,11 +6,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+
+from cudaloss import kl_div_with_logits
 from exact_distributions import divergence, kl_div_of_torch, student_and_teacher
 from exact_rows import error
 from exact_vectors import LOSSES, ULPS, assert_right, long
-
-from cudaloss import kl_div_with_logits
 from oracle import DTYPES, HALVES
 
 NAME = "kl_div_with_logits"

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from exact_rows import assert_same_bits, error
 
 import cudaloss
 from capturing import CAPTURES, assert_captured
+from exact_rows import assert_same_bits, error
 from oracle import DTYPES
 
 # Of the last one a GPU's threads write all classes of their rows.

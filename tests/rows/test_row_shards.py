@@ -10,6 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+import cudaloss
+from cudaloss._specs import OF_ROWS
+from processes import found_by_all
 from sharding import (
     BARS,
     EVEN,
@@ -19,16 +27,8 @@ from sharding import (
     assert_of_the_whole,
     assert_right_in_one_process,
     derivatives,
-    found_by_all,
     run_random_calls,
 )
-from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.debug import CommDebugMode
-
-import cudaloss
-from cudaloss._specs import OF_ROWS
 
 CASES = 16  # of each loss and mesh
 ROWS, CLASSES = Shard(0), Shard(1)
@@ -252,7 +252,7 @@ def find() -> dict[Any, Any]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict]:
     """What each process found, by loss and mesh, or by the vocabulary's place."""
-    return found_by_all(find, tmp_path_factory.mktemp("sharded"))
+    return found_by_all(tmp_path_factory, PROCESSES, find)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import exact_rows
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from exact_rows import as_input, assert_same_bits, error
 
 import cudaloss
+import exact_rows
+from exact_rows import as_input, assert_same_bits, error
 from oracle import DTYPES
 
 of_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -10,9 +10,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from exact_vectors import LOSSES, drawn
 
 import cudaloss
+from exact_vectors import LOSSES, drawn
 
 SHAPE = (6, 5)
 of_losses = pytest.mark.parametrize("name", LOSSES)

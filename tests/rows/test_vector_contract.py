@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exact_vectors import LOSSES, OF_DIM, drawn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from capturing import CAPTURES, assert_captured
+from exact_vectors import LOSSES, OF_DIM, drawn
 
 SHAPE = (6, 5)
 of_losses = pytest.mark.parametrize("name", LOSSES)

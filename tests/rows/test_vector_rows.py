@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from exact_rows import error
-from exact_vectors import CASES, LONG, LOSSES, ULPS, assert_right, drawn, long
 
 import cudaloss
+from exact_rows import error
+from exact_vectors import CASES, LONG, LOSSES, ULPS, assert_right, drawn, long
 from oracle import DTYPES
 
 of_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+
 from exact_rows import assert_same_bits, error
 from exact_vectors import CASES, LOSSES, OF_DIM, assert_right, drawn, long
-
 from oracle import DTYPES, HALVES
 
 # Where kernels change: powers of two, and beside them.

@@ -6,11 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from exact_rows import error
 
 from cudaloss._modes import BELOW_AUTOGRAD, pack
 from cudaloss._sharded_vocabulary import Place, part, part_backward
 from cudaloss._specs import OF_ROWS
+from exact_rows import error
 from oracle import DTYPES
 
 HOW = pack("none", torch.float64, next(x for x in OF_ROWS if x.name == "cross_entropy").mode) | BELOW_AUTOGRAD
