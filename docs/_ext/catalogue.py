@@ -31,8 +31,8 @@ ERRORS = {"mean": "value", "single losses": "single", "gradient": "gradient"}
 
 def report() -> dict[str, Any]:
     found = (ROOT / "benchmarks" / "results").glob("gpu_check-*.json")
-    newest = max(found, key=lambda path: path.stem[-10:])  # the date
-    return json.loads(newest.read_text())
+    reports = (json.loads(path.read_text()) for path in found)
+    return max(reports, key=lambda report: report["environment"]["date"])
 
 
 def of_module(module: str) -> tuple[LossSpec, ...]:
