@@ -73,7 +73,7 @@ def bar(spec: LossSpec, dtype: torch.dtype, usual: float = 1.0, factored: bool =
 
 
 # The same of a float32 sum of more than EXACT_COUNT halves (csrc/core/plan.h) on a GPU, whose terms have the digits
-# that a half needs: 7.2 ulp were seen for binary_cross_entropy of equal elements (docs/numerics.md).
+# that a half needs: up to 12 ulp for binary_cross_entropy, more far in the tails (docs/numerics.md).
 EXACT_COUNT, OF_HALVES = 1024, 16.0
 
 

@@ -25,7 +25,9 @@ def start(work: Callable[..., None], arguments: tuple[Any, ...], count: int) -> 
     start_processes(work, arguments, nprocs=count, start_method=METHOD)
 
 
-def _find(rank: int, folder: str, count: int, backend: str, find: Callable[..., Any], arguments: tuple[Any]) -> None:
+def _find(
+    rank: int, folder: str, count: int, backend: str, find: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     torch.set_num_threads(1)
     store, limit = f"file://{folder}/store", timedelta(seconds=60)
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=count, timeout=limit)
