@@ -140,6 +140,13 @@ SCALED_SUM = Call(
 )
 
 
+def _mean_of_singles(loss: Loss, x: Tensor, y: Tensor) -> Tensor:
+    return loss(x, y, reduction="none").mean()
+
+
+SINGLES = Call(ours=_mean_of_singles, eager=_mean_of_singles)
+
+
 def _smooth_l1_of(x: Tensor, y: Tensor, beta: Tensor) -> Tensor:
     """The mean of smooth L1 with a tensor of betas, which PyTorch's own does not take."""
     d = (x - y).abs()
@@ -246,12 +253,16 @@ FEATURES = (
 )
 
 _BCE, _QUANTILE, _SMOOTH_L1 = ("binary_cross_entropy_with_logits",), ("quantile",), ("smooth_l1",)
+_PROBABILITIES = ("binary_cross_entropy",)  # which has few kernels of its own
 # Single losses' own features, on a matrix of samples and classes.
 OWN_FEATURES = (
     Mode("logits", "binary cross entropy, fp32", only=_BCE),
     Mode("bf16_logits", "binary cross entropy, bf16", dtypes=BFLOAT16, only=_BCE),
     Mode("pos_weights", "binary cross entropy, a pos_weight for each class", POS_WEIGHTS, only=_BCE),
     Mode("class_weights", "binary cross entropy, a weight for each class", CLASS_WEIGHTS, only=_BCE),
+    Mode("singles", "binary cross entropy, single losses and their mean", SINGLES, only=_BCE),
+    Mode("fp32_singles", "of probabilities, single losses and their mean, fp32", SINGLES, only=_PROBABILITIES),
+    Mode("bf16_singles", "the same in bf16", SINGLES, dtypes=BFLOAT16, only=_PROBABILITIES),
     Mode("quantile", "quantile loss, one quantile", only=_QUANTILE),
     Mode("quantiles", "quantile loss, a quantile for each column", QUANTILES, only=_QUANTILE),
     Mode("betas", "smooth L1, a beta for each column", BETAS, only=_SMOOTH_L1),
