@@ -43,7 +43,6 @@ KINDS = list({(type(spec.terms), spec.parameter is None): spec for spec in rever
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kinds", action="store_true", help="of all tests, those of one loss of each kind")
     parser.addoption("--whole", action="store_true", help="every variant of every test for every loss")
-    parser.addoption("--part", default="1/1", help="k/n: of the chosen tests, every n-th from the k-th")
 
 
 def _id(spec: LossSpec) -> str:
@@ -88,12 +87,9 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = [item for item, out in zip(items, left_out, strict=True) if not out]
 
 
-@pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("whole"):
         _leave_out(config, items)
-    part, parts = map(int, config.getoption("part").split("/"))
-    items[:] = items[part - 1 :: parts]
     for item in items if NO_GPU else []:
         if item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
