@@ -1,11 +1,11 @@
 """Everything that only a GPU can show, in one command: ``make gpu-check``.
 
 It builds the extension, or installs a wheel that was built elsewhere (``--wheel``), and prints its description. It runs
-the whole test suite, compute-sanitizer's memcheck and racecheck over the GPU tests, the accuracy table up to 2^31 + 5
-elements, the cost of calls outside the kernels, the benchmark suites and the KernelBench runner, and losses of DTensors
-if there are two GPUs. It checks the error message of a build for the wrong GPU. It writes one report to
-``benchmarks/results/`` as the stages end. Stages that run separately (``--stages``), also on other days, add to it if
-the kernels' source, the GPU and the versions are the same.
+the whole test suite, compute-sanitizer's memcheck and racecheck over the tests of SANITIZED_TESTS, the accuracy table
+up to 2^31 + 5 elements, the cost of calls outside the kernels, the benchmark suites and the KernelBench runner, and
+losses of DTensors if there are two GPUs. It checks the error message of a build for the wrong GPU. It writes one report
+to ``benchmarks/results/`` as the stages end. Stages that run separately (``--stages``), also on other days, add to it
+if the kernels' source, the GPU and the versions are the same.
 An interrupt (``timeout -s INT 540 ...``, if time is short) ends the stage with the rows and the failures so far,
 kills processes that do not end, and the report is written.
 It needs no network: its imports must be installed (see ``requirements/dev.txt``).
@@ -201,7 +201,7 @@ def sanitize(tool: str) -> dict[str, Any]:
     # Without the caching allocator graphs cannot be captured.
     no_caching = tool == "memcheck"
     left_out = ["compiled", "peak_memory", "to_the_31", "underflow"]  # not ours, or too large
-    left_out += ["graph"] if no_caching else []
+    left_out += ["cuda_graph"] if no_caching else []
     chosen = ["-m", "cuda", "-k", " and ".join(f"not {name}" for name in left_out)]
     environment = {**SHARED, **({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if no_caching else {})}
 

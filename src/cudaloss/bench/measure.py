@@ -16,8 +16,9 @@ Work = Callable[[], object]
 
 LEAST_ROUNDS = 5
 USUAL_CACHE = 32 << 20  # for a CPU whose system does not report it
-# Spun before a timed call, about 0.5 ms: longer than a host takes to launch a training step.
-SLEEP_CYCLES = 1_000_000
+# Spun before a timed call, about 2 ms: longer than a host takes to launch a training step (up to 1.2 ms for a compiled
+# one, on an H100's slow host).
+SLEEP_CYCLES = 4_000_000
 
 
 @dataclass(frozen=True)
