@@ -27,6 +27,14 @@ NOT_PYTHON = {"sh", "bash", "shell", "console", "text", "cpp", "toml", "yaml", "
 CLIENTS = {"accelerate", "diffusers", "lightning", "transformers"}
 
 
+def test_the_architecture_names_each_source_file() -> None:
+    said = re.findall(r"`([\w./<>*-]+[\w>*])`", (ROOT / "docs" / "architecture.md").read_text())
+    patterns = [re.sub(r"<\w+>", "*", name) for name in said if name != "*"]
+    sources = {*ROOT.glob("csrc/**/*.[ch]*"), *ROOT.glob("src/cudaloss/**/*.py")}
+    assert len(sources) > 150
+    assert [str(path) for path in sources if not any(path.match(pattern) for pattern in patterns)] == []
+
+
 def blocks(markdown: str, before: int = 0) -> Iterator[tuple[str, str, int]]:
     """The fenced blocks as (language, text, lines before the text), those within a directive's fence included."""
     for token in MarkdownIt().parse(markdown):
