@@ -62,7 +62,7 @@ def torch_fault(version: str) -> Fault | None:
     least = "{}.{}".format(*LEAST_TORCH)
     return Fault(
         "torch",
-        f"torch {version} is older than {least}, the least they run on",
+        f"torch {version} is older than {least}, which they need",
         f"Install a newer one: pip install --upgrade 'torch>={least}'.",
     )
 
@@ -173,5 +173,5 @@ def source_fault(built: list[str], rows: list[str]) -> Fault | None:
     lacking = [name for name in rows if name not in built]
     if not lacking:
         return None
-    reason = f"they are built from other source than this package's: they have no {', '.join(lacking)}"
+    reason = f"they are built from other source than this package, with no {', '.join(lacking)}"
     return Fault("source", reason, BUILD if _is_checkout(FOLDER) else REINSTALL)

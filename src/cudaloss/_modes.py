@@ -1,6 +1,19 @@
 """How a private op works, packed into one int; ``csrc/torch/call.h`` unpacks it.
 
-It is one int, because the dispatcher takes 0.5 us longer for a ``torch.dtype`` and 0.25 us for each further int.
+It is one int, because the dispatcher takes 0.5 us longer for a ``torch.dtype`` and 0.25 us for each further int. Its
+bits, from the lowest:
+
+====== ============================================================================================
+bits   what
+====== ============================================================================================
+0, 1   the reduction, of ``REDUCTIONS``
+2, 3   the result's dtype, of ``DTYPES``
+4 to 7 ``FOR_INPUT`` to ``MAY_DECLINE``
+8-14   the number of batch dimensions
+15     ``BELOW_AUTOGRAD``
+16-28  the loss (``LossSpec.mode``): 8 bits of its id, ``MEAN_OVER_COUNT``, 4 bits of its flags
+29, 30 ``FOR_THIRD``, ``NORMALIZER_IS_COUNT``
+====== ============================================================================================
 """
 
 from __future__ import annotations
@@ -20,13 +33,12 @@ FOR_INPUT = 1 << 4  # make the input's gradient
 FOR_TARGET = 1 << 5  # make the target's gradient
 IGNORE_NAN = 1 << 6
 MAY_DECLINE = 1 << 7  # nobody has checked the operands: an op that does not serve them returns None, or False
-FOR_THIRD = 1 << 29  # in a backward: make the third operand's gradient, in the place of the input's
+BATCH_DIMS = 8
 BELOW_AUTOGRAD = 1 << 15  # the caller is the op's autograd, or knows that nothing requires a gradient
-BATCH_DIMS = 8  # where their number begins
+LOSS = 16
 FIRST_OF_ROWS = 64  # the ids of losses of rows begin here
-LOSS = 16  # where the loss begins (LossSpec.mode): its id, with 8 bits,
-MEAN_OVER_COUNT = 1 << 24  # a mean divides by the number of elements that count, not by the sum of their weights,
-# and its flags, with 4 bits.
+MEAN_OVER_COUNT = 1 << 24  # a mean divides by the number of elements that count, not by the sum of their weights
+FOR_THIRD = 1 << 29  # in a backward: make the third operand's gradient, in the place of the input's
 NORMALIZER_IS_COUNT = 1 << 30  # of all processes: a count of 0 gives gradients of 0, and divides no sum
 
 

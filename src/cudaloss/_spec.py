@@ -1,8 +1,8 @@
 """The row of a loss: its names, its own parameters and its formula in plain PyTorch.
 
-A loss is either one of the difference ``d = input - target`` (:class:`OfDifference`) or one of both operands
-(:class:`OfTwo`). Its parameter is its third operand: a number, or a tensor that broadcasts. It can also have a
-second number, and flags; each combination of flags is a variant of the row.
+A loss of elements is either one of the difference ``d = input - target`` (:class:`OfDifference`) or one of both
+operands (:class:`OfTwo`). Its parameter is its third operand: a number, or a tensor that broadcasts. It can also have a
+second number, and flags; each combination of flags is a variant of the row. A loss of rows has a :class:`RowSpec`.
 """
 
 from __future__ import annotations
