@@ -1,19 +1,6 @@
 """How a private op works, packed into one int; ``csrc/torch/call.h`` unpacks it.
 
-It is one int, because the dispatcher takes 0.5 us longer for a ``torch.dtype`` and 0.25 us for each further int. Its
-bits, from the lowest:
-
-====== ============================================================================================
-bits   what
-====== ============================================================================================
-0, 1   the reduction, of ``REDUCTIONS``
-2, 3   the result's dtype, of ``DTYPES``
-4 to 7 ``FOR_INPUT`` to ``MAY_DECLINE``
-8-14   the number of batch dimensions
-15     ``BELOW_AUTOGRAD``
-16-28  the loss (``LossSpec.mode``): 8 bits of its id, ``MEAN_OVER_COUNT``, 4 bits of its flags
-29, 30 ``FOR_THIRD``, ``NORMALIZER_IS_COUNT``
-====== ============================================================================================
+It is one int, because the dispatcher takes 0.5 us longer for a ``torch.dtype`` and 0.25 us for each further int.
 """
 
 from __future__ import annotations
@@ -29,15 +16,17 @@ INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch
 INDICES = INTEGERS[1:]  # and as a row's class
 MAX_DIMS = 6  # of the result: kMaxDims in csrc/core/pass.h
 
+# The bits from the lowest, after two for the reduction and two for the result's dtype.
 FOR_INPUT = 1 << 4  # make the input's gradient
 FOR_TARGET = 1 << 5  # make the target's gradient
 IGNORE_NAN = 1 << 6
 MAY_DECLINE = 1 << 7  # nobody has checked the operands: an op that does not serve them returns None, or False
-BATCH_DIMS = 8
+BATCH_DIMS = 8  # where their number begins, with 7 bits
 BELOW_AUTOGRAD = 1 << 15  # the caller is the op's autograd, or knows that nothing requires a gradient
-LOSS = 16
+LOSS = 16  # where the loss begins (LossSpec.mode), with 8 bits of its id
 FIRST_OF_ROWS = 64  # the ids of losses of rows begin here
 MEAN_OVER_COUNT = 1 << 24  # a mean divides by the number of elements that count, not by the sum of their weights
+# 4 bits of the loss's flags
 FOR_THIRD = 1 << 29  # in a backward: make the third operand's gradient, in the place of the input's
 NORMALIZER_IS_COUNT = 1 << 30  # of all processes: a count of 0 gives gradients of 0, and divides no sum
 
