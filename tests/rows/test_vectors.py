@@ -1,4 +1,4 @@
-"""Losses of vectors against the truth: every length, dtypes, layouts, labels, triplets, and all that a call may say."""
+"""Losses of vectors against the truth: shapes, dtypes, layouts, labels, triplets, and all that a call may say."""
 
 from __future__ import annotations
 
@@ -11,28 +11,12 @@ from exact_rows import assert_same_bits, error
 from exact_vectors import CASES, LOSSES, OF_DIM, assert_right, drawn, long
 from oracle import DTYPES, HALVES
 
-# Where kernels change: powers of two, and beside them.
-SPLITS = sorted({300, *(n + d for n in (128, 256, 512, 1024, 2048, 4096, 8192, 16384) for d in (-1, 0, 1))})
 of_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 of_losses = pytest.mark.parametrize("name", LOSSES)
 of_cases = pytest.mark.parametrize(("name", "own"), CASES.values(), ids=CASES)
 
 
-# ---- every length ----
-
-
-@of_cases
-@of_dtypes
-def test_every_length(device, name, own, dtype):
-    for length in range(1, 71):
-        assert_right(name, drawn(name, (6, length), dtype, device), **own)
-
-
-@of_cases
-@pytest.mark.parametrize("length", SPLITS)
-def test_around_splits(device, name, own, length):
-    assert_right(name, drawn(name, (4, length), DTYPES[length % 4], device), **own)
-    assert_right(name, drawn(name, (3, length), torch.float32, device), **own)
+# ---- numbers of rows, shapes, dimensions ----
 
 
 @of_losses
