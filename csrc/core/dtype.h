@@ -41,6 +41,8 @@ constexpr inline DType kDTypeOf<Half> = DType::Float16;
 template <>
 constexpr inline DType kDTypeOf<BFloat16> = DType::BFloat16;
 
+CUDALOSS_INLINE constexpr bool is_half(DType dtype) { return dtype == DType::Float16 || dtype == DType::BFloat16; }
+
 // Calls body with the Type for `dtype`, which must be a floating one.
 template <class Body>
 CUDALOSS_INLINE void dispatch(DType dtype, const Body& body) {

@@ -54,14 +54,6 @@ CUDALOSS_INLINE ScalarOf<N> value_of(N x) {
   }
 }
 template <class N>
-CUDALOSS_INLINE ScalarOf<N> rest_of(N x) {
-  if constexpr (kHasRest<N>) {
-    return x.rest;
-  } else {
-    return 0;
-  }
-}
-template <class N>
 CUDALOSS_INLINE N number_of(Constant<ScalarOf<N>> c) {
   if constexpr (kHasRest<N>) {
     return {c.hi, c.lo};

@@ -159,9 +159,10 @@ __global__ void __launch_bounds__(plan::kSum.threads)
 // The launch policy for a sum and its gradients, and how many blocks a processor must hold, so that the end of one
 // overlaps the others. Losses of a difference: three, with 42 registers a thread; two if the loads are heavier (bf16
 // with fp32: 4.36 TB/s, with three 4.08), and for exact losses and halves known at run time. Losses of two operands: as
-// many as their registers allow without spilling. log-cosh of 2^28 fp32 elements takes 773 us with 12 blocks, 931 with
-// 9; focal, which is heavy, 868 with 20 blocks of 64 threads, 1,055 with 12 of 128; bf16 focal 557 with 4 elements a
-// thread, 1,724 with 8; KL divergence of probabilities 873 as a heavy loss, 1,466 as a light one.
+// many as their registers allow without spilling (a bf16 step of binary cross entropy of logits spills 12 bytes).
+// log-cosh of 2^28 fp32 elements takes 773 us with 12 blocks, 931 with 9; focal, which is heavy, 868 with 20 blocks of
+// 64 threads, 1,055 with 12 of 128; bf16 focal 557 with 4 elements a thread, 1,724 with 8; KL divergence of
+// probabilities 873 as a heavy loss, 1,466 as a light one.
 struct TrainPolicy {
   plan::LaunchPolicy launch;
   int blocks, vector;
@@ -283,11 +284,11 @@ struct MapParameters {
 
 // Single losses, or the gradients for `grad_output`. If the gradients hold those for a grad_output of 1 and it is 1,
 // the kernel ends at once. If it is a power of two (loss / 2, a GradScaler's 65,536), they are multiplied. Any other
-// number would round a second time, so the gradients are computed again.
-template <class A, class B, int N, class LossV, class LossG>
+// number would round a second time, so the gradients are computed again. LossH is of losses that are stored as halves.
+template <class A, class B, int N, class LossV, class LossH, class LossG>
 __global__ void __launch_bounds__(plan::kMap.threads, (kIsOfDifference<LossV> && N == 4 ? 3 : 2))
-    map_kernel(LossV loss, LossG loss_of_gradients, Constant<typename LossG::F> scale, Dense<A, B> operands,
-               Gradients<A, B> gradients, MapParameters p) {
+    map_kernel(LossV loss, LossH loss_of_halves, LossG loss_of_gradients, Constant<typename LossG::F> scale,
+               Dense<A, B> operands, Gradients<A, B> gradients, MapParameters p) {
   using F = typename LossG::F;
   operands.are_side_by_side();
   gradients.are_side_by_side();
@@ -310,12 +311,18 @@ __global__ void __launch_bounds__(plan::kMap.threads, (kIsOfDifference<LossV> &&
     const auto read = operands.template load<N>(begin, length);
     if (p.losses.data) {
       F value[N];
+      const auto make = [&](const auto& own) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        value[i] = rounded(loss.value(loss.terms(read.a.element[i], read.b.element[i])) * constant_of(p.scale, F()));
+        for (int i = 0; i < N; ++i) {
+          value[i] = rounded(own.value(own.terms(read.a.element[i], read.b.element[i])) * constant_of(p.scale, F()));
+        }
+      };
+      // The result's dtype (the promoted one, or the caller's) is known only at run time.
+      if (!std::is_same_v<LossV, LossH> && is_half(p.losses.dtype)) {
+        make(loss_of_halves);
+      } else {
+        make(loss);
       }
-      // The result's dtype (the promoted one, or the caller's) is known only at run time: it changes the last
-      // instruction.
       dispatch(p.losses.dtype, [&](auto type) {
         using Element = typename decltype(type)::type;
         const bool whole = reinterpret_cast<uintptr_t>(p.losses.data) % kVectorBytes == 0;

@@ -70,8 +70,6 @@ inline bool wants_float64(const Pass& r) {
          (is_scattered(r) && r.grad_output.dtype == DType::Float64);
 }
 
-inline bool is_half(DType dtype) { return dtype == DType::Float16 || dtype == DType::BFloat16; }
-
 // Whether whole vectors of such a target can be beside those of a float or a half.
 inline bool is_stored(DType dtype) { return is_half(dtype) || dtype == DType::Float32 || dtype == DType::UInt8; }
 

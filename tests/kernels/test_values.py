@@ -73,6 +73,15 @@ def test_result_dtype(spec, device, dtype, reduction):
         assert error(value, exact_loss(spec, input, target, reduction, spec.default), dtype) <= bar(spec, dtype)
 
 
+@pytest.mark.parametrize("half", HALVES, ids=str)
+def test_single_float32_losses_of_halves(spec, device, half):
+    """As of float32 operands; a GPU's arithmetic for halves would be up to 5.7 ulp off."""
+    input, target = operands((1 << 16,), (half, half), device)
+    exact = exact_loss(spec, input, target, "none", spec.default)
+    found = op(spec)(input, target, "none", spec.default, dtype=torch.float32)
+    assert error(found, exact, torch.float32) <= bar(spec, torch.float32)
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_conversions_are_pytorchs(device, dtype):
     l1 = torch.ops.cudaloss.l1  # of x and 0: |x|, in another dtype
