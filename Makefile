@@ -54,10 +54,10 @@ gpu-check:
 	$(PYTHON) benchmarks/gpu_check.py $(ARGS)
 
 # The tables and pictures of README.md and docs/performance.md from a committed report:
-# make readme-figures REPORT=benchmarks/results/<report>.json [ROWS="<reports whose stage `rows` is newer>"]
+# make readme-figures REPORT=benchmarks/results/<report>.json
 readme-figures: $(VENV)/.built
 	$(BIN)/python benchmarks/plot.py $(REPORT) docs
-	$(BIN)/python benchmarks/readme.py $(REPORT) README.md docs/performance.md $(if $(ROWS),--rows $(ROWS))
+	$(BIN)/python benchmarks/readme.py $(REPORT) README.md docs/performance.md
 
 # Other projects' software and tests with these losses, in an environment of its own; writes the tables of
 # docs/clients.md. The tests here are the recipes that import this software, some in forked processes, which must find no GPU.

@@ -39,29 +39,29 @@ RESULTS = ROOT / "benchmarks" / "results"
 SCRATCH = ROOT / "build" / "gpu_check"
 SITE = SCRATCH / "site"  # where a wheel is installed, outside the environment
 # The sanitizer slows every launch that it watches. So it runs only our kernels and the tests that launch them, the
-# longest under memcheck first (an H100's host: the first two together 324 s, the last 2 s), and one loss of each kind,
-# because others use the same templates.
+# longest under memcheck first (225 to 2 s on two H200 with 32 cores), and one loss of each kind, because others use the
+# same templates.
 SANITIZED_TESTS = (
-    "rows/test_vector_lengths.py",
-    "rows/test_vectors.py",
     "kernels/test_values.py",
     "kernels/test_third_operands.py",
+    "rows/test_vectors.py",
     "kernels/test_gradients.py",
     "rows/test_distributions.py",
-    "kernels/test_rounding.py",
+    "kernels/test_domains.py",
+    "rows/test_vector_lengths.py",
     "kernels/test_third_gradients.py",
+    "kernels/test_rounding.py",
+    "rows/test_vector_rows.py",
+    "ops/test_one_pass.py",
     "kernels/test_binary_cross_entropy_means.py",
+    "ops/test_saved_tensors.py",
+    "kernels/test_operands.py",
     "rows/test_row_values.py",
     "kernels/test_layouts.py",
-    "kernels/test_operands.py",
     "kernels/test_binary_cross_entropy_with_logits.py",
-    "ops/test_saved_tensors.py",
     "kernels/test_weights.py",
-    "rows/test_nll.py",
-    "kernels/test_domains.py",
-    "ops/test_one_pass.py",
     "kernels/test_batch_dims.py",
-    "rows/test_vector_rows.py",
+    "rows/test_nll.py",
     "kernels/test_selection.py",
     "kernels/test_determinism.py",
     "rows/test_vocabulary_parts.py",
@@ -212,8 +212,9 @@ def sanitize(tool: str) -> dict[str, Any]:
         return run(f"{tool}-{Path(file).stem}", command, **environment, CUDA_VISIBLE_DEVICES=gpu)
 
     start = time.monotonic()
-    # A process for each file: memcheck takes 336 s. With an eighth of all tests in each of eight processes it took
-    # 589 s, and one was not at its end. Probably each process then prepares every kernel for the sanitizer.
+    # A process for each file: memcheck took 336 s (H100, 16 cores). With an eighth of all tests in each of eight
+    # processes it took 589 s, and one was not at its end. Probably each process then prepares every kernel for the
+    # sanitizer.
     outcomes = list(WATCHED.map(watched, SANITIZED_TESTS))
     return {
         "passed": all(outcome["passed"] for outcome in outcomes),

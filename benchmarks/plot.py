@@ -8,11 +8,39 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from cudaloss.bench import plots
 
-FIGURES = ("training.png", "kernelbench.png", "throughput-smooth_l1-float32.png", "speedup-training-float32.png")
+COURSE = "throughput-cross_entropy-classes.png"
+FIGURES = (
+    "training.png",
+    "kernelbench.png",
+    "throughput-smooth_l1-float32.png",
+    "speedup-training-float32.png",
+    COURSE,
+)
+
+
+def course(rows: list[dict[str, Any]], environment: dict[str, Any]) -> Figure:
+    """Throughput of cross-entropy's training step over classes, from benchmarks/rows.py."""
+    dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
+    where = f"{environment['gpu']}, torch {environment['torch']}"
+    figure, axes = plots.new_figure(f"cross_entropy, forward + backward, {where}", len(dtypes))
+    for axis, dtype in zip(axes, dtypes, strict=True):
+        axis.set(title=dtype, ylabel="GB/s", xscale="log", xlabel="classes")
+        for name, label in (("cudaloss", "cudaloss"), ("eager", "eager"), ("add", "ceiling (torch.add)")):
+            points = [(row["classes"], row["gigabytes_per_second"][name]) for row in rows if row["dtype"] == dtype]
+            style = (
+                {"color": "black", "linestyle": ":"} if name == "add" else {"color": plots.COLOURS[name], "marker": "o"}
+            )
+            axis.plot(*zip(*points, strict=True), label=label, markersize=3, **style)
+        axis.set_ylim(bottom=0)
+    return plots.with_legend(figure, axes)
 
 
 def main() -> int:
@@ -21,7 +49,10 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
     report = json.loads(arguments.report.read_text())
-    found = plots.figures(report["bench"]["report"]["rows"], report["environment"])
+    environment = report["environment"]
+    found = plots.figures(report["bench"]["report"]["rows"], environment)
+    if "rows" in report:
+        found[COURSE] = partial(course, report["rows"]["report"]["course"], environment)
     missing = [name for name in FIGURES if name not in found]
     chosen = {name: found[name] for name in FIGURES if name in found}
     for path in plots.draw(chosen, arguments.folder):

@@ -185,16 +185,6 @@ def own_features_table(rows: list[Row]) -> str | None:
     return markdown(header, body)
 
 
-def rows_tables(report: dict[str, Any]) -> str | None:
-    """Of benchmarks/rows.py, where a report has that, or several others do: of each what those before it lack."""
-    stages = report.get("rows", [])
-    made, seen = [], set()
-    for stage in stages if isinstance(stages, list) else [stages]:
-        made.append(rows_table(stage, seen))
-        seen |= {row["case"] for of in ("cases", "small_times_of_eager") for row in stage["report"][of]}
-    return "\n\n".join(table for table in made if table) or None
-
-
 def loss_of(row: Row) -> str:
     """The function that a case of benchmarks/rows.py calls: its name comes first, where it is not cross_entropy."""
     return row["case"].partition("(")[0].strip() or "cross_entropy"
@@ -213,44 +203,18 @@ def cases_table(what: str, cases: list[Row]) -> str:
     return markdown([what, "ms", "x eager", "x compile", "GB/s"], body)
 
 
-def rows_table(stage: dict[str, Any], seen: set[str] = frozenset()) -> str | None:  # pyright: ignore[reportArgumentType]
-    """A stage's cases that are not in `seen`; with its own caption if it comes from another report."""
-    found = {**stage.get("report", {})}
-    for of in ("cases", "small_times_of_eager"):
-        found[of] = [row for row in found.get(of, []) if row["case"] not in seen]
-    if not found["cases"]:
+def rows_table(report: dict[str, Any]) -> str | None:
+    """Of benchmarks/rows.py, if the report has it."""
+    if "rows" not in report:
         return None
-    what = (
-        "forward + backward, one gradient, unless said" if seen else "`cross_entropy`, forward + backward, unless said"
-    )
+    found = report["rows"]["report"]
     times = ", ".join(f"`{name}` {times:.2f}" for name, times in found["times_of_plain"].items())
     own = f"The loss's own arguments at the first shape, times of the plain step: {times}."
     small = found["small_times_of_eager"]
     ways = [way for way in small[0] if way != "case"]
     cells = [[row["case"], *(f"{row[way]:.2f}" for way in ways)] for row in small]
-    of_plain = [] if seen else [own]
-    tables = [cases_table(what, found["cases"]), *of_plain, markdown(["our time over eager's", *ways], cells)]
-    return "\n\n".join([caption(stage["environment"]), *tables] if "environment" in stage else tables)
-
-
-def draw_course(stage: dict[str, Any], folder: Path) -> None:
-    """Throughput of cross-entropy's training step over classes: docs/throughput-cross_entropy-classes.png."""
-    from cudaloss.bench import plots
-
-    environment, rows = stage["environment"], stage["report"]["course"]
-    dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
-    where = f"{environment['gpu']}, torch {environment['torch']}"
-    figure, axes = plots.new_figure(f"cross_entropy, forward + backward, {where}", len(dtypes))
-    for axis, dtype in zip(axes, dtypes, strict=True):
-        axis.set(title=dtype, ylabel="GB/s", xscale="log", xlabel="classes")
-        for name, label in (("cudaloss", "cudaloss"), ("eager", "eager"), ("add", "ceiling (torch.add)")):
-            points = [(row["classes"], row["gigabytes_per_second"][name]) for row in rows if row["dtype"] == dtype]
-            style = (
-                {"color": "black", "linestyle": ":"} if name == "add" else {"color": plots.COLOURS[name], "marker": "o"}
-            )
-            axis.plot(*zip(*points, strict=True), label=label, markersize=3, **style)
-        axis.set_ylim(bottom=0)
-    plots.with_legend(figure, axes).savefig(folder / "throughput-cross_entropy-classes.png", dpi=130)
+    cases = cases_table("`cross_entropy`, forward + backward, unless said", found["cases"])
+    return "\n\n".join([cases, own, markdown(["our time over eager's", *ways], cells)])
 
 
 def caption(environment: dict[str, Any]) -> str:
@@ -274,7 +238,7 @@ def block(report: dict[str, Any], tables: tuple[Callable[[list[Row]], str | None
     rows = [row for row in report["bench"]["report"]["rows"] if "skipped" not in row]
     made = [table(rows) for table in tables]
     if tables is PERFORMANCE:
-        made.append(rows_tables(report))
+        made.append(rows_table(report))
     found = [table for table in made if table]
     if not found:
         raise ValueError("the report has no rows of the suites that are shown")
@@ -294,12 +258,8 @@ def main() -> int:
     parser.add_argument("report", type=Path)
     parser.add_argument("readme", type=Path)
     parser.add_argument("performance", type=Path, nargs="?", help="the page that has every table")
-    parser.add_argument("--rows", type=Path, nargs="+", help="other reports, whose stage `rows` is newer")
     arguments = parser.parse_args()
     report = json.loads(arguments.report.read_text())
-    if arguments.rows:
-        newer = [json.loads(path.read_text()) for path in arguments.rows]
-        report["rows"] = [{**one["rows"], "environment": one["environment"]} for one in newer]
     for page, tables in ((arguments.readme, README), (arguments.performance, PERFORMANCE)):
         if page is None:
             continue
@@ -308,9 +268,6 @@ def main() -> int:
         except ValueError as error:
             sys.exit(f"{page}, {arguments.report}: {error}")
         page.write_text(text)
-    stages = [stage for stage in report.get("rows", []) if isinstance(stage, dict) and "course" in stage["report"]]
-    if stages and arguments.performance:
-        draw_course(stages[0], arguments.performance.parent)
     return 0
 
 
