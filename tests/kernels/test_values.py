@@ -75,7 +75,7 @@ def test_result_dtype(spec, device, dtype, reduction):
 
 @pytest.mark.parametrize("half", HALVES, ids=str)
 def test_single_float32_losses_of_halves(spec, device, half):
-    """As of float32 operands; a GPU's arithmetic for halves would be up to 5.7 ulp off."""
+    """As of float32 operands; with a GPU's arithmetic for halves pseudo-Huber would be 2.9 ulp off (bound 1)."""
     input, target = operands((1 << 16,), (half, half), device)
     exact = exact_loss(spec, input, target, "none", spec.default)
     found = op(spec)(input, target, "none", spec.default, dtype=torch.float32)
@@ -126,7 +126,7 @@ def test_float64_sums_are_compensated(spec, device, size):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_large_mean_does_not_drift(spec, device, dtype):
-    input = torch.rand(1 << 22, dtype=torch.float32, device=device).to(dtype)
+    input = torch.rand(1 << 20, dtype=torch.float32, device=device).to(dtype)
     assert_accurate(spec, input, torch.zeros_like(input), "mean", spec.default)
 
 
