@@ -29,8 +29,8 @@ FIGURES = (
 def course(rows: list[dict[str, Any]], environment: dict[str, Any]) -> Figure:
     """Throughput of cross-entropy's training step over classes, from benchmarks/rows.py."""
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
-    where = f"{environment['gpu']}, torch {environment['torch']}"
-    figure, axes = plots.new_figure(f"cross_entropy, forward + backward, {where}", len(dtypes))
+    title = f"cross_entropy, forward + backward, {plots.place(environment)}"
+    figure, axes = plots.new_figure(title, len(dtypes))
     for axis, dtype in zip(axes, dtypes, strict=True):
         axis.set(title=dtype, ylabel="GB/s", xscale="log", xlabel="classes")
         for name, label in (("cudaloss", "cudaloss"), ("eager", "eager"), ("add", "ceiling (torch.add)")):

@@ -1,5 +1,6 @@
 """benchmarks/rows.py: what it measures, and the table that benchmarks/readme.py makes of it."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -36,3 +37,10 @@ def test_a_course_and_its_picture(tmp_path):
     assert all(set(row["gigabytes_per_second"]) == {"cudaloss", "eager", "add"} for row in course)
     plot["course"](course, {"gpu": "a GPU", "torch": "2.13"}).savefig(tmp_path / plot["COURSE"])
     assert (tmp_path / plot["COURSE"]).stat().st_size > 10_000
+
+
+def test_every_picture_of_the_page_is_drawn_from_a_report():
+    pytest.importorskip("matplotlib")
+    page = (BENCHMARKS.parent / "docs" / "performance.md").read_text()
+    drawn = runpy.run_path(str(BENCHMARKS / "plot.py"))["FIGURES"]
+    assert sorted(re.findall(r"!\[.*\]\((.*)\)", page)) == sorted(drawn)

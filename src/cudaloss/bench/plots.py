@@ -28,7 +28,8 @@ CEILING_OF = {"forward": "sum", "training": "add"}
 TYPICAL = ("mse", "smooth_l1", "binary_cross_entropy_with_logits", "kl_div", "quantile", "sigmoid_focal")
 
 
-def _where(environment: dict[str, Any]) -> str:
+def place(environment: dict[str, Any]) -> str:
+    """The device and the torch, for titles."""
     return f"{environment['gpu'] or environment['processor']}, torch {environment['torch']}"
 
 
@@ -163,7 +164,7 @@ def _courses(rows: list[Row]) -> list[str]:
 
 def figures(rows: list[Row], environment: dict[str, Any]) -> dict[str, Callable[[], Figure]]:
     """By file name, a function that draws the figure, if `rows` have enough for it."""
-    where, found = _where(environment), {}
+    where, found = place(environment), {}
     for dtype in _courses(rows):
         suites, name = _plain(rows, dtype), f"{dtype.replace('/', '-')}.png"
         for loss in _losses(row for group in suites.values() for row in group):
