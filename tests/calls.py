@@ -9,7 +9,7 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-from cudaloss import reference
+from cudaloss import _reference
 from cudaloss._options import NONE, Options
 from cudaloss._specs import LossSpec
 from exact import Exact
@@ -82,7 +82,7 @@ class Call:
 
     @property
     def result_dtype(self) -> torch.dtype:
-        return reference.result_dtype(self.input, self.target, self.dtype, autocast=False)
+        return _reference.result_dtype(self.input, self.target, self.dtype, autocast=False)
 
     def keywords(self) -> dict[str, object]:
         given = {name: value for name, value in self.options._asdict().items() if value is not None}
@@ -137,7 +137,7 @@ class Call:
             assert_within(self.spec, gradient, exact, size, lambda turn=turn: theirs()[turn])
 
     def plain(self, *arguments: object) -> Tensor:
-        return reference.loss(self.spec, *arguments, self.result_dtype, self.options, self.second)
+        return _reference.loss(self.spec, *arguments, self.result_dtype, self.options, self.second)
 
     def _repr_pretty_(self, printer, cycle) -> None:  # what Hypothesis prints of a failure
         def show(value: object) -> str:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cudaloss
-from cudaloss import reference
+from cudaloss import _reference
 from cudaloss._modes import DTYPES
 from cudaloss._specs import LossSpec, OfTwo
 from cudaloss.bench import symbolic
@@ -136,7 +136,7 @@ def exact_loss(spec: LossSpec, input: Tensor, target: Tensor, reduction: str, pa
     """The loss in float64; a reduction from the exact sum of its float64 terms."""
     if not spec.is_rational:
         return Exact(spec, input, target, reduction, parameter).value
-    terms = reference.loss(spec, input.double(), target.double(), "none", parameter, torch.float64)
+    terms = _reference.loss(spec, input.double(), target.double(), "none", parameter, torch.float64)
     if reduction == "none":
         return terms
     exactly = compensated_sum(terms) if terms.isfinite().all() else terms.sum().item()
@@ -151,7 +151,7 @@ def exact_gradients(
         found = Exact(spec, input, target, reduction, parameter)
         return tuple(found.gradient(i, grad_output)[0].to(x.device) for i, x in enumerate((input, target)))
     operands = (grad_output.double(), input.detach().double(), target.detach().double())
-    return reference.gradients(spec, *operands, reduction, parameter, torch.float64, (True, True))
+    return _reference.gradients(spec, *operands, reduction, parameter, torch.float64, (True, True))
 
 
 def error(found: Tensor, exact: Tensor, dtype: torch.dtype, size: Tensor | None = None) -> float:

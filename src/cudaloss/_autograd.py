@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _private, reference
+from . import _private, _reference
 from ._modes import (
     FOR_INPUT,
     FOR_TARGET,
@@ -200,7 +200,7 @@ def by_reference(grad_output, call):
     """The results of the backward op."""
     spec, input, target, reduction, third, dtype, options, second, rows = unpacked(*call)
     wanted = tuple(bool(call[2] & flag) for flag in (FOR_INPUT, FOR_TARGET, FOR_THIRD))
-    found = reference.gradients(
+    found = _reference.gradients(
         spec, grad_output, input, target, reduction, third, dtype, wanted, options, second, rows
     )
     return (found[2], None) if wanted[2] else found[:2]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from . import _autograd, _private, reference
+from . import _autograd, _private, _reference
 from ._autograd import by_reference, gradients, transformed, unpacked
 from ._build import DEVICES
 from ._checks import class_dim, joint_shape
@@ -159,7 +159,7 @@ def in_play(input: Tensor, target: Tensor, weight: Tensor | None, options: Optio
         return None
     rank = max(input.dim(), target.dim())
     if not is_served(input, target, None, torch.float64, options._replace(weight=weight, normalizer=None), rank):
-        return reference.in_play(joint_shape(input, target), target, weight, options)
+        return _reference.in_play(joint_shape(input, target), target, weight, options)
     how = pack("mean", torch.float64, batch_dims=kept) | (IGNORE_NAN if ignores else 0)
     found = _private.denominators(input, target, how, 1.0, 1.0, weight, mask)
     return found[:, 0].view(joint_shape(input, target)[:kept])
@@ -227,7 +227,7 @@ def loss(
     if for_third and not (is_plain and type(third) in PLAIN_TENSORS and spec.has_third_gradient):
         served = False
     if decomposes or not served:
-        value = reference.loss(spec, input, target, reduction, parameter, dtype, options, second, rows)
+        value = _reference.loss(spec, input, target, reduction, parameter, dtype, options, second, rows)
         like = target if rows is None else input  # for rows the loss is contiguous
         return _private.laid_out(value, input, like) if reduction == "none" and served else value
     how, number, call = packed(spec, reduction, parameter, dtype, options, second, rows)
@@ -251,11 +251,11 @@ def loss(
 
 def _denominators(*call):
     spec, input, target, reduction, third, _, options, _, rows = unpacked(*call)
-    return reference.denominators(spec, input, target, options, third, rows) if reduction == "mean" else None
+    return _reference.denominators(spec, input, target, options, third, rows) if reduction == "mean" else None
 
 
 def _composed(*call):
-    return reference.loss(*unpacked(*call)), _denominators(*call)
+    return _reference.loss(*unpacked(*call)), _denominators(*call)
 
 
 def _composed_with_grad(*call):

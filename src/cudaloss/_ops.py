@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _autograd, _dispatch, _options, _private, reference
+from . import _autograd, _dispatch, _options, _private, _reference
 from ._build import DEVICES
 from ._checks import check
 from ._dispatch import PLAIN_TENSORS
@@ -64,7 +64,7 @@ def _thorough(spec: LossSpec) -> Callable[..., Tensor]:
         if reduction == BATCHMEAN:
             reduction, normalizer = _over_batch(input)
             chosen = chosen._replace(normalizer=normalizer)
-        dtype = reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
+        dtype = _reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
         return _dispatch.loss(spec, input, target, reduction, own[0], dtype, chosen, own[1])
 
     return thorough

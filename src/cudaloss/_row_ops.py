@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _dispatch, _private, _vector_ops, reference
+from . import _dispatch, _private, _reference, _vector_ops
 from ._build import DEVICES
 from ._dispatch import PLAIN_TENSORS
 from ._modes import BELOW_AUTOGRAD, DTYPES, INDICES, LOSS
@@ -25,7 +25,7 @@ def _thorough(spec: RowSpec) -> Callable[..., Tensor]:
     def thorough(input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, *options: Any) -> Tensor:
         smoothing, rows, chosen = check(spec, input, target, reduction, own, dtype, Options(*options))
         of_dtype = target if target.is_floating_point() else input
-        dtype = reference.result_dtype(input, of_dtype, dtype, _is_autocast(input.device.type))
+        dtype = _reference.result_dtype(input, of_dtype, dtype, _is_autocast(input.device.type))
         return _dispatch.loss(spec, input, target, reduction, own[0], dtype, chosen, smoothing, rows)
 
     return thorough

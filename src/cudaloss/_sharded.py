@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from . import _dispatch, reference
+from . import _dispatch, _reference
 from ._checks import class_dim, joint_shape, rows_shape
 from ._options import Options
 from ._sharded_plan import USUAL, Placements, Plan, as_dtensor, moved, plan_of, strides_of
@@ -210,14 +210,14 @@ def divisor_of(own: Call, plan: Plan, kept: int) -> tuple[Any, Tensor | None]:
         counted = _dispatch.in_play(x, t, None if own.spec.mean_over_count else options.weight, options)
     else:
         shape = rows_shape(x)
-        found = reference.denominators(own.spec, x, t, options, own.third, own.rows)
+        found = _reference.denominators(own.spec, x, t, options, own.third, own.rows)
         counted = None if found is None else found[:, 0].view(shape[:kept])
     if counted is not None:
         counted = Sum.apply(counted, plan)
         some = counted != 0
         return torch.where(some, counted, 1), some
     if _dispatch.is_compiled():  # the same graph can serve another whole with the same part here
-        count = x.new_full((), math.prod(shape[kept:]), dtype=reference.widest(x.device))
+        count = x.new_full((), math.prod(shape[kept:]), dtype=_reference.widest(x.device))
         return all_reduced(count, plan), None
     count = math.prod(plan.shape[kept:])
     return torch.sym_float(count) if count else None, None

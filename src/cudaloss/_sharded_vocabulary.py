@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _private, reference
+from . import _private, _reference
 from ._checks import class_dim
 from ._dispatch import is_captured, is_served
 from ._modes import BELOW_AUTOGRAD, pack
@@ -40,7 +40,7 @@ for _kind in ("part", "part_backward"):
 
 def _by_torch(input: Tensor, target: Tensor, mask: Tensor, place: Place) -> Tensor:
     """The result of :class:`_Part` in plain PyTorch; rows that do not count have zeros."""
-    dim, x = class_dim(input), input.to(reference.widest(input.device))
+    dim, x = class_dim(input), input.to(_reference.widest(input.device))
     if target.device.type == "cpu":  # on a GPU the row is NaN
         wrong = target[mask & ((target < 0) | (target >= place.all_classes))]
         if wrong.numel():

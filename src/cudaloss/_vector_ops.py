@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _dispatch, _private, reference
+from . import _dispatch, _private, _reference
 from ._build import DEVICES
 from ._dispatch import PLAIN_TENSORS
 from ._modes import BELOW_AUTOGRAD, DTYPES, INTEGERS, LOSS
@@ -23,7 +23,7 @@ from ._vector_checks import check
 def _thorough(spec: RowSpec) -> Callable[..., Tensor]:
     def thorough(input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, *options: Any) -> Tensor:
         call = check(spec, input, target, reduction, own, dtype, Options(*options))
-        found = reference.result_dtype(call.input, call.target, dtype, _is_autocast(call.input.device.type))
+        found = _reference.result_dtype(call.input, call.target, dtype, _is_autocast(call.input.device.type))
         if spec.differentiable_third and dtype is None:
             assert call.third is not None
             found = torch.promote_types(found, call.third.dtype)

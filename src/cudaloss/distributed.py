@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import _dispatch, reference
+from . import _dispatch, _reference
 from ._checks import check_options
 from ._options import Options
 
@@ -61,7 +61,7 @@ def in_play(
     options = check_options(Options(weight=weight, mask=mask, ignore_nan=ignore_nan), target, target, "mean")
     counted = _dispatch.in_play(target, target, None if weight is None else weight.detach(), options)
     if counted is None:
-        return torch.full((), target.numel(), dtype=reference.widest(target.device), device=target.device)
+        return torch.full((), target.numel(), dtype=_reference.widest(target.device), device=target.device)
     return counted
 
 
@@ -128,7 +128,7 @@ def _sum_over(
     if not numbers:
         raise ValueError(f"{name} must be at least one: those of this process's micro-batches")
     device = next((number.device for number in numbers if isinstance(number, Tensor)), torch.get_default_device())
-    each = [torch.as_tensor(number, dtype=reference.widest(device), device=device).detach() for number in numbers]
+    each = [torch.as_tensor(number, dtype=_reference.widest(device), device=device).detach() for number in numbers]
     found = torch.stack(each).sum()
     if _is_distributed():
         dist.all_reduce(found, group=group)

@@ -17,10 +17,10 @@ from ._dispatch import is_captured
 from ._faces import define_function
 from ._ops import KERNELS
 from ._options import Options
+from ._reference import widest
 from ._row_faces import options_of
 from ._row_ops import KERNELS as ROW_KERNELS
 from ._specs import OF_ROWS, PUBLIC, SPECS, LossSpec, RowSpec
-from .reference import widest
 
 __all__ = [spec.function for spec in PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from cudaloss import _dispatch, _private, reference
+from cudaloss import _dispatch, _private, _reference
 from cudaloss._modes import INTEGERS, pack
 from cudaloss._options import Options
 from oracle import DTYPES
@@ -24,7 +24,7 @@ LIES = {
 
 def both(input, target, weight, options):
     ours = _dispatch.in_play(input, target, weight, options)
-    theirs = reference.in_play(torch.broadcast_shapes(input.shape, target.shape), target, weight, options)
+    theirs = _reference.in_play(torch.broadcast_shapes(input.shape, target.shape), target, weight, options)
     return ours, theirs
 
 

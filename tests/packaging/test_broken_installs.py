@@ -41,7 +41,7 @@ del os.environ["CUDALOSS_REQUIRE_COMPILED"]
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     import cudaloss
-    from cudaloss import reference
+    from cudaloss import _reference
     from cudaloss._specs import PUBLIC, RowNumbers, VectorNumbers
 found["warnings"] = [(w.category.__name__, str(w.message), w.filename) for w in said]
 found["losses"] = []
@@ -57,7 +57,7 @@ for spec in PUBLIC:
     if spec.of_vectors:
         rows = VectorNumbers(**{{row.name: row.default for row in spec.arguments if row.annotation == "float"}})
     numbers = {{"second": spec.second_default, "rows": rows}}
-    expected = reference.loss(spec, x, y, "mean", *third or [spec.default], torch.float32, **numbers)
+    expected = _reference.loss(spec, x, y, "mean", *third or [spec.default], torch.float32, **numbers)
     same = torch.equal(value, expected) and torch.equal(x.grad, torch.autograd.grad(expected, x)[0])
     found["losses"].append(same)
 from cudaloss.__main__ import main

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import reference
+from .. import _reference
 from .._specs import LossSpec
 from .modes import Loss
 
@@ -55,8 +55,8 @@ def rival(spec: LossSpec) -> Loss:
         return getattr(F, spec.function)
 
     def defined(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        dtype = reference.result_dtype(x, y, None, False)
-        return reference.loss(spec, x, y, reduction, spec.default, dtype, second=spec.second_default)
+        dtype = _reference.result_dtype(x, y, None, False)
+        return _reference.loss(spec, x, y, reduction, spec.default, dtype, second=spec.second_default)
 
     return COMPOSED.get(spec.name, defined)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import functional, reference
+from .. import _reference, functional
 from .._options import NONE, Options
 from .._specs import LossSpec, RowNumbers, RowSpec, VectorNumbers
 from ..bench.domains import suited
@@ -46,7 +46,7 @@ def _calls_of_vectors(spec: RowSpec) -> list[Call]:
             third = torch.randint(2, rows, generator=generator) * 2 - 1 if len(spec.operands) > 2 else None
 
         def exact(x: Tensor, t: Tensor) -> Tensor:
-            return reference.loss(spec, x, t, "mean", third, torch.float64, options, rows=numbers)
+            return _reference.loss(spec, x, t, "mean", third, torch.float64, options, rows=numbers)
 
         own = dict(zip(spec.operands[2:], (third,), strict=False))
         beside = {"weight": options.weight, "mask": options.mask, "batch_dims": options.batch_dims}
@@ -76,7 +76,7 @@ def _pointwise_calls(spec: LossSpec) -> list[Call]:
 
     def call(options: Options) -> Call:
         def exact(x: Tensor, t: Tensor) -> Tensor:
-            return reference.loss(spec, x, t, "mean", spec.default, torch.float64, options, spec.second_default)
+            return _reference.loss(spec, x, t, "mean", spec.default, torch.float64, options, spec.second_default)
 
         return Call(input, target, {**spec.needed, **options._asdict()}, exact)
 
@@ -104,7 +104,7 @@ def _calls_of_rows(spec: RowSpec) -> list[Call]:
         options: Options = NONE,
     ) -> Call:
         def exact(x: Tensor, t: Tensor) -> Tensor:
-            return reference.loss(spec, x, t, "mean", class_weight, torch.float64, options, smoothing, rows)
+            return _reference.loss(spec, x, t, "mean", class_weight, torch.float64, options, smoothing, rows)
 
         own = {"weight": class_weight, "label_smoothing": smoothing, **rows._asdict(), "softcap": rows.softcap or None}
         own = {row.name: own[row.name] for row in spec.arguments}
