@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cudaloss
+from cudaloss import _reference
 from processes import found_by_all
 
 PROCESSES = 2
