@@ -74,7 +74,10 @@ def _keep(ctx: Any, call: tuple[Any, ...], *results: Tensor | None) -> None:
     input, target, how, parameter, *rest = call
     scale, weight, mask, normalizer, divisor, *own = rest or (1.0, None, None, None, None)
     third, second, *of_rows = own or (None, 0.0)
-    ctx.save_for_backward(input, target, *results, weight, mask, normalizer, third)
+    tensors = input, target, *results, weight, mask, normalizer, third
+    # PyTorch refuses to save tensors of inference mode; outside of it nothing can change them, so the node holds them.
+    ctx.held = held = {i: x for i, x in enumerate(tensors) if x is not None and x.is_inference()}
+    ctx.save_for_backward(*[None if i in held else x for i, x in enumerate(tensors)] if held else tensors)
     ctx.numbers = how | MAY_DECLINE, parameter, scale, divisor, second, *of_rows
 
 
@@ -83,10 +86,12 @@ def _kept(
 ) -> tuple[tuple[Tensor | None, ...], tuple[Any, ...]]:
     """The results and the call that :func:`_keep`, or a plain forward, has saved. `saved`: the tensors, if they are
     unpacked already, because checkpoints allow that only once."""
-    input, target, grad_input, grad_target, *rest = ctx.saved_tensors if saved is None else saved
-    if not rest:
+    saved = ctx.saved_tensors if saved is None else saved
+    if len(saved) == 4:
+        input, target, grad_input, grad_target = saved
         return (grad_input, grad_target, None), (input, target, *ctx.numbers)
-    denominators, *beside, third = rest
+    saved = [ctx.held.get(i, x) for i, x in enumerate(saved)] if ctx.held else saved
+    input, target, grad_input, grad_target, denominators, *beside, third = saved
     how, parameter, scale, divisor, second, *of_rows = ctx.numbers
     call = input, target, how, parameter, scale, *beside, divisor
     if third is not None or second != 0 or of_rows:
@@ -102,10 +107,14 @@ def _one_pass_forward(ctx, input, target, how, parameter, *rest):
             ctx.unspent = True
         return value
     value, grad_input, grad_target = _loss_with_grad(input, target, how, parameter)
-    if value is not None:
+    if value is None:
+        return None
+    if target.is_inference() or input.is_inference():
+        _keep(ctx, (input, target, how, parameter), grad_input, grad_target, None)
+    else:
         ctx.save_for_backward(input, target, grad_input, grad_target)
         ctx.numbers = how | MAY_DECLINE, parameter
-        ctx.unspent = True
+    ctx.unspent = True
     return value
 
 

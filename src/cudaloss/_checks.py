@@ -11,6 +11,7 @@ from torch import Tensor
 from ._modes import BATCHMEAN, REDUCTIONS
 from ._options import NONE, Options
 from ._specs import LossSpec, Parameter
+from ._varying import is_symbolic
 
 
 def check_reduction(reduction: Any, known: tuple[str, ...] = REDUCTIONS) -> None:
@@ -21,16 +22,11 @@ def check_reduction(reduction: Any, known: tuple[str, ...] = REDUCTIONS) -> None
         raise ValueError(f"reduction must be {', '.join(rest)} or {last}, got {reduction!r}")
 
 
-def _is_symbolic(value: Any) -> bool:
-    """Whether it is a symbolic number of a compiler's trace; float() would add a guard on it."""
-    return isinstance(value, (torch.SymFloat, torch.SymInt))
-
-
 def _is_number(value: Any, kind: type = numbers.Real) -> bool:
     """Whether it is a number of that kind, also numpy's or a compiler's, but not a bool, array or tensor."""
     if isinstance(value, bool):
         return False
-    if isinstance(value, int) or (isinstance(value, float) and kind is numbers.Real) or _is_symbolic(value):
+    if isinstance(value, int) or (isinstance(value, float) and kind is numbers.Real) or is_symbolic(value):
         return True  # checked first: Dynamo knows nothing else about its symbols
     return isinstance(value, kind)
 
@@ -42,7 +38,7 @@ def is_traced() -> bool:
 
 def as_float(name: str, value: Any) -> Any:
     """The number as Python's float; a compiler's stays unchanged, because float() would add a guard on it."""
-    if _is_symbolic(value):
+    if is_symbolic(value):
         return value
     try:
         return float(value)

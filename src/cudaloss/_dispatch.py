@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from . import _autograd, _private, _reference
+from . import _autograd, _private, _reference, _varying
 from ._autograd import by_reference, gradients, transformed, unpacked
 from ._build import DEVICES
 from ._checks import class_dim, joint_shape
@@ -44,8 +44,9 @@ def is_captured() -> bool:
 
 
 def is_compiled() -> bool:
-    """Whether a compiler captures the ops, not only fake tensors."""
-    return any(torch._C._get_dispatch_mode(mode) is not None for mode in (_MODES.PROXY, _MODES.FUNCTIONAL))
+    """Whether torch.compile captures the ops, with their derivatives. Not a capture of the values alone, whose graph
+    would differentiate each step of a formula."""
+    return torch._guards.TracingContext.try_get() is not None and not torch.compiler.is_exporting()
 
 
 def takes_one_pass(reduction: str, differentiated: Iterable[torch.dtype]) -> bool:
@@ -199,6 +200,16 @@ def loss(
         from . import _sharded
 
         return _sharded.loss(spec, input, target, reduction, parameter, dtype, options, second, rows)
+    varies = is_captured() and _varying.vary(options, parameter, second, rows)
+    if varies:
+        scale, options = options.scale, options._replace(scale=1.0)
+        options, parameter, rows = _varying.fixed(input, target, options, parameter, rows)
+        if _varying.is_symbolic(scale):
+            wide = torch.promote_types(dtype, torch.float32)
+            value = loss(spec, input, target, reduction, parameter, wide, options, second, rows)
+            return (value * scale).to(dtype)
+        options = options._replace(scale=scale)
+        varies = _varying.vary(options, parameter, second, rows)
     third = parameter if isinstance(parameter, Tensor) else None
     rank = max(input.dim(), target.dim()) if rows is None else input.dim() - 1
     if options.batch_dims == rank > 0:  # a reduction of single elements
@@ -226,7 +237,7 @@ def loss(
     served = serves(spec, input, target, parameter, dtype, options, rows)
     if for_third and not (is_plain and type(third) in PLAIN_TENSORS and spec.has_third_gradient):
         served = False
-    if decomposes or not served:
+    if decomposes or varies or not served:
         value = _reference.loss(spec, input, target, reduction, parameter, dtype, options, second, rows)
         like = target if rows is None else input  # for rows the loss is contiguous
         return _private.laid_out(value, input, like) if reduction == "none" and served else value
@@ -305,7 +316,7 @@ def _register(kind: str, composed: Callable[..., Any]) -> None:
         _private.LIBRARY.impl(name, composed, key)
 
 
-_BATCHED = ("FuncTorchBatched", "Batched")
+_BATCHED = (_private.TRANSFORMS, "Batched")
 for _kind, _function in _COMPOSED.items():
     _register(_kind, _function)
 for _key in _BATCHED:  # a batched backward cannot use the stored gradients

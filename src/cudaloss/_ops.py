@@ -240,7 +240,6 @@ def _chosen(spec: LossSpec, kernels: tuple[Kernel, ...], options: dict[str, Any]
 
 def _define(spec: LossSpec) -> tuple[Kernel, ...]:
     """Defines the public op of `spec`; returns its kernels, one for each variant of the row."""
-    _private.LIBRARY.define(_schema(spec), tags=_private.TAGS)
     kernels = tuple(Kernel(_fused(variant) if DEVICES else _none, _thorough(variant)) for variant in spec.variants)
     third, usual, default, other = spec.parameter, spec.reduction, spec.default, spec.second_default
     as_tensor = f"{third.name}_tensor" if third else ""
@@ -261,8 +260,7 @@ def _define(spec: LossSpec) -> tuple[Kernel, ...]:
         return op(input, target, reduction, None, second, **options)
 
     called = with_third if third and third.of_call else with_second if spec.second and not third else op
-    for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
-        _private.LIBRARY.impl(spec.name, called, key)
+    _private.define_public(_schema(spec), called)
     return kernels
 
 

@@ -26,6 +26,7 @@ of this package, and they call the ops by name.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -98,6 +99,25 @@ UNSEEN = ("loss", "loss_with_grad", "rescale_", "part", "part_backward")  # by a
 AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+
+# functorch calls an op's kernel for this key before its transforms, so that the kernel can use autograd.Function.
+TRANSFORMS = "FuncTorchDynamicLayerFrontMode"
+PUBLIC_KEYS = ("CompositeImplicitAutograd", TRANSFORMS)
+
+
+def compiled_name(name: str) -> str:
+    return f"_compiled_{name}"
+
+
+def define_public(schema: str, kernel: Callable[..., Any]) -> None:
+    """Defines a public op; and its twin for compiled calls, in which a number can vary: the dispatcher turns a symbolic
+    number into a constant for a ``float``, but not for a ``Scalar``."""
+    numbers = re.sub(r"\bfloat\b", "Scalar", schema).replace("int ignore_index", "SymInt ignore_index")
+    for text in (schema, compiled_name(numbers)):
+        LIBRARY.define(text, tags=TAGS)
+        for key in PUBLIC_KEYS:
+            LIBRARY.impl(text.partition("(")[0], kernel, key)
 
 
 def op(kind: str) -> torch._ops.OpOverload:

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from . import _formulas, _rows_by_torch, _vectors_by_torch
-from ._checks import joint_shape, rows_shape
+from ._checks import class_dim, joint_shape, rows_shape
+from ._closed_forms import savable
 from ._formulas import Operands
 from ._options import NONE, Options
 from ._specs import LossSpec, OfDifference, RowNumbers, Third, VectorNumbers
+from ._varying import widest
 
 __all__ = ["denominators", "gradients", "loss", "result_dtype"]
 
@@ -48,8 +50,8 @@ def _where_selected(target: Tensor, options: Options) -> Tensor | None:
 
 
 class _Terms(NamedTuple):
-    """The values from which a loss is computed, in the dtype of the arithmetic. Elements that are left out are 0 (the
-    third operand: 1)."""
+    """The values from which a loss is computed, in the dtype of the arithmetic. Elements that are left out are 1, at
+    which every loss has finite slopes (a difference: 0)."""
 
     operands: Operands
     third: Third
@@ -68,15 +70,16 @@ def _terms(
     weight, selected = options.weight, _where_selected(target, options)
     left_out = None if selected is None else ~selected
     compute = _compute_dtype_of(input, target, dtype, weight)
-    x, t = input.to(compute), target.to(compute)
+    x, t = savable(input, compute), savable(target, compute)
     if isinstance(spec.terms, OfDifference):
         operands: Operands = (x - t,)
     else:
         operands = (x, t) if x.is_nested or x.shape == t.shape else tuple(torch.broadcast_tensors(x, t))
-    weight = None if weight is None else weight.to(compute)
-    third = parameter.to(compute) if isinstance(parameter, Tensor) else parameter
+    weight = None if weight is None else savable(weight, compute)
+    third = savable(parameter, compute) if isinstance(parameter, Tensor) else parameter
     if left_out is not None:
-        operands = tuple(torch.where(left_out, 0, operand) for operand in operands)
+        filler = 0 if len(operands) == 1 else 1
+        operands = tuple(torch.where(left_out, filler, operand) for operand in operands)
         weight = None if weight is None else torch.where(left_out, 0, weight)
         third = torch.where(left_out, 1, third) if isinstance(third, Tensor) else third
     return _Terms(operands, third, weight, left_out)
@@ -117,7 +120,7 @@ def _of_rows(
     if isinstance(rows, VectorNumbers):  # float32 sums would lose the difference of a cosine from 1
         compute = widest(input.device)
     left_out = _rows_by_torch.left_out(rows_shape(input), target, options, rows)
-    weight = None if options.weight is None else options.weight.to(compute)
+    weight = None if options.weight is None else savable(options.weight, compute)
     weight = weight if weight is None or left_out is None else torch.where(left_out, 0, weight)
     if isinstance(rows, VectorNumbers):
         operands = _vectors_by_torch.operands(spec, input, target, third, left_out, rows, compute)
@@ -157,15 +160,11 @@ def in_play(shape: torch.Size, target: Tensor, weight: Tensor | None, options: O
     return total.expand(shape[:kept]) * repeats
 
 
-def widest(device: torch.device) -> torch.dtype:
-    """float64, except on Apple's GPUs, which do not have it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def _normalized(x: Tensor, normalizer: Tensor | float) -> Tensor:
     """x / normalizer, rounded once."""
     if isinstance(normalizer, Tensor) and normalizer.dtype != torch.float64:
-        return x / normalizer.to(x.dtype)
+        return x / savable(normalizer, x.dtype)
+    normalizer = savable(normalizer, torch.float64) if isinstance(normalizer, Tensor) else normalizer
     return (x.to(widest(x.device)) / normalizer).to(x.dtype)
 
 
@@ -305,15 +304,12 @@ def _gradients_of_rows(
     shape = rows_shape(input)
     counted = _counted(spec, shape, target, options, parameter, rows) if reduction == "mean" else None
     of_vectors = isinstance(operands, _vectors_by_torch.VectorOperands)
-    compute = (operands.vectors[0] if of_vectors else operands.logits).dtype
+    compute, dim = (operands.vectors[0] if of_vectors else operands.logits).dtype, class_dim(input)
     factor = _incoming(grad_output.to(compute), shape, reduction, counted, options)
-    factor = operands.over_classes(factor.expand(shape))
-    weight = None if weight is None else operands.over_classes(weight.expand(shape))
-    left_out = None if left_out is None else operands.over_classes(left_out.expand(shape))
-    if of_vectors:
-        slopes = _vectors_by_torch.slopes(operands)
-    else:
-        slopes = _rows_by_torch.slopes(operands, smoothing, _class_weight(parameter))
+    factor = factor.expand(shape).unsqueeze(dim)
+    weight = None if weight is None else weight.expand(shape).unsqueeze(dim)
+    left_out = None if left_out is None else left_out.expand(shape).unsqueeze(dim)
+    slopes = _vectors_by_torch.slopes(operands) if of_vectors else _rows_by_torch.slopes(operands, smoothing)
     pairs = zip((*slopes, None)[:3], (input, target, parameter), needed, strict=False)
     return tuple(_gradient(slope if wanted else None, x, factor, weight, left_out) for slope, x, wanted in pairs)
 

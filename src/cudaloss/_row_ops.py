@@ -136,7 +136,6 @@ def _define(spec: RowSpec) -> Kernel:
     keywords = [*(own[row.name] for row in spec.arguments if row.only_keyword), *(row.of_op for row in rows)]
     named = ", ".join([*(f"Tensor {name}" for name in spec.operands), *(own[name] for name in given_names)])
     schema = f"{spec.name}({named}, *, {', '.join(keywords)}) -> Tensor"
-    _private.LIBRARY.define(schema, tags=_private.TAGS)
     kernel, defaults = _kernel_of(spec), spec.given
     of_options: dict[str, Any] = {row.name: row.default for row in rows}
 
@@ -150,8 +149,7 @@ def _define(spec: RowSpec) -> Kernel:
         result = kernel.fused(*call)
         return kernel.thorough(*call) if result is None else result
 
-    for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
-        _private.LIBRARY.impl(spec.name, op, key)
+    _private.define_public(schema, op)
     return kernel
 
 

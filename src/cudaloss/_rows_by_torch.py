@@ -11,38 +11,71 @@ logarithms already.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._checks import class_dim
+from ._closed_forms import Slopes, evaluate, savable
 from ._options import Options
 from ._specs import LossSpec, RowNumbers, VectorNumbers
+
+
+@dataclass(frozen=True)
+class Classes:
+    """A row's loss as a function of its logits, after the softcap, and of each class's probability in the target and
+    weight, which make its share. `counts` marks the classes that count, if the target is an index; None: all."""
+
+    dim: int  # of the classes
+    are_logs: bool  # whether the logits are log-probabilities
+    z_loss: float
+
+    def _logs(self, logits: Tensor) -> Tensor:
+        return logits if self.are_logs else torch.log_softmax(logits, self.dim)
+
+    def _of_counted(self, terms: Tensor, logs: Tensor, counts: Tensor | None) -> Tensor:
+        """The terms, 0 for classes that do not count, also if their logarithm is infinite."""
+        if counts is None:
+            return terms
+        nothing = 0 if self.are_logs else torch.where(logs.isnan(), logs, 0)
+        return torch.where(counts, terms, nothing)
+
+    def value(self, logits: Tensor, q: Tensor, weight: Tensor | None, counts: Tensor | None) -> Tensor:
+        logs, share = self._logs(logits), _times(q, weight)
+        found = self._of_counted(-share * logs, logs, counts).sum(self.dim)
+        return found + self.z_loss * logits.logsumexp(self.dim).square() if self.z_loss else found
+
+    def slopes(
+        self, needed: Sequence[bool], logits: Tensor, q: Tensor, weight: Tensor | None, counts: Tensor | None
+    ) -> Slopes:
+        logs, share = self._logs(logits), _times(q, weight)
+        losses = self._of_counted(-logs, logs, counts)
+        for_q, for_weight = _times(losses, weight) if needed[1] else None, losses * q if needed[2] else None
+        if self.are_logs or not needed[0]:
+            return -share, for_q, for_weight, None
+        total = share.sum(self.dim, keepdim=True)
+        if self.z_loss:
+            total = total + 2 * self.z_loss * logits.logsumexp(self.dim, keepdim=True)
+        return logs.exp() * total - share, for_q, for_weight, None
+
+
+def _times(x: Tensor, weight: Tensor | None) -> Tensor:
+    return x if weight is None else x * weight
 
 
 class RowOperands(NamedTuple):
     """The values from which all rows are computed, in the dtype of the arithmetic; 0 for rows that do not count."""
 
-    logits: Tensor  # in input's shape, after the softcap
-    cap_slope: Tensor | None  # the derivative of the softcap, in input's shape; None: no softcap
-    share: Tensor  # in input's shape: the factor of each class's -log_softmax
-    are_logs: bool  # whether the logits are log-probabilities
+    definition: Classes
+    logits: Tensor  # in input's shape, after the softcap; so are the next ones
+    cap_slope: Tensor | None  # the derivative of the softcap; None: no softcap
+    q: Tensor  # the smoothed target
+    weight: Tensor | None
+    counts: Tensor | None
     has_indices: bool  # whether the target has class indices; otherwise probabilities
-    class_dim: int
-    z_loss: float
-
-    @property
-    def logs(self) -> Tensor:
-        return self.logits if self.are_logs else torch.log_softmax(self.logits, self.class_dim)
-
-    @property
-    def lse(self) -> Tensor:
-        return self.logits.logsumexp(self.class_dim)
-
-    def over_classes(self, x: Tensor) -> Tensor:
-        """Reshapes a number for each row so that it broadcasts to input."""
-        return x.unsqueeze(self.class_dim)
 
 
 def left_out(shape: torch.Size, target: Tensor, options: Options, rows: RowNumbers | VectorNumbers) -> Tensor | None:
@@ -55,14 +88,23 @@ def left_out(shape: torch.Size, target: Tensor, options: Options, rows: RowNumbe
     return (~options.mask if ignored is None else ~options.mask | ignored).expand(shape)
 
 
-def _over_input(class_weight: Tensor | None, dim: int, input: Tensor) -> Tensor | None:
+def _over_input(class_weight: Tensor, dim: int, input: Tensor) -> Tensor:
     """Class weights in a shape that broadcasts to input."""
-    return None if class_weight is None else class_weight.view((-1,) + (1,) * (input.dim() - dim - 1))
+    return class_weight.view((-1,) + (1,) * (input.dim() - dim - 1))
 
 
-def _indices(target: Tensor, out: Tensor | None) -> Tensor:
-    """Class indices, with 0 for rows that do not count."""
-    return target.long() if out is None else torch.where(out, 0, target.long())
+def _indices(target: Tensor, out: Tensor | None, classes: int) -> Tensor:
+    """Class indices, with 0 for rows that do not count. On a CPU PyTorch's ops raise for a wrong one. Elsewhere it is
+    0, because they would end the process's use of the GPU."""
+    index = savable(target, torch.int64)
+    wrong = None if index.is_cpu else _wrong(index, classes)
+    if out is not None:
+        wrong = out if wrong is None else wrong | out
+    return index if wrong is None else torch.where(wrong, 0, index)
+
+
+def _wrong(index: Tensor, classes: int) -> Tensor:
+    return (index < 0) | (index >= classes)
 
 
 def counted_weight(
@@ -71,7 +113,7 @@ def counted_weight(
     """What each row adds to a mean's denominator; None: 1. With an index it includes the weight of the row's class."""
     if class_weight is None or target.is_floating_point():
         return sample_weight
-    of_class = class_weight[_indices(target, out)]
+    of_class = savable(class_weight, class_weight.dtype)[_indices(target, out, class_weight.shape[0])]
     return of_class if sample_weight is None else sample_weight.double() * of_class
 
 
@@ -88,49 +130,39 @@ def operands(
     """The arguments of :func:`values` and :func:`slopes`. `out` marks rows that are left out, `compute` is the dtype of
     the arithmetic."""
     dim = class_dim(input)
-    x = input.to(compute)
+    x = savable(input, compute)
     x = x if out is None else torch.where(out.unsqueeze(dim), 0, x)
     cap_slope = None
     if rows.softcap:
         bent = torch.tanh(x / rows.softcap)
         x, cap_slope = rows.softcap * bent, 1 - bent * bent
-    weight = _over_input(None if class_weight is None else class_weight.to(compute), dim, input)
-    each, has_indices = smoothing / input.shape[dim], not target.is_floating_point()
+    weight = None if class_weight is None else _over_input(savable(class_weight, compute), dim, input).expand(x.shape)
+    classes, has_indices = input.shape[dim], not target.is_floating_point()
+    each, counts = smoothing / classes, None
     if has_indices:
-        share = torch.zeros_like(x).scatter(dim, _indices(target, out).unsqueeze(dim), 1 - smoothing)
-        share = share + each if smoothing else share
+        index = _indices(target, out, classes).unsqueeze(dim)
+        q = torch.zeros_like(x).scatter(dim, index, 1 - smoothing) + each
+        # A wrong index gives NaN: a compiler may drop the check in scatter.
+        wrong = _wrong(target.long(), classes)
+        wrong = (wrong if out is None else wrong & ~out).unsqueeze(dim)
+        q = torch.where(wrong, torch.nan, q)
+        counts = None if smoothing else wrong | torch.zeros_like(x, dtype=torch.bool).scatter(dim, index, True)
     else:
-        share = target.to(compute) * (1 - smoothing) + each
-    share = share if weight is None else share * weight
-    if not has_indices and out is not None:
-        share = torch.where(out.unsqueeze(dim), 0, share)
-    return RowOperands(x, cap_slope, share, spec.takes_indices_alone, has_indices, dim, rows.z_loss)
+        q = savable(target, compute) * (1 - smoothing) + each
+        q = q if out is None else torch.where(out.unsqueeze(dim), 0, q)
+    definition = Classes(dim, spec.takes_indices_alone, rows.z_loss)
+    return RowOperands(definition, x, cap_slope, q, weight, counts, has_indices)
 
 
 def values(row: RowOperands) -> Tensor:
     """The losses, of the rows' shape."""
-    logs = row.logs
-    terms = -row.share * logs
-    if row.has_indices:  # other classes count as 0, also if their logarithm is infinite
-        nothing = 0 if row.are_logs else torch.where(logs.isnan(), logs, 0)
-        terms = torch.where(row.share == 0, nothing, terms)
-    found = terms.sum(row.class_dim)
-    return found + row.z_loss * row.lse.square() if row.z_loss else found
+    return evaluate(row.definition, row.logits, row.q, row.weight, row.counts)
 
 
-def slopes(row: RowOperands, smoothing: float, class_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The derivatives of each row's loss for input and for a target of probabilities (None for indices), in input's
+def slopes(row: RowOperands, smoothing: float) -> tuple[Tensor, Tensor | None]:
+    """The derivatives of each row's loss for the input and for a target of probabilities (None for indices), in input's
     shape."""
-    if row.are_logs:
-        return -row.share, None
-    logs = row.logs
-    total = row.share.sum(row.class_dim, keepdim=True)
-    if row.z_loss:
-        total = total + 2 * row.z_loss * row.over_classes(row.lse)
-    for_input = logs.exp() * total - row.share
+    needed = True, not row.has_indices, False
+    for_input, for_q, *_ = row.definition.slopes(needed, row.logits, row.q, row.weight, row.counts)
     for_input = for_input if row.cap_slope is None else for_input * row.cap_slope
-    if row.has_indices:
-        return for_input, None
-    weight = _over_input(class_weight, row.class_dim, row.logits)
-    for_target = -logs * (1 - smoothing)
-    return for_input, for_target if weight is None else for_target * weight
+    return for_input, None if for_q is None else for_q * (1 - smoothing)

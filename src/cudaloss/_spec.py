@@ -138,9 +138,11 @@ class Flag:
 
 
 class OfDifference(NamedTuple):
-    """Formulas of ``d`` and the third operand: the loss, its slope, and further derivatives in closed form."""
+    """Formulas of ``d`` and the third operand: the loss, its slope, and its curvature; and the derivatives of the first
+    two in the third operand."""
 
-    derivatives: tuple[Formula, ...]
+    derivatives: tuple[Formula, Formula, Formula]
+    for_third: tuple[Formula, ...] = ()
 
 
 class OfTwo(NamedTuple):
@@ -152,7 +154,11 @@ class OfTwo(NamedTuple):
     for_third: OfOperands | None = None
 
 
-_NONE = OfDifference(())  # for a loss of rows
+def _no_formula(d: Tensor, third: Third) -> Tensor:
+    raise NotImplementedError
+
+
+_NONE = OfDifference((_no_formula,) * 3)  # for a loss of rows
 
 
 @dataclass(frozen=True, kw_only=True)

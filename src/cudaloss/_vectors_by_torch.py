@@ -6,15 +6,39 @@ The vectors are along the second dimension (a single vector along its only one).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._checks import class_dim
+from ._closed_forms import Slopes, evaluate, savable
 from ._specs import LossSpec, VectorNumbers
 
 _LEAST = 1e-12  # cosine_embedding adds it to a square, as in PyTorch
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """A row's loss as a function of its vectors and, for some, of its label."""
+
+    spec: LossSpec
+    numbers: VectorNumbers
+    dim: int
+
+    def row(self, operands: tuple[Tensor, ...]) -> VectorOperands:
+        count = 3 if self.spec.differentiable_third else 2
+        label = operands[count] if len(operands) > count else None
+        return VectorOperands(self.spec, operands[:count], label, self.numbers, self.dim)
+
+    def value(self, *operands: Tensor) -> Tensor:
+        return _values(self.row(operands))
+
+    def slopes(self, needed: Sequence[bool], *operands: Tensor) -> Slopes:
+        row = self.row(operands)
+        return *slopes(row), *(() if row.label is None else (None,))
 
 
 class VectorOperands(NamedTuple):
@@ -46,7 +70,7 @@ def operands(
     """The arguments of :func:`values` and :func:`slopes`; `out` marks rows that are left out."""
     dim = class_dim(input)
     given = (input, target, third) if spec.differentiable_third and third is not None else (input, target)
-    vectors = tuple(x.to(compute) for x in given)
+    vectors = tuple(savable(x, compute) for x in given)
     if out is not None:
         vectors = tuple(torch.where(out.unsqueeze(dim), 1, x) for x in vectors)
     label = None if spec.differentiable_third else third
@@ -76,6 +100,13 @@ def _differences(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor]:
 
 def values(row: VectorOperands) -> Tensor:
     """The losses, of the rows' shape."""
+    if row.numbers.p != 2 or row.vectors[0].shape[row.dim] == 0:  # slopes are of 2-norms; softmax of some classes
+        return _values(row)
+    label = () if row.label is None else (row.label,)
+    return evaluate(Vectors(row.spec, row.numbers, row.dim), *row.vectors, *label)
+
+
+def _values(row: VectorOperands) -> Tensor:
     margin, (x, t, *_) = row.numbers.margin, row.vectors
     if row.spec.reads == "distributions":
         return _divergences(row)[0].squeeze(row.dim)
@@ -105,9 +136,8 @@ def _divergences(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     of_input, of_target = (torch.log_softmax(x / temperature, row.dim) for x in row.vectors)
     none = (of_input == -torch.inf) & (of_target == -torch.inf)
     apart = torch.where(none, 0, of_target) - torch.where(none, 0, of_input)
-    impossible = of_target == -torch.inf
-    p = torch.where(impossible, 0, of_target.exp())
-    terms = torch.where(impossible, 0, p * torch.where(impossible, 0, apart))
+    p = of_target.exp()
+    terms = p * torch.where(p == 0, 0, apart)
     kl = terms.sum(row.dim, keepdim=True) * temperature**2
     return kl, p, of_input.exp() - p, apart
 
@@ -115,7 +145,8 @@ def _divergences(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _divergence_slopes(row: VectorOperands) -> tuple[Tensor, ...]:
     kl, p, more, apart = _divergences(row)
     temperature = row.numbers.temperature
-    for_target = torch.where(p == 0, 0, p * (temperature * torch.where(p == 0, 0, apart) - kl / temperature))
+    nothing = torch.where(kl.isnan(), kl, 0)
+    for_target = torch.where(p == 0, nothing, p * (temperature * torch.where(p == 0, 0, apart) - kl / temperature))
     return temperature * more, for_target
 
 
@@ -144,7 +175,7 @@ def _triplet_slopes(row: VectorOperands) -> tuple[Tensor, ...]:
         least = torch.minimum(norms[1], norms[2])
         of_other = ((norms[2] <= norms[1]).to(least.dtype) + (norms[2] < norms[1]).to(least.dtype)) / 2
         of_far = 1 - of_other
-    active = norms[0] - least + row.numbers.margin >= 0
+    active = ~(norms[0] - least + row.numbers.margin < 0)  # NaN stays NaN
     near, far, other = (torch.where(active, unit, 0) for unit in units)
     far, other = far * of_far, other * of_other
     return near - far, -near - other, far + other

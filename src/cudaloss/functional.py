@@ -17,10 +17,11 @@ from ._dispatch import is_captured
 from ._faces import define_function
 from ._ops import KERNELS
 from ._options import Options
-from ._reference import widest
+from ._private import compiled_name
 from ._row_faces import options_of
 from ._row_ops import KERNELS as ROW_KERNELS
 from ._specs import OF_ROWS, PUBLIC, SPECS, LossSpec, RowSpec
+from ._varying import as_tensor
 
 __all__ = [spec.function for spec in PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -37,20 +38,24 @@ def _for_op(spec: LossSpec, input: Tensor, own: dict[str, Any]) -> dict[str, Any
     if value is not None and not isinstance(value, Tensor):
         value = _checks.check_number(third, value, f"{third.accepts} or a tensor")
         value = None if not third.of_call and type(value) is float and value == third.number else value
-        value = None if value is None else input.new_full((), value, dtype=widest(input.device))
+        value = None if value is None else as_tensor(value, input)
     return {**own, third.name: value}
+
+
+def _ops_of(spec: LossSpec) -> tuple[Any, Any]:
+    """The public op, and the one of a compiled call."""
+    return getattr(torch.ops.cudaloss, spec.name), getattr(torch.ops.cudaloss, compiled_name(spec.name))
 
 
 def _as_tensor(normalizer: Any, input: Tensor, reduction: Any) -> Tensor | None:
     if normalizer is None or isinstance(normalizer, Tensor):
         return normalizer
-    normalizer = _checks.check_number_normalizer(normalizer, reduction)
-    return input.new_full((), normalizer, dtype=widest(input.device))
+    return as_tensor(_checks.check_number_normalizer(normalizer, reduction), input)
 
 
 def _unusual(spec: LossSpec, thorough: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """What the function of `spec` calls except in the commonest cases."""
-    op = getattr(torch.ops.cudaloss, spec.name)
+    op, compiled = _ops_of(spec)
 
     def call(input: Any, target: Any, reduction: Any, parameter: Any, second: Any, dtype: Any, *options: Any) -> Any:
         own = spec.own(parameter, second)
@@ -64,7 +69,8 @@ def _unusual(spec: LossSpec, thorough: Callable[..., Tensor]) -> Callable[..., T
         if torch.compiler.is_compiling() or is_captured():
             # A trace contains the op, which takes only tensors.
             keywords["normalizer"] = _as_tensor(keywords["normalizer"], input, reduction)
-            return op(input, target, reduction=reduction, **_for_op(spec, input, own), **keywords)
+            traced = compiled if torch.compiler.is_compiling() else op
+            return traced(input, target, reduction=reduction, **_for_op(spec, input, own), **keywords)
         result = thorough(input, target, reduction, parameter, second, dtype, *options)
         if input.shape != target.shape:
             warnings.warn(
@@ -88,7 +94,7 @@ for _spec in SPECS:
 
 def _unusual_of_rows(spec: RowSpec, thorough: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The same for a loss of rows."""
-    op, beside = getattr(torch.ops.cudaloss, spec.name), [row.name for row in options_of(spec)][:-1]
+    (op, compiled), beside = _ops_of(spec), [row.name for row in options_of(spec)][:-1]
 
     def call(input: Any, target: Any, reduction: Any, own: Any, dtype: Any, *options: Any) -> Any:
         given = {**spec.named(own), "dtype": dtype, **dict(zip(beside, options, strict=True))}
@@ -98,7 +104,8 @@ def _unusual_of_rows(spec: RowSpec, thorough: Callable[..., Tensor]) -> Callable
             return handle_torch_function(globals()[spec.function], tensors, *operands, reduction=reduction, **given)
         if torch.compiler.is_compiling() or is_captured():
             given["normalizer"] = _as_tensor(given["normalizer"], input, reduction)
-            return op(*operands, reduction=reduction, **given)
+            traced = compiled if torch.compiler.is_compiling() else op
+            return traced(*operands, reduction=reduction, **given)
         return thorough(input, target, reduction, own, dtype, *options)
 
     return call

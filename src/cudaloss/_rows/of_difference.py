@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,52 +27,56 @@ def _of_zero(loss: Callable[..., Tensor], d: Tensor, **parameter: float) -> Tens
     return loss(d, d.new_zeros(()).expand_as(d), reduction="none", **parameter)
 
 
-class _Bent(NamedTuple):
-    """Where the loss of d is quadratic, for a tensor of turning points. All that autograd differentiates is finite on
-    both sides, because 0 times the other side's infinity would be NaN."""
-
-    inside: Tensor
-    d: Tensor  # 0 outside
-    turn: Tensor  # 1 outside
-    distance: Tensor  # |d|, with its slope; NaN where the turn is NaN
-
-    @staticmethod
-    def of(d: Tensor, turn: Tensor) -> _Bent:
-        inside = d.abs() < turn
-        slope = torch.where(turn.isnan(), turn, _sign(d))
-        return _Bent(inside, torch.where(inside, d, 0), torch.where(inside, turn, 1), d * slope)
-
-
 def _smooth_l1(d: Tensor, beta: Third) -> Tensor:
     if isinstance(beta, Tensor):
-        bent = _Bent.of(d, beta)
-        return torch.where(bent.inside, 0.5 * bent.d * bent.d / bent.turn, bent.distance - 0.5 * beta)
+        return torch.where(d.abs() < beta, 0.5 * d * d / beta, _beside(beta, d.abs() - 0.5 * beta))
     return _distance(d) if beta == 0 else _of_zero(F.smooth_l1_loss, d, beta=beta)
 
 
 def _smooth_l1_slope(d: Tensor, beta: Third) -> Tensor:
     if isinstance(beta, Tensor):
-        bent = _Bent.of(d, beta)
-        return torch.where(bent.inside, bent.d / bent.turn, torch.where(beta.isnan(), beta, _sign(d)))
+        return torch.where(d.abs() < beta, d / beta, _beside(beta, _sign(d)))
     return _sign(d) if beta == 0 else d.clamp(-beta, beta) / beta
 
 
 def _smooth_l1_curvature(d: Tensor, beta: Third) -> Tensor:
+    if isinstance(beta, Tensor):
+        return torch.where(d.abs() < beta, 1 / torch.where(beta == 0, 1, beta), 0)
     return torch.zeros_like(d) if beta == 0 else (d.abs() < beta).to(d.dtype) / beta
+
+
+def _smooth_l1_for_third(d: Tensor, beta: Third) -> Tensor:
+    share = torch.where(d.abs() < beta, d / beta, 1)
+    return _beside(d, _beside(beta + d, -0.5 * share * share))
+
+
+def _smooth_l1_slope_for_third(d: Tensor, beta: Third) -> Tensor:
+    return torch.where(d.abs() < beta, -(d / beta) / beta, 0)
+
+
+def _beside(x: Tensor, found: Tensor | float) -> Tensor:
+    """`found`; NaN where x is NaN, which no comparison shows."""
+    return torch.where(x.isnan(), x, found)
 
 
 def _huber(d: Tensor, delta: Third) -> Tensor:
     if isinstance(delta, Tensor):
-        bent = _Bent.of(d, delta)
-        return torch.where(bent.inside, 0.5 * bent.d * bent.d, delta * (bent.distance - 0.5 * delta))
+        return torch.where(d.abs() < delta, 0.5 * d * d, delta * (d.abs() - 0.5 * delta))
     return _of_zero(F.huber_loss, d, delta=delta)
 
 
 def _huber_slope(d: Tensor, delta: Third) -> Tensor:
     if isinstance(delta, Tensor):
-        bent = _Bent.of(d, delta)
-        return torch.where(bent.inside, bent.d, delta * _sign(d))
+        return torch.where(d.abs() < delta, d, delta * _sign(d))
     return d.clamp(-delta, delta)
+
+
+def _huber_for_third(d: Tensor, delta: Third) -> Tensor:
+    return torch.where(d.abs() < delta, 0, d.abs() - delta)
+
+
+def _huber_slope_for_third(d: Tensor, delta: Third) -> Tensor:
+    return torch.where(d.abs() < delta, 0, _sign(d))
 
 
 def _quantile_slope(d: Tensor, quantile: Third) -> Tensor:
@@ -99,6 +102,13 @@ def _pseudo_huber(d: Tensor, delta: Third) -> Tensor:
     return delta * (_share(d, _root(d, delta) + delta) * d)
 
 
+def _pseudo_huber_for_third(d: Tensor, delta: Third) -> Tensor:
+    """delta (r - 1)^2 / r with r = root / delta, and r - 1 without cancellation."""
+    r = _root(d, delta) / delta
+    above = _share(d, _root(d, delta) + delta) * (d / delta)
+    return above * (_share(above, r) * delta)
+
+
 def _charbonnier_curvature(d: Tensor, eps: Third) -> Tensor:
     root = _root(d, eps)
     return (eps / root) ** 2 / root
@@ -117,7 +127,9 @@ ROWS = (
         name="smooth_l1",
         module="SmoothL1Loss",
         parameter=Parameter("beta", 1.0, "where the loss turns from quadratic to linear; 0 is L1", ">= 0"),
-        terms=OfDifference((_smooth_l1, _smooth_l1_slope, _smooth_l1_curvature)),
+        terms=OfDifference(
+            (_smooth_l1, _smooth_l1_slope, _smooth_l1_curvature), (_smooth_l1_for_third, _smooth_l1_slope_for_third)
+        ),
         formula="0.5 * d**2 / beta where |d| < beta, else |d| - 0.5 * beta",
         source="Girshick, Fast R-CNN, 2015, equation 3",
         signature="size_average reduce reduction beta",
@@ -136,7 +148,10 @@ ROWS = (
         name="huber",
         module="HuberLoss",
         parameter=Parameter("delta", 1.0, "where the loss turns from quadratic to linear", "> 0"),
-        terms=OfDifference((_huber, _huber_slope, lambda d, delta: (d.abs() < delta).to(d.dtype))),
+        terms=OfDifference(
+            (_huber, _huber_slope, lambda d, delta: (d.abs() < delta).to(d.dtype)),
+            (_huber_for_third, _huber_slope_for_third),
+        ),
         formula="0.5 * d**2 where |d| < delta, else delta * (|d| - 0.5 * delta)",
         source="Huber, Robust Estimation of a Location Parameter, 1964",
     ),
@@ -156,6 +171,7 @@ ROWS = (
         parameter=Parameter("quantile", 0.5, "the quantile of the target that the best input is", "in (0, 1)"),
         terms=OfDifference(
             (lambda d, q: d * _quantile_slope(d, q), _quantile_slope, lambda d, _: torch.zeros_like(d)),
+            (lambda d, q: _beside(q, -d), lambda d, q: -_sign(d).abs()),
         ),
         formula="(1 - quantile) * |d| where d > 0, else quantile * |d|",
         source="Koenker and Bassett, Regression Quantiles, 1978",
@@ -171,7 +187,8 @@ ROWS = (
                 _pseudo_huber,
                 lambda d, delta: delta * _share(d, _root(d, delta)),
                 lambda d, delta: (delta / _root(d, delta)) ** 3,
-            )
+            ),
+            (_pseudo_huber_for_third, lambda d, delta: _share(d, _root(d, delta)) ** 3),
         ),
         formula="d**2 / (sqrt(1 + (d / delta)**2) + 1)",
         source="Charbonnier et al., Deterministic Edge-Preserving Regularization in Computed Imaging, 1997",
@@ -182,7 +199,10 @@ ROWS = (
         name="charbonnier",
         module="CharbonnierLoss",
         parameter=Parameter("eps", 1e-3, "the loss at 0, below which ``|d|`` has a quadratic loss; not squared", "> 0"),
-        terms=OfDifference((_root, lambda d, eps: _share(d, _root(d, eps)), _charbonnier_curvature)),
+        terms=OfDifference(
+            (_root, lambda d, eps: _share(d, _root(d, eps)), _charbonnier_curvature),
+            (lambda d, eps: eps / _root(d, eps), lambda d, eps: -_share(d, _root(d, eps)) * eps / _root(d, eps) ** 2),
+        ),
         formula="sqrt(d**2 + eps**2)",
         source="Charbonnier et al., Two Deterministic Half-Quadratic Regularization Algorithms, 1994",
         kernels="general",

@@ -3,36 +3,52 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._closed_forms import Slopes, evaluate
 from .._spec import Flag, LossSpec, OfTwo, Parameter, Third
 
 # ---- the Kullback-Leibler divergence: target * (log(target) - log(input)) ----
+
+
+# Below this logarithm a probability counts as 0, as in the kernels (csrc/core/exp_log.h).
+_LEAST_LOG = {torch.float32: -115.0, torch.float64: -777.0}
+
+
+def _probability(log: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(log) as a product of two, which keeps its digits where exp(log) itself is below the normal numbers."""
+    least = _LEAST_LOG[log.dtype]
+    apart = log < least / 2
+    half = torch.where(apart, 0.5 * log, log).exp()
+    half = torch.where(log < least, 0, half)
+    return half, torch.where(apart, half, 1)
 
 
 def _kl_div(log_target: bool, log_input: bool) -> dict[str, Any]:
     """If the target's probability is 0, all results are 0 for any input: finite numbers replace both there."""
 
     def parts(x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
-        mass = t.exp() if log_target else t
-        without = (mass == 0) & (x == x)
+        mass, rest = _probability(t) if log_target else (t, torch.ones_like(t))
+        mass = torch.where(x.isnan(), x, mass)
+        without = mass == 0
         x, t = torch.where(without, 1, x), torch.where(without, 1, t)
-        return mass, without, x, (t if log_target else t.log()) - (x if log_input else x.log())
+        return mass, rest, without, x, (t if log_target else t.log()) - (x if log_input else x.log())
 
     def value(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
-        mass, _, _, above = parts(x, t)
-        return mass * above
+        mass, rest, _, _, above = parts(x, t)
+        return mass * (rest * above)
 
     def for_input(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
-        mass, _, x, _ = parts(x, t)
-        return -mass + (x - x) if log_input else -mass / x
+        mass, rest, _, x, _ = parts(x, t)
+        return -mass * rest if log_input else -(mass / x) * rest
 
     def for_target(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
-        mass, without, _, above = parts(x, t)
-        return mass * (above + 1) if log_target else torch.where(without, 0, above + 1)
+        mass, rest, without, _, above = parts(x, t)
+        return mass * (rest * (above + 1)) if log_target else torch.where(without, 0, above + 1)
 
     mass, log = ("exp(target)", "target") if log_target else ("target", "log(target)")
     of_input = "input" if log_input else "log(input)"
@@ -64,9 +80,34 @@ def _bce(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
     return -(t * on + (1 - t) * off)
 
 
-def _bce_for_input(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
+def _over_product(top: Tensor, x: Tensor) -> Tensor:
+    """top / (x (1 - x)), where a product below 1e-12 counts as 1e-12."""
     inside = torch.where((x < 0) | (x > 1), math.nan, x * (1 - x))
-    return (x - t) / inside.clamp(min=1e-12)
+    return top / inside.clamp(min=1e-12)
+
+
+def _bce_for_input(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
+    return evaluate(_BCE_SLOPE, x, t)
+
+
+class _BCESlope:
+    """(input - target) / (input (1 - input)), as the sum of (1 - target) / (1 - input) and -target / input, of which
+    only the one that is large at an end of the interval has a least denominator: the other's derivative stays finite
+    there, as that of the loss."""
+
+    dim = None
+
+    def value(self, x: Tensor, t: Tensor) -> Tensor:
+        return _over_product(x - t, x)
+
+    def slopes(self, needed: Sequence[bool], x: Tensor, t: Tensor) -> Slopes:
+        on, off = (1 / torch.where((x < 0) | (x > 1), math.nan, y) for y in (x, 1 - x))
+        is_least = x * (1 - x) < 1e-12
+        on, off = (torch.where(is_least & (y < 0.5), 1e12, z * z) for y, z in ((x, on), (1 - x, off)))
+        return t * on + (1 - t) * off, -_over_product(torch.ones_like(x), x)
+
+
+_BCE_SLOPE = _BCESlope()
 
 
 def _bce_for_target(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
@@ -79,9 +120,9 @@ def _bce_for_target(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
 _LOG_2_PI = math.log(2 * math.pi)
 
 
-def _product(t: Tensor, log: Tensor) -> Tensor:
-    """t * log; 0 if t is 0, also for an infinite logarithm."""
-    return t * torch.where((t == 0) & log.isinf(), 0, log)
+def _product(t: Tensor, log: Tensor, rate: Tensor) -> Tensor:
+    """t * log; 0 if the logarithm is infinite and t is 0, or if the rate is infinite, which grows faster."""
+    return t * torch.where(((t == 0) & log.isinf()) | (rate == math.inf), 0, log)
 
 
 def _poisson(log_input: bool, full: bool) -> dict[str, Any]:
@@ -92,7 +133,7 @@ def _poisson(log_input: bool, full: bool) -> dict[str, Any]:
         rate = x.exp() if log_input else x
         above = torch.where(t > 1, t, 1)
         stirling = above * above.log() - above + 0.5 * (above.log() + _LOG_2_PI)
-        found = rate - _product(t, log_of(x, eps))
+        found = rate - _product(t, log_of(x, eps), rate)
         return found + torch.where(t > 1, stirling, 0) if full else found
 
     def for_input(x: Tensor, t: Tensor, _: Third, eps: float) -> Tensor:
@@ -127,7 +168,8 @@ def _clamped(x: Tensor, var: Third, eps: float) -> Tensor:
 def _gaussian(full: bool) -> dict[str, Any]:
     def value(x: Tensor, t: Tensor, var: Third, eps: float) -> Tensor:
         var = _clamped(x, var, eps)
-        found = 0.5 * (var.log() + (x - t).square() / var)
+        square = _square(x, t, var)
+        found = 0.5 * torch.where(square == math.inf, square, var.log() + square)
         return found + 0.5 * _LOG_2_PI if full else found
 
     terms = OfTwo(
@@ -137,13 +179,18 @@ def _gaussian(full: bool) -> dict[str, Any]:
     return {"terms": terms, "formula": formula + (" + 0.5 * log_2_pi(var)" if full else "")}
 
 
+def _square(x: Tensor, t: Tensor, var: Tensor) -> Tensor:
+    """d^2 / var; d^2 alone could leave the range."""
+    return (x - t) / var * (x - t)
+
+
 def _gaussian_for_input(x: Tensor, t: Tensor, var: Third, eps: float) -> Tensor:
     return (x - t) / _clamped(x, var, eps)
 
 
 def _gaussian_for_var(x: Tensor, t: Tensor, var: Third, eps: float) -> Tensor:
     var = _clamped(x, var, eps)
-    return 0.5 * (1 - (x - t).square() / var) / var
+    return 0.5 * (1 - _square(x, t, var)) / var
 
 
 ROWS = (

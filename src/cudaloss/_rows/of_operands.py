@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -90,42 +92,60 @@ def _alpha(t: Tensor, alpha: Third) -> tuple[Tensor, Third]:
     return (torch.ones_like(t), 0.0) if alpha < 0 else (alpha * t + (1 - alpha) * (1 - t), 2 * alpha - 1)
 
 
-def _away(x: Tensor, t: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q^gamma; gamma q^(gamma - 1), which is not needed where q is 0; and the sigmoids of x and -x."""
-    ahead, behind = _sigmoids(x)
-    q = t * behind + (1 - t) * ahead
-    some = torch.where(q == 0, 1, q)
-    return (
-        torch.where(q == 0, q**gamma, some**gamma),
-        torch.where(q == 0, 0, gamma * some ** (gamma - 1)),
-        ahead,
-        behind,
-    )
+class _Sides(NamedTuple):
+    """With s = sigmoid(-|input|): q = wrong + tilt s. `wrong` is the target's share on the other side of 0. Where it is
+    0, q is s, which can be below the normal numbers: its logarithm and its quotients are then not computed from it."""
+
+    s: Tensor
+    wrong: Tensor
+    tilt: Tensor
+    loss: Tensor  # the cross entropy, wrong |input| + log1p(exp(-|input|))
+    power: Tensor  # q^gamma
+    q: Tensor  # 1 where wrong is 0
+    e: Tensor  # exp(-|input|)
+    tail: Tensor  # log1p(e)
+
+    @classmethod
+    def of(cls, x: Tensor, t: Tensor, gamma: float) -> _Sides:
+        below = x < 0
+        z, wrong = torch.where(below, -x, x), torch.where(below, t, 1 - t)
+        e = (-z).exp()
+        s, tail, tilt = e / (1 + e), torch.log1p(e), 1 - 2 * wrong
+        far = wrong == 0
+        q = torch.where(far, 1, wrong + tilt * s)
+        log = torch.where(far, -z - tail, q.log())
+        power = torch.ones_like(x) + 0 * torch.where(x.isnan() | t.isnan(), x + t, 0)
+        power = power if gamma == 0 else (gamma * log).exp()
+        return cls(s, wrong, tilt, torch.where(far, 0, wrong * z) + tail, power, q, e, tail)
+
+    def over_q(self, x: Tensor, limit: Tensor) -> Tensor:
+        """x / q, for an x that is `limit` times q where `wrong` is 0."""
+        return torch.where(self.wrong == 0, limit, x / self.q)
 
 
 def _focal(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tensor:
-    power = _away(x, t, gamma)[0]
-    bce = _bce(x, t, 1.0, 0.0)
-    return _alpha(t, alpha)[0] * _zero_times(power, bce)
+    of = _Sides.of(x, t, gamma)
+    return _alpha(t, alpha)[0] * _zero_times(of.power, of.loss)
 
 
 def _focal_for_input(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tensor:
-    power, slope, ahead, behind = _away(x, t, gamma)
-    both = ahead * behind
-    return _alpha(t, alpha)[0] * (
-        power * ((1 - t) * ahead - t * behind) + slope * (1 - 2 * t) * _zero_times(both, _bce(x, t, 1.0, 0.0))
-    )
+    of = _Sides.of(x, t, gamma)
+    ratio = of.over_q(of.s, torch.ones_like(x))
+    size = of.wrong - of.s - gamma * of.tilt * (1 - of.s) * _zero_times(ratio, of.loss)
+    return _alpha(t, alpha)[0] * of.power * torch.where(x < 0, -size, size)
 
 
 def _focal_for_target(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tensor:
-    power, slope, ahead, behind = _away(x, t, gamma)
-    (factor, of_alpha), bce = _alpha(t, alpha), _bce(x, t, 1.0, 0.0)
-    by_power = _zero_times(of_alpha * power, bce) - _zero_times(factor * power, x)
-    return by_power + _zero_times(factor * slope * (behind - ahead), bce)
+    of, (factor, of_alpha) = _Sides.of(x, t, gamma), _alpha(t, alpha)
+    tail_over_s = torch.where(of.e == 0, 1, of.tail / torch.where(of.e == 0, 1, of.e)) * (1 + of.e)
+    turn = torch.where(x < 0, 2 * of.s - 1, 1 - 2 * of.s)
+    steep = gamma * turn * of.over_q(of.loss, tail_over_s) if gamma else 0.0
+    return torch.where(of.power == 0, 0, of.power * (of_alpha * of.loss - factor * (x + steep)))
 
 
 def _focal_for_third(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tensor:
-    slope = (2 * t - 1) * _zero_times(_away(x, t, gamma)[0], _bce(x, t, 1.0, 0.0))
+    of = _Sides.of(x, t, gamma)
+    slope = (2 * t - 1) * _zero_times(of.power, of.loss)
     return torch.where(alpha < 0, 0, slope) if isinstance(alpha, Tensor) else slope
 
 
