@@ -158,7 +158,7 @@ CUDALOSS_INLINE F chained_back(F slope, F other, Constant<F> scale) {
   constexpr F small = ExpParts<F>::small;
   const bool is_large = absolute(other) > F(ExpParts<F>::big * 0x1p-16);
   const WithRest<F> product = sound(product_in<WithRest<F>>(slope, select(is_large, other * small, other)));
-  return rounded_finite_product(product, scale) * select(is_large, F(1), small);
+  return rounded_product(product, scale) * select(is_large, F(1), small);
 }
 
 // (log(cosh(z)) / h - 1) / h with h = z^2 / 2, for h up to near_half_square (in fp64 interpolated at Chebyshev's

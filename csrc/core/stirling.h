@@ -40,11 +40,11 @@ CUDALOSS_INLINE Lifted<F> difference_of(Lifted<F> a, F b) {
   return {difference_of(a.number, WithRest<F>{lifted, F(0)}), a.back};
 }
 
-// 1 - a / b. The quotient is 0 for 0 / 0 and for an infinite b.
+// 1 - a / b. The quotient is 0 for 0 / 0 and for an infinite b, but NaN for a NaN.
 template <class F>
 CUDALOSS_INLINE WithRest<F> one_less_quotient(F a, WithRest<F> b) {
   const WithRest<F> zero = {F(0), F(0)}, quotient = in_place(quotient_of(WithRest<F>{a, F(0)}, inverted(b)));
-  const WithRest<F> one = {F(1), F(0)}, finite = select(b.value > largest(F()), zero, quotient);
+  const WithRest<F> one = {F(1), F(0)}, finite = select(b.value > largest(F()) && a == a, zero, quotient);
   return difference_of(one, select(b.value == F(0), select(a == F(0), zero, finite), finite));
 }
 

@@ -68,15 +68,18 @@ inline bool overlaps_launches() {
   return answer == 2;
 }
 
-// The shared memory that each of `blocks` blocks on a processor can use, in addition to 4 KB of the kernel's own.
+// The most static shared memory of a kernel that is launched with dynamic shared memory, with what CUDA keeps of each
+// block's: together they count against the limits. Kernels have up to 4 KB.
+constexpr int kOwnShared = 5 * 1024;
+
+// The dynamic shared memory that each of `blocks` blocks on a processor can use.
 inline int shared_memory_of(int blocks) {
   int device = 0, of_block = 0, of_processor = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   check(cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
   check(cudaDeviceGetAttribute(&of_processor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
         "cudaDeviceGetAttribute");
-  constexpr int kOwn = 5 * 1024;
-  return std::max(0, std::min(of_block, of_processor / blocks) - kOwn);
+  return std::max(0, std::min(of_block, of_processor / blocks) - kOwnShared);
 }
 
 // Starts a kernel. Behind: a kernel that begins with wait_for_prior() (fold.cuh), behind one of ours that it depends
@@ -86,7 +89,7 @@ template <class... Parameters, class... Arguments>
 void launch_with_shared(void (*kernel)(Parameters...), Start start, int64_t blocks, int threads, int shared_bytes,
                         Stream stream, Arguments&&... arguments) {
   if (blocks == 0) return;
-  constexpr int kWithoutAsking = 48 * 1024;
+  constexpr int kWithoutAsking = 48 * 1024 - kOwnShared;
   if (shared_bytes > kWithoutAsking) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), "shared memory");
   }

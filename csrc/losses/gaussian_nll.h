@@ -26,8 +26,9 @@ struct gaussian_nll {
       : eps(e), less(select(full, l, WithRest<F>{F(0), F(0)})) {
     const WithRest<F> taken = select(v.value < e.value, e, v);
     log = log_as<T>(taken);
-    var = inverted(taken);
-    var.inverse = select(v.value < F(0), F(NAN), var.inverse);  // makes all results NaN
+    const bool is_infinite = taken.value > largest(F());  // quotients by it are then 0
+    var = inverted(select(is_infinite, WithRest<F>{largest(F()), F(0)}, taken));
+    var.inverse = select(v.value < F(0), F(NAN), select(is_infinite, F(0), var.inverse));  // NaN: so are all results
   }
   CUDALOSS_INLINE gaussian_nll with(F own) const { return {WithRest<F>{own, F(0)}, eps, less, true}; }
 

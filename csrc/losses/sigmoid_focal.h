@@ -26,9 +26,10 @@ struct FocalWeights {
   CUDALOSS_INLINE static FocalWeights with(F own) {
     return {select(own < F(0), F(1), F(1) - own), select(own < F(0), F(1), own)};
   }
-  CUDALOSS_INLINE FocalSides<F> sides(F x, F t) const {
+  // A share up to `least` counts as 0 in the loss.
+  CUDALOSS_INLINE FocalSides<F> sides(F x, F t, F least) const {
     const F rest = F(1) - t, tilt = rest - t, wrong = select(x < F(0), t, rest);
-    const F linear = select(wrong == F(0), F(0), wrong * absolute(x));
+    const F linear = select(wrong <= least, F(0), wrong * absolute(x));
     return {x, fused(on, t, off * rest), wrong, select(x < F(0), tilt, -tilt), linear};
   }
 };
@@ -51,7 +52,8 @@ struct squared_focal {
   CUDALOSS_INLINE squared_focal with(F own) const { return squared_focal(weights.with(own)); }
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const FocalSides<F> of = weights.sides(x, t);
+    // q^2 is then 0, and 0 times an infinite loss would be NaN.
+    const FocalSides<F> of = weights.sides(x, t, sizeof(F) == sizeof(float) ? F(0x1p-75) : F(0x1p-538));
     const PlainLogistic<F> plain = plain_logistic_as<T>(absolute(x));
     const F s = plain.sigmoid, q = fused(of.tilt, s, of.wrong);
     return {of, s, q, of.linear + plain.log, fused(of.tilt, plain.sigmoid_rest, fused(of.tilt, s, of.wrong - q))};
@@ -108,7 +110,7 @@ struct sigmoid_focal {
   }
 
   CUDALOSS_INLINE Terms terms(F x, F t) const {
-    const FocalSides<F> of = weights.sides(x, t);
+    const FocalSides<F> of = weights.sides(x, t, F(0));
     const F z = absolute(x);
     F s, log, lost;
     if constexpr (std::is_same_v<T, FastFloat>) {
@@ -128,12 +130,15 @@ struct sigmoid_focal {
   }
   CUDALOSS_INLINE F value(const Terms& e) const {
     const WithRest<F> power = e.power.number;
-    const F loss = e.of.weight * e.loss, rest = select(power.rest == F(0), F(0), power.rest * loss);
+    const F loss = e.of.weight * select(power.value == F(0), F(0), e.loss),
+            rest = select(absolute(loss) <= largest(F()), power.rest * loss, F(0));
     return fused(power.value, loss, rest) * e.power.back;
   }
   // a q^gamma (wrong - s - gamma tilt (1 - s) s / q loss), with the sign of x.
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
-    const F ratio = select(e.of.wrong == F(0), F(1), e.s * reciprocal_of(e.q)), finite = clamped_to(F(0x1p60), e.loss);
+    constexpr F up = 0x1p60;  // s and q can both be below the normal numbers
+    const F ratio = select(e.of.wrong == F(0), F(1), up * e.s * reciprocal_of(up * e.q)),
+            finite = clamped_to(up, e.loss);
     const F size = fused(-gamma.value * (e.of.tilt * (F(1) - e.s)), ratio * finite, e.of.wrong - e.s);
     return select(e.of.x < F(0), F(-1), F(1)) *
            rounded_product(e.power.number * WithRest<F>{e.of.weight * size, F(0)}, scale) * e.power.back;
@@ -142,7 +147,8 @@ struct sigmoid_focal {
   CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const {
     const bool is_gone = e.power.number.value == F(0);  // the gradient is then 0, also for an infinite x
     const F turn = select(e.of.x < F(0), twice(e.s) - F(1), F(1) - twice(e.s)), x = select(is_gone, F(0), e.of.x);
-    const F steep = select(is_gone, F(0), gamma.value * (turn * (e.loss / e.q)));
+    const F ratio = select(e.q == F(0), F(1), e.loss / e.q);  // both are then exp(-|x|), which is below all numbers
+    const F steep = select(is_gone || gamma.value == F(0), F(0), gamma.value * (turn * ratio));  // the ratio can be inf
     const F size = fused(-e.of.weight, x + steep, (weights.on - weights.off) * select(is_gone, F(0), e.loss));
     return rounded_product(e.power.number * WithRest<F>{size, F(0)}, scale) * e.power.back;
   }
