@@ -6,9 +6,9 @@ student gets 50 labels, and the answers at a temperature of 4. Most rows have an
 label alone, some neither; the two losses leave out what is missing. The claims, each checked, with a raised error where
 it fails:
 
-* value and gradient of ``cudaloss.kl_div_with_logits(student, teacher, 4.0, mask=answered)`` are those of PyTorch's
-  ``F.kl_div(log_softmax(student / 4), log_softmax(teacher / 4), log_target=True, reduction="batchmean") * 4**2`` on the
-  answered rows in float64, to 1e-6, at every training step;
+* value and gradient of ``cudaloss.kl_div_with_logits(student, teacher, temperature=4.0, mask=answered)`` are those of
+  PyTorch's ``F.kl_div(log_softmax(student / 4), log_softmax(teacher / 4), log_target=True, reduction="batchmean") *
+  4**2`` on the answered rows in float64, to 1e-6, at every training step;
 * a student with the teacher is right more often on held-out digits than one of the same first weights and batches
   without, and its answers are nearer to the teacher's.
 
@@ -67,7 +67,7 @@ def of_labels(logits: Tensor, labels: Tensor) -> Tensor:
 
 def of_answers(logits: Tensor, answers: Tensor, answered: Tensor) -> Tensor:
     """The recipe: the mean over the rows that have an answer. What the other rows hold does not matter."""
-    return cudaloss.kl_div_with_logits(logits, answers, TEMPERATURE, mask=answered)
+    return cudaloss.kl_div_with_logits(logits, answers, temperature=TEMPERATURE, mask=answered)
 
 
 def composed(logits: Tensor, answers: Tensor, answered: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -201,6 +202,7 @@ def test_second_derivative_of_binary_cross_entropy_at_its_ends(device):
     torch.testing.assert_close(torch.autograd.grad(slope.sum(), leaf)[0], expected)
 
 
+@pytest.mark.filterwarnings("ignore")  # Inductor's on a GPU: online softmax
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("loss", [cudaloss.cross_entropy, cudaloss.nll_loss], ids=lambda loss: loss.__name__)
 def test_wrong_labels_in_a_compiled_call(loss, backend, device):
@@ -228,3 +230,32 @@ def test_this_test_can_fail(device, monkeypatch):
         test_values_and_gradients(case)
     with warnings.catch_warnings(), pytest.raises(AssertionError):
         test_second_derivatives(case)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_halves_at_the_edges(choice, device, dtype):
+    """Kernels for halves have arithmetic of their own on a GPU: NaN and infinity where float32's have them.
+    Exponentials below 2^-126 are 0 there (docs/numerics.md), so operands with such are left out."""
+    name, option = choice
+    if option != "plain":
+        pytest.skip("as without options")
+    case = ALL[NAMES.index(name)].on(device)
+    largest = torch.finfo(dtype).max
+    given = {k: torch.where(x.abs() == 1e30, x.sign() * min(largest, 1e30), x).to(x.dtype) for k, x in case.operands.items()}
+    if device == "cuda":
+        numbers = torch.stack([x.double().abs().reshape(len(x), -1).amax(1) for x in given.values()])
+        kept = (~((numbers > 87) & (numbers < 1e4)) & ~((numbers > 0) & (numbers < 2**-126))).all(0)
+        given = {k: x[kept] for k, x in given.items()}
+    half = replace(case, operands={k: x.to(dtype) if x.is_floating_point() else x for k, x in given.items()})
+    wide = replace(half, operands={k: x.float() if x.is_floating_point() else x for k, x in half.operands.items()})
+    found, expected, faults = fused(half), fused(wide), []
+    size = sizes(wide, expected)
+    for key, number in expected.items():
+        rounded = number.to(dtype)
+        is_even = ~(number.abs() > largest / 2) | number.isinf()  # rounds to a number or to infinity
+        least = torch.full((), torch.finfo(dtype).tiny)
+        where = differ(found[key], rounded, size.get(key, 0.0), 4 * torch.finfo(dtype).eps, least) & is_even
+        if where.any():
+            faults.append(f"{key}: {described(half, where, found[key], rounded)}")
+    assert not faults, "\n".join(faults)

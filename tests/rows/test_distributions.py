@@ -84,7 +84,7 @@ def test_equal_operands(device, dtype):
         for sure in (1.0, 30.0):
             teacher, _ = student_and_teacher((4, length), sure=sure, dtypes=(dtype,) * 2, device=device)
             leaves = [teacher.clone().requires_grad_() for _ in range(2)]
-            value = kl_div_with_logits(*leaves, 2.0, reduction="none")
+            value = kl_div_with_logits(*leaves, temperature=2.0, reduction="none")
             value.sum().backward()
             assert not value.any() and not any(x.grad.any() for x in leaves)
 
@@ -137,12 +137,12 @@ def test_impossible_classes(device, dtype, length):
     without = t == -INF
     assert_right(NAME, [x, t], temperature=1.5)
     leaves = [y.clone().requires_grad_() for y in (x, t)]
-    value = kl_div_with_logits(*leaves, 1.5, reduction="none")
+    value = kl_div_with_logits(*leaves, temperature=1.5, reduction="none")
     value.sum().backward()
     assert value.isfinite().all() and value[3] == 0 and not leaves[1].grad[without].any()
     assert all(y.grad.isfinite().all() and not y.grad[(x == -INF) & without].any() for y in leaves)
     whole = [y[:1].detach()[:, y[0] != -INF].clone() for y in (x, t)]
-    torch.testing.assert_close(value[:1], kl_div_with_logits(*whole, 1.5, reduction="none"))
+    torch.testing.assert_close(value[:1], kl_div_with_logits(*whole, temperature=1.5, reduction="none"))
 
 
 @of_dtypes
@@ -151,7 +151,7 @@ def test_classes_that_the_student_rules_out(device, dtype, length):
     x, t = student_and_teacher((4, length), dtypes=(dtype,) * 2, device=device)
     x[1, 2] = -INF
     leaves = [y.clone().requires_grad_() for y in (x, t)]
-    value = kl_div_with_logits(*leaves, 2.0, reduction="none")
+    value = kl_div_with_logits(*leaves, temperature=2.0, reduction="none")
     value.sum().backward()
     truth, rest = LOSSES[NAME].truth(x, t, 2.0), torch.tensor([0, 2, 3], device=device)
     assert value[1] == INF and value[rest].isfinite().all()
@@ -171,16 +171,16 @@ def test_rows_that_are_not_finite(device, dtype, length):
     x[5], t[6], x[7], t[7] = (-INF,) * 4
     bad = torch.arange(9, device=device) < 8
     leaves = [y.clone().requires_grad_() for y in (x, t)]
-    value = kl_div_with_logits(*leaves, 2.0, reduction="none")
+    value = kl_div_with_logits(*leaves, temperature=2.0, reduction="none")
     value.sum().backward()
     assert torch.equal(value.isnan(), bad)
     for leaf in leaves:
         assert leaf.grad[bad].isnan().all() and leaf.grad[~bad].isfinite().all()
     for masked in ({"reduction": "none"}, {"reduction": "sum"}, {}):
         leaves = [y.clone().requires_grad_() for y in (x, t)]
-        value = kl_div_with_logits(*leaves, 2.0, mask=~bad, **masked)
+        value = kl_div_with_logits(*leaves, temperature=2.0, mask=~bad, **masked)
         value.sum().backward()
-        torch.testing.assert_close(value.sum(), kl_div_with_logits(x[8:], t[8:], 2.0), rtol=1e-6, atol=0)
+        torch.testing.assert_close(value.sum(), kl_div_with_logits(x[8:], t[8:], temperature=2.0), rtol=1e-6, atol=0)
         assert all(not y.grad[bad].any() and y.grad[8].isfinite().all() for y in leaves)
 
 
@@ -231,11 +231,11 @@ def test_layouts_of_rows(device, length):
 def test_gradients_of_one_operand(device, length, dtype):
     operands = student_and_teacher((5, length), dtypes=(dtype,) * 2, device=device)
     both = [y.clone().requires_grad_() for y in operands]
-    value = kl_div_with_logits(*both, 2.0)
+    value = kl_div_with_logits(*both, temperature=2.0)
     value.backward()
     for which in (0, 1):
         leaves = [y.clone().requires_grad_(i == which) for i, y in enumerate(operands)]
-        alone = kl_div_with_logits(*leaves, 2.0)
+        alone = kl_div_with_logits(*leaves, temperature=2.0)
         alone.backward()
         torch.testing.assert_close(alone, value, rtol=0, atol=0)
         assert error(leaves[which].grad, long(both[which].grad)) <= ULPS[dtype] and leaves[1 - which].grad is None
@@ -254,18 +254,19 @@ def test_pytorchs_composition(device, temperature, dtype):
         torch.testing.assert_close(*found)
     logs = (F.log_softmax(y.double() / temperature, 1) for y in (x, t))
     whole = F.kl_div(*logs, reduction="batchmean", log_target=True) * temperature**2
-    torch.testing.assert_close(kl_div_with_logits(x, t, temperature), whole.to(dtype))
+    torch.testing.assert_close(kl_div_with_logits(x, t, temperature=temperature), whole.to(dtype))
 
 
 def test_normalizers_and_batches(device):
     x, t = student_and_teacher((4, 3, 9), device=device)
     weight, mask = torch.rand(4, 3, device=device), torch.rand(4, 3, device=device) < 0.7
-    single = kl_div_with_logits(x, t, 2.0, "none", dim=-1).double()
+    single = kl_div_with_logits(x, t, "none", temperature=2.0, dim=-1).double()
     counted = torch.where(mask, single * weight, 0)
     given = {"weight": weight, "mask": mask, "dim": -1}
     for batch_dims, total in ((0, counted.sum()), (1, counted.sum(-1))):
         for normalizer in (7, 7.0, torch.tensor(7.0, device=device)):
-            found = kl_div_with_logits(x, t, 2.0, normalizer=normalizer, scale=0.5, batch_dims=batch_dims, **given)
+            options = {"normalizer": normalizer, "batch_dims": batch_dims, **given}
+            found = kl_div_with_logits(x, t, temperature=2.0, scale=0.5, **options)
             torch.testing.assert_close(found, (total * 0.5 / 7).float())
 
 
@@ -279,7 +280,7 @@ def test_derivatives_beside_impossible_classes(device):
     found = []
     for whole in (True, False):
         leaves = [(y.masked_fill(~kept, -INF) if whole else y[:, kept]).clone().requires_grad_() for y in (x, t)]
-        first = torch.autograd.grad(kl_div_with_logits(*leaves, 2.0), leaves, create_graph=True)
+        first = torch.autograd.grad(kl_div_with_logits(*leaves, temperature=2.0), leaves, create_graph=True)
         second = torch.autograd.grad(sum(y.square().sum() for y in first), leaves)
         found.append([y[:, kept] if whole else y for y in (*first, *second)])
         assert all(y.isfinite().all() for y in (*first, *second))
@@ -290,7 +291,7 @@ def test_derivatives_beside_impossible_classes(device):
 def test_curvature(noise):
     """For the student diag(q) - q q^T, at every temperature and wherever the teacher is."""
     x, t = (y[0] for y in student_and_teacher((1, 5), noise=noise, dtypes=(torch.float64,) * 2))
-    hessian = torch.func.hessian(lambda y: kl_div_with_logits(y, t, 3.0))(x)
+    hessian = torch.func.hessian(lambda y: kl_div_with_logits(y, t, temperature=3.0))(x)
     q = torch.softmax(x / 3, 0)
     torch.testing.assert_close(hessian, torch.diag(q) - torch.outer(q, q))
     both = torch.func.jvp(torch.func.grad(kl_div_with_logits, (0, 1)), (x, t), (x, x))

@@ -79,8 +79,8 @@ def test_numbers_of_numpy(device):
     found = cudaloss.cosine_similarity_loss(x, y, dim=np.int64(-1), eps=np.float64(1e-3))
     assert torch.equal(found, cudaloss.cosine_similarity_loss(x, y, dim=-1, eps=1e-3))
     for temperature in (np.float32(2.5), np.float64(2.5), np.int64(2), 2):
-        found = cudaloss.kl_div_with_logits(x, y, temperature, dim=np.int64(-1))
-        assert torch.equal(found, cudaloss.kl_div_with_logits(x, y, float(temperature)))
+        found = cudaloss.kl_div_with_logits(x, y, temperature=temperature, dim=np.int64(-1))
+        assert torch.equal(found, cudaloss.kl_div_with_logits(x, y, temperature=float(temperature)))
 
 
 @of_losses

@@ -125,7 +125,7 @@ ROWS = (
         about=_ABOUT_KL_DIV_WITH_LOGITS,
         example=_OF_KL_DIV_WITH_LOGITS,
         source="Hinton, Vinyals and Dean, Distilling the Knowledge in a Neural Network, 2015",
-        signature="temperature reduction",
+        signature="reduction temperature",
         ulps=2.0,
     ),
 )
