@@ -69,7 +69,7 @@ def divergence(input: np.ndarray, target: np.ndarray, temperature: float = 1.0) 
     return Divergence(losses[..., 0], *gradients, p, q, log_p, log_q)
 
 
-def kl_div_of_torch(input: Tensor, target: Tensor, temperature=1.0, reduction="mean", *, dim=1) -> Tensor:
+def kl_div_of_torch(input: Tensor, target: Tensor, reduction="mean", temperature=1.0, *, dim=1) -> Tensor:
     """What PyTorch's users write."""
     dim = 0 if max(input.dim(), target.dim()) == 1 else dim
     logs = (F.log_softmax(x / temperature, dim) for x in torch.broadcast_tensors(input, target))

@@ -25,7 +25,7 @@ MODULES = {
         torch.nn.TripletMarginLoss,
         (0.7, 2.0, 1e-3, True, None, None, "sum"),
     ),
-    "kl_div_with_logits": (cudaloss.KLDivWithLogitsLoss, None, (2.5, "sum")),
+    "kl_div_with_logits": (cudaloss.KLDivWithLogitsLoss, None, ("sum", 2.5)),
 }
 
 
