@@ -92,7 +92,7 @@ def _of_third(third: Parameter) -> str:
 def _own(spec: LossSpec) -> dict[str, str]:
     """The lines of the arguments after input and target."""
     found = {"size_average": _row_docs.LEGACY, "reduction": _REDUCTION + (_BATCHMEAN if spec.batchmean else "")}
-    if spec.weight_first:
+    if "weight" in spec.of_function:
         found["weight"] = _lines(spec, ROWS[:1])[0]
     if spec.parameter:
         found[spec.parameter.name] = _of_third(spec.parameter)
@@ -103,10 +103,10 @@ def _own(spec: LossSpec) -> dict[str, str]:
 
 def _options(spec: LossSpec, rows: Iterable[Row], of_call: bool) -> str:
     own = _own(spec)
-    names = [name for name in spec.signature.split() if name in own]
+    names = [name for name in (spec.of_function if of_call else spec.signature.split()) if name in own]
     if not of_call and spec.parameter and spec.parameter.of_call:
         names.remove(spec.parameter.name)
-    rows = [row for row in rows if not (spec.weight_first and row.name == "weight")]
+    rows = [row for row in rows if row.name not in names]
     return indent("\n".join([*(own[name] for name in names), *_lines(spec, rows)]), "    ")
 
 

@@ -147,7 +147,7 @@ def _fields(spec: LossSpec) -> dict[str, str]:
     annotations, defaults, third = _annotations(spec), _defaults(spec), spec.parameter
     of_call = list(spec.needed)
     names = spec.signature.split()
-    given = {name: f"{name}: {annotations[name]}" for name in names}
+    given = {name: f"{name}: {annotations[name]}" for name in spec.of_function}
     given = {name: said if name in of_call else f"{said} = {defaults[name]}" for name, said in given.items()}
     own = [name for name in names if name in spec.own(None, None)]
     buffers = [name for name in names if name == "weight" or (third and name == third.name and name not in of_call)]
@@ -169,8 +169,8 @@ def _fields(spec: LossSpec) -> dict[str, str]:
         "function": spec.function,
         "module": spec.module,
         "options": ",\n{indent}".join(given.values()),
-        "module_options": ",\n{indent}".join(said for name, said in given.items() if name not in of_call),
-        "keywords": _keywords(row for row in ROWS if not (spec.weight_first and row.name == "weight")),
+        "module_options": ",\n{indent}".join(given[name] for name in names if name not in of_call),
+        "keywords": _keywords(row for row in ROWS if row.name not in given),
         "module_keywords": _keywords(row for row in ROWS if row.of_module),
         "call_arguments": "".join(f"\n{{indent}}{given[name]}," for name in of_call),
         "call_keywords": _keywords(_of_call(spec)),

@@ -190,6 +190,7 @@ class LossSpec:
     operands: tuple[str, ...] = ("input", "target")  # their names; a loss of vectors can have a third
     differentiable_third: bool = False  # for a loss of vectors: the third operand is a vector too, not a label
     mean_over_count: bool = False  # PyTorch's mean divides by the number of elements, for any weights
+    weight_last: bool = False  # PyTorch's function has a weight behind the signature's arguments; its module has none
 
     def __post_init__(self) -> None:
         usual = sum(flag.default << bit for bit, flag in enumerate(self.flags))
@@ -264,6 +265,11 @@ class LossSpec:
     def weight_first(self) -> bool:
         """Whether PyTorch's loss has a weight among its arguments, and its module keeps it."""
         return "weight" in self.signature.split()
+
+    @property
+    def of_function(self) -> list[str]:
+        """The function's positional arguments after its operands; a module has those of the signature."""
+        return [*self.signature.split(), *(["weight"] if self.weight_last else [])]
 
     @property
     def legacy_arguments(self) -> bool:

@@ -38,10 +38,10 @@ def in_play(
         target: The call's target, of any shape and dtype. It must have the shape of the loss; if it is broadcast, give
             ``target.expand(...)``. Its values are read only with ``ignore_nan``. For ``cross_entropy`` give the class
             indices, and ``mask=target != -100``.
-        weight: The call's weight, floating, broadcast to the target. Leave it out for ``binary_cross_entropy`` and
-            ``binary_cross_entropy_with_logits``, whose mean is over the number of elements, as in PyTorch. For
-            ``cross_entropy`` it is ``sample_weight``, times the class weight of each row's class if there are class
-            weights.
+        weight: The call's weight, floating, broadcast to the target. Leave it out for ``huber_loss``,
+            ``binary_cross_entropy`` and ``binary_cross_entropy_with_logits``, whose mean is over the number of
+            elements, as in PyTorch. For ``cross_entropy`` it is ``sample_weight``, times the class weight of each row's
+            class if there are class weights.
         mask: The call's mask, bool, broadcast to the target.
         ignore_nan: As in the call: elements with a NaN target do not count.
 

@@ -66,12 +66,13 @@ def test_private_ops_are_few():
     assert public < set(names) and len(set(names) - public) <= 12
 
 
-def accepts(ours: inspect.Signature, theirs: inspect.Signature, with_weight: bool) -> None:
-    """Every call that PyTorch's signature takes, but for huber_loss's `weight`, means the same to ours."""
-    names = [name for name in theirs.parameters if with_weight or name != "weight"]
+def accepts(ours: inspect.Signature, theirs: inspect.Signature) -> None:
+    """Every call that PyTorch's signature takes means the same to ours."""
+    names = [*theirs.parameters]
     assert list(ours.parameters)[: len(names)] == names
     for name in names:
-        assert ours.parameters[name].default == theirs.parameters[name].default
+        for of in ("default", "kind"):
+            assert getattr(ours.parameters[name], of) == getattr(theirs.parameters[name], of)
 
 
 @pytest.mark.rows_too
@@ -82,7 +83,7 @@ def test_signatures_are_pytorchs(spec):
         (getattr(cudaloss, spec.function), getattr(F, spec.function)),
         (getattr(cudaloss, spec.module), getattr(torch.nn, spec.module)),
     ):
-        accepts(inspect.signature(ours), inspect.signature(theirs), spec.weight_first)
+        accepts(inspect.signature(ours), inspect.signature(theirs))
 
 
 def drawn(spec, shape, dtype, device="cpu"):

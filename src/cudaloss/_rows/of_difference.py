@@ -142,6 +142,7 @@ ROWS = (
         formula="d**2",
         source="Legendre, Nouvelles méthodes pour la détermination des orbites des comètes, 1805",
         signature="size_average reduce reduction",
+        weight_last=True,
     ),
     LossSpec(
         id=2,
@@ -154,6 +155,8 @@ ROWS = (
         ),
         formula="0.5 * d**2 where |d| < delta, else delta * (|d| - 0.5 * delta)",
         source="Huber, Robust Estimation of a Location Parameter, 1964",
+        weight_last=True,
+        mean_over_count=True,
     ),
     LossSpec(
         id=3,
@@ -163,6 +166,7 @@ ROWS = (
         formula="|d|",
         source="Laplace, Sur quelques points du système du monde, 1793",
         signature="size_average reduce reduction",
+        weight_last=True,
     ),
     LossSpec(
         id=5,
