@@ -103,8 +103,9 @@ from torch import Tensor
 
 
 def keep(module: torch.nn.Module, name: str, value: Any) -> None:
-    """Keeps tensors as buffers, like the weights of PyTorch's modules; also None, where a tensor is possible."""
-    if value is None or isinstance(value, torch.Tensor):
+    """Keeps a tensor as a buffer, like the weights of PyTorch's modules; also None, where a tensor is possible. A
+    Parameter becomes a parameter of the module, which an optimizer finds."""
+    if value is None or (isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)):
         module.register_buffer(name, value)
     else:
         setattr(module, name, value)
