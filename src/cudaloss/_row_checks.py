@@ -102,7 +102,7 @@ def check_numbers(target: Tensor, ignore_index: Any, z_loss: Any, softcap: Any) 
         raise TypeError(f"ignore_index must be an int, got {type(ignore_index).__name__}")
     if not -(2**63) <= ignore_index < 2**63:
         raise ValueError(f"ignore_index must fit in an int64, got {ignore_index}")
-    if ignore_index >= 0 and target.is_floating_point():
+    if target.is_floating_point() and ignore_index >= 0:
         raise RuntimeError(
             "ignore_index is not supported for floating point target: it must be negative if target has "
             f"probabilities, got {ignore_index}"
@@ -115,7 +115,7 @@ def check_numbers(target: Tensor, ignore_index: Any, z_loss: Any, softcap: Any) 
         softcap = _number("softcap", softcap, "> 0, or None")
         if not (softcap > 0 and softcap < float("inf")):
             raise RuntimeError(f"softcap must be a finite number > 0, or None, got {softcap}")
-    return RowNumbers(ignore_index, z_loss, softcap or 0.0)
+    return RowNumbers(ignore_index, z_loss, 0.0 if softcap is None else softcap)
 
 
 def check_smoothing(value: Any) -> Any:

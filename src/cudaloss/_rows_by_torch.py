@@ -46,7 +46,7 @@ class Classes:
     def value(self, logits: Tensor, q: Tensor, weight: Tensor | None, counts: Tensor | None) -> Tensor:
         logs, share = self._logs(logits), _times(q, weight)
         found = self._of_counted(-share * logs, logs, counts).sum(self.dim)
-        return found + self.z_loss * logits.logsumexp(self.dim).square() if self.z_loss else found
+        return found + self.z_loss * logits.logsumexp(self.dim).square() if self.z_loss != 0 else found
 
     def slopes(
         self, needed: Sequence[bool], logits: Tensor, q: Tensor, weight: Tensor | None, counts: Tensor | None
@@ -57,7 +57,7 @@ class Classes:
         if self.are_logs or not needed[0]:
             return -share, for_q, for_weight, None
         total = share.sum(self.dim, keepdim=True)
-        if self.z_loss:
+        if self.z_loss != 0:
             total = total + 2 * self.z_loss * logits.logsumexp(self.dim, keepdim=True)
         return logs.exp() * total - share, for_q, for_weight, None
 
@@ -117,6 +117,10 @@ def counted_weight(
     return of_class if sample_weight is None else sample_weight.double() * of_class
 
 
+def _smoothed(q: Tensor, smoothing: float, classes: int) -> Tensor:
+    return q if smoothing == 0 else q * (1 - smoothing) + smoothing / classes
+
+
 def operands(
     spec: LossSpec,
     input: Tensor,
@@ -133,22 +137,22 @@ def operands(
     x = savable(input, compute)
     x = x if out is None else torch.where(out.unsqueeze(dim), 0, x)
     cap_slope = None
-    if rows.softcap:
+    if rows.softcap != 0:
         bent = torch.tanh(x / rows.softcap)
         x, cap_slope = rows.softcap * bent, 1 - bent * bent
     weight = None if class_weight is None else _over_input(savable(class_weight, compute), dim, input).expand(x.shape)
     classes, has_indices = input.shape[dim], not target.is_floating_point()
-    each, counts = smoothing / classes, None
+    counts = None
     if has_indices:
         index = _indices(target, out, classes).unsqueeze(dim)
-        q = torch.zeros_like(x).scatter(dim, index, 1 - smoothing) + each
+        of_index = torch.zeros_like(x).scatter(dim, index, 1.0)
         # A wrong index gives NaN: a compiler may drop the check in scatter.
         wrong = _wrong(target.long(), classes)
         wrong = (wrong if out is None else wrong & ~out).unsqueeze(dim)
-        q = torch.where(wrong, torch.nan, q)
-        counts = None if smoothing else wrong | torch.zeros_like(x, dtype=torch.bool).scatter(dim, index, True)
+        q = torch.where(wrong, torch.nan, _smoothed(of_index, smoothing, classes))
+        counts = wrong | (of_index != 0) if smoothing == 0 else None
     else:
-        q = savable(target, compute) * (1 - smoothing) + each
+        q = _smoothed(savable(target, compute), smoothing, classes)
         q = q if out is None else torch.where(out.unsqueeze(dim), 0, q)
     definition = Classes(dim, spec.takes_indices_alone, rows.z_loss)
     return RowOperands(definition, x, cap_slope, q, weight, counts, has_indices)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cudaloss
@@ -179,3 +181,61 @@ def test_a_masked_step_of_a_compiled_model(spec, device):
         expected = torch.autograd.grad(factor * plain, list(model.parameters()))
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=2e-4, atol=1e-6)
+
+
+def compilations(call, numbers, **options):
+    """How many graphs a step is compiled to, while its number takes each of these."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def compiler(graph, _):
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=lambda graph, _: make_boxed_func(graph.forward))
+    compiled = torch.compile(call, backend=backend, fullgraph=True, **options)
+    input = torch.randn(4, 7, requires_grad=True)
+    for number in numbers:
+        leaf = input.detach().clone().requires_grad_()
+        found, expected = compiled(leaf, number), call(input, number)
+        torch.testing.assert_close(found, expected)
+        (gradient,) = torch.autograd.grad(found.sum(), leaf)
+        torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), input)[0])
+    return len(graphs)
+
+
+_TARGET, _INDEX = torch.rand(4, 7), torch.tensor([0, 3, 6, 2])
+_VARYING = {
+    "scale": lambda x, v: cudaloss.mse_loss(x, _TARGET, scale=v),
+    "scale of single losses": lambda x, v: cudaloss.mse_loss(x, _TARGET, scale=v, reduction="none"),
+    "scale of a half": lambda x, v: cudaloss.mse_loss(x.bfloat16(), _TARGET.bfloat16(), scale=v).float(),
+    "normalizer": lambda x, v: cudaloss.mse_loss(x, _TARGET, normalizer=v),
+    "scale and normalizer": lambda x, v: cudaloss.cross_entropy(x, _INDEX, scale=v, normalizer=v + 1),
+    "beta": lambda x, v: cudaloss.smooth_l1_loss(x, _TARGET, beta=v),
+    "pos_weight": lambda x, v: cudaloss.binary_cross_entropy_with_logits(x, _TARGET, pos_weight=v),
+    "gamma": lambda x, v: cudaloss.sigmoid_focal_loss(x, _TARGET, gamma=v, reduction="mean"),
+    "temperature": lambda x, v: cudaloss.kl_div_with_logits(x, _TARGET, temperature=v),
+    "label_smoothing": lambda x, v: cudaloss.cross_entropy(x, _INDEX, label_smoothing=v / 10),
+    "z_loss": lambda x, v: cudaloss.cross_entropy(x, _INDEX, z_loss=v / 100),
+    "softcap": lambda x, v: cudaloss.cross_entropy(x, _INDEX, softcap=v),
+    "margin": lambda x, v: cudaloss.triplet_margin_loss(x, _TARGET, _TARGET.flip(0), margin=v),
+    "a module's scale": lambda x, v: cudaloss.HuberLoss(scale=v)(x, _TARGET),
+}
+
+
+@pytest.mark.parametrize("name", _VARYING)
+def test_a_number_that_varies_compiles_as_seldom_as_pytorchs(name):
+    """Once, if the sizes and numbers are dynamic; otherwise again when the number first changes."""
+    numbers = [1.5 + 0.25 * step for step in range(20)]
+    plain = compilations(lambda x, v: torch.nn.functional.mse_loss(x, _TARGET) * v, numbers)
+    assert compilations(_VARYING[name], numbers) == plain == 2
+    assert compilations(_VARYING[name], numbers, dynamic=True) == 1
+
+
+@pytest.mark.parametrize("loss", [cudaloss.cross_entropy, cudaloss.nll_loss], ids=lambda loss: loss.__name__)
+def test_an_ignore_index_that_varies(loss):
+    def call(x, number):
+        return loss(x.log_softmax(1), _INDEX, ignore_index=number)
+
+    assert compilations(call, [*range(-20, 0), 3]) == 2
+    assert compilations(call, [*range(-20, 0), 3], dynamic=True) == 1

@@ -242,7 +242,9 @@ def test_halves_at_the_edges(choice, device, dtype):
         pytest.skip("as without options")
     case = ALL[NAMES.index(name)].on(device)
     largest = torch.finfo(dtype).max
-    given = {k: torch.where(x.abs() == 1e30, x.sign() * min(largest, 1e30), x).to(x.dtype) for k, x in case.operands.items()}
+    given = {
+        k: torch.where(x.abs() == 1e30, x.sign() * min(largest, 1e30), x).to(x.dtype) for k, x in case.operands.items()
+    }
     if device == "cuda":
         numbers = torch.stack([x.double().abs().reshape(len(x), -1).amax(1) for x in given.values()])
         kept = (~((numbers > 87) & (numbers < 1e4)) & ~((numbers > 0) & (numbers < 2**-126))).all(0)

@@ -402,3 +402,26 @@ def test_numpy_numbers(operands):
     input, target = operands[0], operands[1].clamp(min=0)
     found = cudaloss.cross_entropy(input, target, ignore_index=np.int64(3), label_smoothing=np.float32(0.5))
     assert torch.equal(found, cudaloss.cross_entropy(input, target, ignore_index=3, label_smoothing=0.5))
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("loss", [cudaloss.cross_entropy, cudaloss.nll_loss], ids=lambda loss: loss.__name__)
+def test_a_mean_of_each_row(operands, device, loss, backend):
+    """The mean of one row is its loss, whatever its weights: they are in the denominator too. An ignored one is NaN."""
+    input, target = operands
+    torch._dynamo.reset()
+    call = loss if backend is None else torch.compile(loss, backend=backend, fullgraph=True)
+    single = loss(input, target, reduction="none")
+    expected = torch.where(target == -100, torch.nan, single)
+    weight = torch.linspace(0.5, 2.0, SHAPE[1], device=device)
+    sample_weight = torch.linspace(0.25, 3.0, SHAPE[0], device=device)
+    for given in (
+        {"weight": weight},
+        {"sample_weight": sample_weight},
+        {"weight": weight, "sample_weight": sample_weight},
+    ):
+        found = call(input.requires_grad_(), target, batch_dims=1, **given)
+        torch.testing.assert_close(found, expected, equal_nan=True)
+        (gradient,) = torch.autograd.grad(found, input, torch.ones_like(found))
+        (plain,) = torch.autograd.grad(loss(input, target, reduction="sum"), input)
+        torch.testing.assert_close(gradient, plain)

@@ -139,7 +139,7 @@ def _focal_for_target(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tenso
     of, (factor, of_alpha) = _Sides.of(x, t, gamma), _alpha(t, alpha)
     tail_over_s = torch.where(of.e == 0, 1, of.tail / torch.where(of.e == 0, 1, of.e)) * (1 + of.e)
     turn = torch.where(x < 0, 2 * of.s - 1, 1 - 2 * of.s)
-    steep = gamma * turn * of.over_q(of.loss, tail_over_s) if gamma else 0.0
+    steep = gamma * turn * of.over_q(of.loss, tail_over_s) if gamma != 0 else 0.0
     return torch.where(of.power == 0, 0, of.power * (of_alpha * of.loss - factor * (x + steep)))
 
 
