@@ -9,13 +9,17 @@ SOURCES := $(shell find csrc -type f) $(STUB_SOURCES) $(BUILD_SOURCES) pyproject
 # Without a GPU nothing runs the CUDA kernels: one architecture is enough to see them compile.
 export TORCH_CUDA_ARCH_LIST ?= $(if $(shell command -v nvidia-smi),,9.0)
 
-.PHONY: demo test lint workflows format types docs docs-check gpu-check readme-figures clients sdist wheel wheel-check clean
+.PHONY: demo test mutants lint workflows format types docs docs-check gpu-check readme-figures clients sdist wheel wheel-check clean
 
 demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
 
 test: $(VENV)/.built
 	$(BIN)/python -m pytest -n auto
+
+# Puts faults into a copy of the op layer, and runs the tests that must notice each.
+mutants: $(VENV)/.built
+	$(BIN)/python -m tools.mutants $(ARGS)
 
 lint: $(VENV)/.packages
 	$(BIN)/ruff check .
