@@ -8,18 +8,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._modes import BATCHMEAN, REDUCTIONS
 from ._options import NONE, Options
-from ._specs import LossSpec, Parameter
+from ._specs import PUBLIC, LossSpec, Parameter
 from ._varying import is_symbolic
 
 
-def check_reduction(reduction: Any, known: tuple[str, ...] = REDUCTIONS) -> None:
+def _meant(spec: LossSpec, place: str, number: Any) -> str:
+    """The end of an error's message, if the loss has a number of its own behind the argument at `place`, and takes
+    this one: quantile_loss(x, t, 0.9)."""
+    own = {row.name: row.takes for row in (*spec.parameters, *spec.arguments)}
+    positions = spec.signature.split()
+    for name in positions[positions.index(place) :] if _is_number(number) else ():
+        if name in own and own[name](number):
+            return f"; did you mean {name}={number}?"
+    return ""
+
+
+def check_reduction(spec: LossSpec, reduction: Any) -> None:
     if not isinstance(reduction, str):
-        raise TypeError(f"reduction must be a str, got {type(reduction).__name__}")
-    if reduction not in known:
-        *rest, last = map(repr, known)
+        hint = _meant(spec, "reduction", reduction)
+        raise TypeError(f"reduction must be a str, got {type(reduction).__name__}{hint}")
+    if reduction not in spec.reductions:
+        *rest, last = map(repr, spec.reductions)
         raise ValueError(f"reduction must be {', '.join(rest)} or {last}, got {reduction!r}")
+
+
+def check_size_average(function: str, value: Any) -> None:
+    """PyTorch takes any value for a bool, also smooth_l1_loss(x, t, 0.5), where 0.5 is meant as beta."""
+    if isinstance(value, float):
+        (spec,) = (spec for spec in PUBLIC if spec.function == function)
+        if hint := _meant(spec, "size_average", value):
+            raise TypeError(f"size_average must be a bool or None, got {type(value).__name__}{hint}")
 
 
 def _is_number(value: Any, kind: type = numbers.Real) -> bool:
@@ -173,7 +192,6 @@ def check_beside(name: str, value: Any, input: Tensor, shape: torch.Size) -> Non
 
 
 def check_only_with_mean(reduction: Any) -> None:
-    check_reduction(reduction, (*REDUCTIONS, BATCHMEAN))
     if reduction != "mean":
         raise ValueError(f"normalizer must be None if reduction is {reduction!r}: only 'mean' divides by it")
 
@@ -260,7 +278,7 @@ def check(
     """Raises an error if something is wrong with a call of `spec`'s loss; returns its third operand and second number,
     and the options, with numbers as Python's own."""
     check_operands(input, target)
-    check_reduction(reduction, spec.reductions)
+    check_reduction(spec, reduction)
     own = check_third(spec, own[0], input, target), check_second(spec, own[1])
     check_dtype(dtype)
     if not options.are_default():

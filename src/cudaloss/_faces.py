@@ -92,6 +92,7 @@ _MODULE_STUB = """
 
 _LEGACY = """\
 if size_average is not None or reduce is not None:
+{indent}    check_size_average("{function}", size_average)
 {indent}    reduction = legacy_get_string(size_average, reduce)
 {indent}"""
 
@@ -142,9 +143,13 @@ def _of_call(spec: LossSpec) -> list[Row]:
     return [row for row in ROWS if not (row.of_module or (spec.weight_first and row.name == "weight"))]
 
 
+def _legacy(spec: LossSpec) -> str:
+    return _LEGACY.replace("{function}", spec.function) if spec.legacy_arguments else ""
+
+
 def _fields(spec: LossSpec) -> dict[str, str]:
     if isinstance(spec, RowSpec):
-        return _row_faces.fields(spec, _LEGACY if spec.legacy_arguments else "")
+        return _row_faces.fields(spec, _legacy(spec))
     annotations, defaults, third = _annotations(spec), _defaults(spec), spec.parameter
     of_call = list(spec.needed)
     names = spec.signature.split()
@@ -175,7 +180,7 @@ def _fields(spec: LossSpec) -> dict[str, str]:
         "module_keywords": _keywords(row for row in ROWS if row.of_module),
         "call_arguments": "".join(f"\n{{indent}}{given[name]}," for name in of_call),
         "call_keywords": _keywords(_of_call(spec)),
-        "legacy": _LEGACY if spec.legacy_arguments else "",
+        "legacy": _legacy(spec),
         "variant": f"[{' + '.join(bits)}]" if bits else "",
         "own": ", ".join(passed),
         "store": "\n        ".join(stored),
@@ -217,7 +222,7 @@ def define_function(spec: LossSpec, module_globals: dict[str, Any]) -> None:
 
 
 def define_module(spec: LossSpec, module_globals: dict[str, Any]) -> None:
-    """Adds the public module of `spec` to a module that has ``functional`` and ``legacy_get_string``."""
+    """Adds the public module of `spec` to a module that has the names in its body."""
     _define(spec.module, _module_head(spec) + _fill(_MODULE_BODY, spec, "        "), module_globals)
 
 

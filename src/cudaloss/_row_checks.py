@@ -153,7 +153,7 @@ def check(
     options. `own` has the values of OF_CLASSES."""
     weight, ignore_index, smoothing, z_loss, softcap = own
     check_operands(spec, input, target)
-    check_reduction(reduction)
+    check_reduction(spec, reduction)
     if weight is not None:
         check_class_weight(weight, input)
     smoothing, rows = check_smoothing(smoothing), check_numbers(target, ignore_index, z_loss, softcap)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -77,6 +78,10 @@ class Argument:
     default: object
     meaning: str
     only_keyword: bool = False  # PyTorch's loss of this name lacks it
+
+    def takes(self, number: object) -> bool:
+        """Whether a number's type is the argument's."""
+        return self.annotation == "float" or (self.annotation == "int" and isinstance(number, numbers.Integral))
 
 
 # The arguments that private code passes to a loss of classes after its operands; the values for a loss without them.
@@ -158,7 +163,7 @@ def _no_formula(d: Tensor, third: Third) -> Tensor:
     raise NotImplementedError
 
 
-_NONE = OfDifference((_no_formula,) * 3)  # for a loss of rows
+_NONE = OfDifference((_no_formula, _no_formula, _no_formula))  # for a loss of rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +196,7 @@ class LossSpec:
     differentiable_third: bool = False  # for a loss of vectors: the third operand is a vector too, not a label
     mean_over_count: bool = False  # PyTorch's mean divides by the number of elements, for any weights
     weight_last: bool = False  # PyTorch's function has a weight behind the signature's arguments; its module has none
+    arguments: tuple[Argument, ...] = ()  # of rows, in the order of OF_CLASSES or OF_VECTORS, not in the public order
 
     def __post_init__(self) -> None:
         usual = sum(flag.default << bit for bit, flag in enumerate(self.flags))
@@ -307,7 +313,6 @@ class RowSpec(LossSpec):
     """A loss of rows: one number for all classes of a row, or for a vector of each operand. Its formulas are in
     ``_rows_by_torch`` and ``_vectors_by_torch``."""
 
-    arguments: tuple[Argument, ...] = ()  # in the order of OF_CLASSES or OF_VECTORS; `signature` has the public order
     input_is: str = "logits"
     about: str = ""  # for the documentation: what the formula means
     example: str = ""

@@ -105,7 +105,7 @@ def check(
     count = 3 if spec.differentiable_third else 2
     for place, (name, value) in enumerate(zip(spec.operands, given, strict=True)):
         _check_operand(name, value, place < count, given[0] if place else None)
-    check_reduction(reduction)
+    check_reduction(spec, reduction)
     check_dtype(dtype)
     own_numbers = _numbers(spec, named)
     if "swap" in spec.signature.split() and not isinstance(named["swap"], bool):

@@ -13,6 +13,7 @@ from torch.nn._reduction import legacy_get_string  # noqa: F401  (likewise)
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _checks
+from ._checks import check_size_average  # noqa: F401  (likewise)
 from ._dispatch import is_captured
 from ._faces import define_function
 from ._ops import KERNELS
@@ -68,6 +69,7 @@ def _unusual(spec: LossSpec, thorough: Callable[..., Tensor]) -> Callable[..., T
             _checks.check_same_shape(input, target)
         if torch.compiler.is_compiling() or is_captured():
             # A trace contains the op, which takes only tensors.
+            _checks.check_reduction(spec, reduction)
             keywords["normalizer"] = _as_tensor(keywords["normalizer"], input, reduction)
             traced = compiled if torch.compiler.is_compiling() else op
             return traced(input, target, reduction=reduction, **_for_op(spec, input, own), **keywords)
@@ -103,6 +105,7 @@ def _unusual_of_rows(spec: RowSpec, thorough: Callable[..., Tensor]) -> Callable
         if has_torch_function(tensors):
             return handle_torch_function(globals()[spec.function], tensors, *operands, reduction=reduction, **given)
         if torch.compiler.is_compiling() or is_captured():
+            _checks.check_reduction(spec, reduction)
             given["normalizer"] = _as_tensor(given["normalizer"], input, reduction)
             traced = compiled if torch.compiler.is_compiling() else op
             return traced(*operands, reduction=reduction, **given)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import torch  # noqa: F401  (the generated code uses it, Tensor, functional and legacy_get_string)
+import torch  # noqa: F401  (the generated code uses this and the other unused names)
 from torch import Tensor  # noqa: F401
 from torch.nn._reduction import legacy_get_string  # noqa: F401
 
 from . import functional  # noqa: F401
+from ._checks import check_size_average  # noqa: F401
 from ._faces import changed_options, define_module, keep, shown  # noqa: F401
 from ._specs import PUBLIC
 
