@@ -4,6 +4,8 @@
 here replace ``torch.nn.functional``'s and ``torch.nn``'s of the same names.
 """
 
+import typing as _typing
+from importlib import import_module as _import_module
 from importlib import metadata as _metadata
 
 from . import _build  # first: it reports a problem with the binary or with torch
@@ -25,3 +27,19 @@ except _metadata.PackageNotFoundError:  # a checkout on the path
 __all__ = ["functional", "modules"]
 __all__ += functional.__all__
 __all__ += modules.__all__
+
+_LATER = ("distributed", "nn")  # imported at the first use: most programs need neither
+
+if _typing.TYPE_CHECKING:  # a type checker that sees __getattr__ takes every name for one of ours
+    from . import distributed as distributed
+    from . import nn as nn
+else:
+
+    def __getattr__(name: str):
+        if name in _LATER:
+            return _import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
