@@ -277,6 +277,11 @@ FIRST: dict[str, Callable[[Case], Results]] = {
     "compiled mean": partial(_compiled, reduction="mean"),
     "make_fx": partial(_captured, capture=lambda f, tensors: make_fx(f)(*tensors), reduction="none"),
     "make_fx sum": partial(_captured, capture=lambda f, tensors: make_fx(f)(*tensors), reduction="sum"),
+    "export, decomposed": partial(
+        _captured,
+        capture=lambda f, tensors: exported(f, tensors).run_decompositions().module(),
+        reduction="none",
+    ),
     "export": partial(_captured, capture=lambda f, tensors: exported(f, tensors).module(), reduction="none"),
 }
 for _via in ("function", "op"):

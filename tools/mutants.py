@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant("_closed_forms.py", "        ctx.set_materialize_grads(False)\n", "", "ops/test_routes.py"),
     Mutant(
         "_closed_forms.py",
-        "layer.key() == torch._C._functorch.TransformType.Functionalize",
+        "layer.key() == _functorch.TransformType.Functionalize",
         "False",
         "ops/test_transforms.py ops/test_keyword_transforms.py",
     ),

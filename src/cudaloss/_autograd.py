@@ -86,12 +86,12 @@ def _kept(
 ) -> tuple[tuple[Tensor | None, ...], tuple[Any, ...]]:
     """The results and the call that :func:`_keep`, or a plain forward, has saved. `saved`: the tensors, if they are
     unpacked already, because checkpoints allow that only once."""
-    saved = ctx.saved_tensors if saved is None else saved
-    if len(saved) == 4:
-        input, target, grad_input, grad_target = saved
+    tensors = ctx.saved_tensors if saved is None else saved
+    if len(tensors) == 4:
+        input, target, grad_input, grad_target = tensors
         return (grad_input, grad_target, None), (input, target, *ctx.numbers)
-    saved = [ctx.held.get(i, x) for i, x in enumerate(saved)] if ctx.held else saved
-    input, target, grad_input, grad_target, denominators, *beside, third = saved
+    tensors = [ctx.held.get(i, x) for i, x in enumerate(tensors)] if ctx.held else tensors
+    input, target, grad_input, grad_target, denominators, *beside, third = tensors
     how, parameter, scale, divisor, second, *of_rows = ctx.numbers
     call = input, target, how, parameter, scale, *beside, divisor
     if third is not None or second != 0 or of_rows:

@@ -7,11 +7,12 @@ are right there too. Autograd differentiates only the slopes, for the second der
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 Slopes = Sequence["Tensor | None"]
 
@@ -22,10 +23,15 @@ class Definition(Protocol):
     @property
     def dim(self) -> int | None: ...
 
-    def value(self, *operands: Tensor) -> Tensor: ...
+    @property
+    def value(self) -> Callable[..., Tensor]:
+        """Of the operands."""
+        ...
 
-    def slopes(self, needed: Sequence[bool], *operands: Tensor) -> Slopes:
-        """The derivatives, in the operands' shape; at least those that are needed."""
+    @property
+    def slopes(self) -> Callable[..., Slopes]:
+        """Of which operands need one, and the operands: the derivatives, in the operands' shape; at least the needed
+        ones."""
         ...
 
 
@@ -82,10 +88,11 @@ def _composes() -> bool:
         return True
     if not torch._C._are_functorch_transforms_active():
         return False
-    stack = torch._C._functorch.get_interpreter_stack() or ()
-    return any(layer.key() == torch._C._functorch.TransformType.Functionalize for layer in stack)
+    layers = _functorch.get_interpreter_stack() or ()
+    return any(layer.key() == _functorch.TransformType.Functionalize for layer in layers)
 
 
-def evaluate(definition: Definition, *operands: Tensor) -> Tensor:
+def evaluate(definition: Definition, *operands: Tensor | None) -> Tensor:
     """The definition's value, whose derivatives are its slopes."""
-    return definition.value(*operands) if _composes() else _Function.apply(definition, *operands)
+    value: Any = definition.value(*operands) if _composes() else _Function.apply(definition, *operands)
+    return value

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _autograd, _private, _reference, _varying
@@ -46,7 +47,7 @@ def is_captured() -> bool:
 def is_compiled() -> bool:
     """Whether torch.compile captures the ops, with their derivatives. Not a capture of the values alone, whose graph
     would differentiate each step of a formula."""
-    return torch._guards.TracingContext.try_get() is not None and not torch.compiler.is_exporting()
+    return TracingContext.try_get() is not None and not torch.compiler.is_exporting()
 
 
 def takes_one_pass(reduction: str, differentiated: Iterable[torch.dtype]) -> bool:

@@ -19,16 +19,18 @@ class _Derivative:
     derivative is the next one."""
 
     spec: LossSpec
-    number: float | None  # in the place of a third operand
+    number: float  # in the place of a third operand
     order: int
     dim: None = None
 
+    def parameter(self, third: tuple[Tensor, ...]) -> Third:
+        return third[0] if third else self.number
+
     def value(self, d: Tensor, *third: Tensor) -> Tensor:
-        return _terms(self.spec).derivatives[self.order](d, *(third or (self.number,)))
+        return _terms(self.spec).derivatives[self.order](d, self.parameter(third))
 
     def slopes(self, needed: Sequence[bool], d: Tensor, *third: Tensor) -> Slopes:
-        parameter = third[0] if third else self.number
-        following = derivative(self.spec, d, parameter, self.order + 1) if needed[0] else None
+        following = derivative(self.spec, d, self.parameter(third), self.order + 1) if needed[0] else None
         if not third:
             return (following,)
         return following, _terms(self.spec).for_third[self.order](d, *third) if needed[1] else None
@@ -39,15 +41,15 @@ class _Pair:
     """A loss of both operands, and of a third one if that is a tensor."""
 
     terms: OfTwo
-    third: float | None
+    number: float  # in the place of a third operand
     second: float
     dim: None = None
 
     def value(self, x: Tensor, t: Tensor, *third: Tensor) -> Tensor:
-        return self.terms.value(x, t, *(third or (self.third,)), self.second)
+        return self.terms.value(x, t, third[0] if third else self.number, self.second)
 
     def slopes(self, needed: Sequence[bool], x: Tensor, t: Tensor, *third: Tensor) -> Slopes:
-        call = x, t, *(third or (self.third,)), self.second
+        call = x, t, third[0] if third else self.number, self.second
         pairs = zip(self.terms[1:], needed, strict=False)
         return tuple(formula(*call) if wanted and formula else None for formula, wanted in pairs)
 
@@ -61,15 +63,15 @@ def derivative(spec: LossSpec, d: Tensor, parameter: Third, order: int) -> Tenso
     terms = _terms(spec)
     if order + 1 == len(terms.derivatives):
         return terms.derivatives[order](d, parameter)
-    if isinstance(parameter, Tensor):
-        return evaluate(_Derivative(spec, None, order), d, parameter.expand(d.shape))  # autograd sums where it repeats
+    if isinstance(parameter, Tensor):  # expanded, so that autograd sums over broadcast dimensions
+        return evaluate(_Derivative(spec, spec.default, order), d, parameter.expand(d.shape))
     return evaluate(_Derivative(spec, parameter, order), d)
 
 
 def _of_pair(spec: LossSpec, operands: Operands, third: Third, second: float) -> tuple[_Pair, Operands]:
     assert isinstance(spec.terms, OfTwo)
     if isinstance(third, Tensor):  # expanded, so that autograd sums over broadcast dimensions
-        return _Pair(spec.terms, None, second), (*operands, third.expand(operands[0].shape))
+        return _Pair(spec.terms, spec.default, second), (*operands, third.expand(operands[0].shape))
     return _Pair(spec.terms, third, second), operands
 
 

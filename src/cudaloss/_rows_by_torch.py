@@ -168,5 +168,6 @@ def slopes(row: RowOperands, smoothing: float) -> tuple[Tensor, Tensor | None]:
     shape."""
     needed = True, not row.has_indices, False
     for_input, for_q, *_ = row.definition.slopes(needed, row.logits, row.q, row.weight, row.counts)
+    assert for_input is not None
     for_input = for_input if row.cap_slope is None else for_input * row.cap_slope
     return for_input, None if for_q is None else for_q * (1 - smoothing)

@@ -48,6 +48,11 @@ def _ops_of(spec: LossSpec) -> tuple[Any, Any]:
     return getattr(torch.ops.cudaloss, spec.name), getattr(torch.ops.cudaloss, compiled_name(spec.name))
 
 
+def _is_compiled() -> bool:
+    """Whether torch.compile captures the call. An exported graph has the public op."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
 def _as_tensor(normalizer: Any, input: Tensor, reduction: Any) -> Tensor | None:
     if normalizer is None or isinstance(normalizer, Tensor):
         return normalizer
@@ -71,7 +76,7 @@ def _unusual(spec: LossSpec, thorough: Callable[..., Tensor]) -> Callable[..., T
             # A trace contains the op, which takes only tensors.
             _checks.check_reduction(spec, reduction)
             keywords["normalizer"] = _as_tensor(keywords["normalizer"], input, reduction)
-            traced = compiled if torch.compiler.is_compiling() else op
+            traced = compiled if _is_compiled() else op
             return traced(input, target, reduction=reduction, **_for_op(spec, input, own), **keywords)
         result = thorough(input, target, reduction, parameter, second, dtype, *options)
         if input.shape != target.shape:
@@ -107,7 +112,7 @@ def _unusual_of_rows(spec: RowSpec, thorough: Callable[..., Tensor]) -> Callable
         if torch.compiler.is_compiling() or is_captured():
             _checks.check_reduction(spec, reduction)
             given["normalizer"] = _as_tensor(given["normalizer"], input, reduction)
-            traced = compiled if torch.compiler.is_compiling() else op
+            traced = compiled if _is_compiled() else op
             return traced(*operands, reduction=reduction, **given)
         return thorough(input, target, reduction, own, dtype, *options)
 
