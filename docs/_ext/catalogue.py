@@ -23,7 +23,8 @@ from sphinx.application import Sphinx
 from cudaloss._specs import PUBLIC, LossSpec, RowSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = re.compile(r"<!-- losses(?:: (\w+))? -->")
+# With the line below it, which is for those who read the source: the built page has what it names.
+MARK = re.compile(r"<!-- losses(?:: (\w+))? -->(?:\n\nThe formulas, .*\n.*)?")
 OF = ("cudaloss", "torch")  # whose errors
 # The kinds of errors that a report has: of the reduced loss, of the losses of single elements, of gradients.
 ERRORS = {"mean": "value", "single losses": "single", "gradient": "gradient"}

@@ -44,3 +44,15 @@ def test_a_missing_binary_is_an_error_where_it_is_required():
     done = run_without_binary("import cudaloss", CUDALOSS_REQUIRE_COMPILED="1")
     assert done.returncode != 0
     assert "ImportError: cudaloss's compiled kernels could not be loaded" in done.stderr
+
+
+def test_the_sdist_has_what_a_build_reads_and_no_tests(tmp_path: Path) -> None:
+    """Tests would need benchmarks, examples and workflows beside them."""
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
+    subprocess.run(command, cwd=root, check=True, capture_output=True, env={**os.environ, "CUDALOSS_CUDA": "0"})
+    (listed,) = tmp_path.glob("*.egg-info/SOURCES.txt")
+    names = set(listed.read_text().split())
+    assert not [name for name in names if name.startswith("tests/")]
+    tracked = [*(root / "csrc").rglob("*.[ch]*"), *(root / "tools").glob("*.py"), *(root / "src").rglob("*.py")]
+    assert {path.relative_to(root).as_posix() for path in tracked} <= names
