@@ -55,15 +55,12 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.definition, *operands = inputs
-        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*operands)
         ctx.save_for_forward(*operands)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         definition, needed = ctx.definition, ctx.needs_input_grad[1:]
-        if grad_output is None:
-            return (None,) * len(ctx.needs_input_grad)
         slopes = definition.slopes(needed, *ctx.saved_tensors)
         grad_output = grad_output if definition.dim is None else grad_output.unsqueeze(definition.dim)
         pairs = zip(slopes, needed, strict=True)

@@ -36,23 +36,20 @@ class Classes:
     def _logs(self, logits: Tensor) -> Tensor:
         return logits if self.are_logs else torch.log_softmax(logits, self.dim)
 
-    def _of_counted(self, terms: Tensor, logs: Tensor, counts: Tensor | None) -> Tensor:
+    def _of_counted(self, terms: Tensor, counts: Tensor | None) -> Tensor:
         """The terms, 0 for classes that do not count, also if their logarithm is infinite."""
-        if counts is None:
-            return terms
-        nothing = 0 if self.are_logs else torch.where(logs.isnan(), logs, 0)
-        return torch.where(counts, terms, nothing)
+        return terms if counts is None else torch.where(counts, terms, 0)
 
     def value(self, logits: Tensor, q: Tensor, weight: Tensor | None, counts: Tensor | None) -> Tensor:
         logs, share = self._logs(logits), _times(q, weight)
-        found = self._of_counted(-share * logs, logs, counts).sum(self.dim)
+        found = self._of_counted(-share * logs, counts).sum(self.dim)
         return found + self.z_loss * logits.logsumexp(self.dim).square() if self.z_loss != 0 else found
 
     def slopes(
         self, needed: Sequence[bool], logits: Tensor, q: Tensor, weight: Tensor | None, counts: Tensor | None
     ) -> Slopes:
         logs, share = self._logs(logits), _times(q, weight)
-        losses = self._of_counted(-logs, logs, counts)
+        losses = self._of_counted(-logs, counts)
         for_q, for_weight = _times(losses, weight) if needed[1] else None, losses * q if needed[2] else None
         if self.are_logs or not needed[0]:
             return -share, for_q, for_weight, None

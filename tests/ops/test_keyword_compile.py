@@ -239,3 +239,26 @@ def test_an_ignore_index_that_varies(loss):
 
     assert compilations(call, [*range(-20, 0), 3]) == 2
     assert compilations(call, [*range(-20, 0), 3], dynamic=True) == 1
+
+
+def test_the_usual_ignore_index_is_a_wrong_class_beside_another_one():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, t, v: cudaloss.cross_entropy(x, t, ignore_index=v), dynamic=True)
+    input, target = torch.randn(4, 7), torch.tensor([0, -100, 6, -5])
+    for number in (-7, -5):
+        with pytest.raises(RuntimeError, match=r"target must hold class indices|out of bounds"):
+            compiled(input, target, number)
+    target[1] = 1
+    torch.testing.assert_close(
+        compiled(input, target, -5), torch.nn.functional.cross_entropy(input, target, ignore_index=-5)
+    )
+
+
+@pytest.mark.kinds
+def test_single_losses_of_a_compiled_call_lie_as_the_kernels(spec, device):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda a, b: op(spec)(a, b, "none"), backend="aot_eager", fullgraph=True)
+    input, target, *_ = selecting((2, 3, 4, 4), device)
+    last = {"memory_format": torch.channels_last}
+    for a, b in ((input.to(**last), target.to(**last)), (input.to(**last), target), (input, target.to(**last))):
+        assert compiled(a, b).stride() == op(spec)(a, b, "none").stride()

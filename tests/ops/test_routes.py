@@ -167,6 +167,8 @@ def test_choices(device):
     assert_chosen(found, [[0.0, 0.0, 100.0], [0.0, 0.0, -1e12], [100.0, -100.0, 100.0]])
     poisson = none_of(cudaloss.poisson_nll_loss, log_input=False, eps=0.0)
     assert_chosen(every_route(poisson, [0.0], [0.0], device=device), [[0.0], [1.0], [inf]])
+    masked = none_of(cudaloss.poisson_nll_loss, log_input=False, eps=0.0, mask=torch.tensor(False, device=device))
+    assert_chosen(every_route(masked, [0.0, math.nan], [0.0, 1.0], device=device), [[0.0, 0.0]] * 3)
     gaussian = none_of(cudaloss.gaussian_nll_loss)
     assert_chosen(every_route(gaussian, [1.0], [0.0], [inf], device=device), [[inf], [0.0], [-0.0], [0.0]])
     kl_div = none_of(cudaloss.kl_div)

@@ -112,6 +112,20 @@ def test_several_threads_get_gradients_of_their_own(spec, device, given):
         sys.setswitchinterval(before)
 
 
+@pytest.mark.kinds
+@pytest.mark.parametrize("is_in_backward", [False, True])
+def test_gradients_of_a_graph_inside_of_a_backward_are_not_claimed(spec, is_in_backward, monkeypatch):
+    """A compiler that runs both graphs there may have planned the memory between them."""
+    from cudaloss import _private
+    from cudaloss._modes import FOR_INPUT, pack
+
+    monkeypatch.setattr(_private, "_in_backward", lambda: is_in_backward)
+    how = pack("mean", torch.float32, spec.mode) | FOR_INPUT
+    gradient = torch.ops.cudaloss._pointwise_forward_with_grad(torch.ones(8), torch.zeros(8), how, 1.0)[1]
+    monkeypatch.setattr(_private, "_in_backward", lambda: True)
+    assert _private.claimed(gradient) is not is_in_backward
+
+
 @pytest.mark.parametrize("how", ["one pass", "compiled"])
 def test_a_gradient_is_claimed_once(spec, how):
     """Whatever thread comes first: the token is taken in one step."""

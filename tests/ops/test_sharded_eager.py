@@ -140,11 +140,12 @@ def check_hooks_that_change_a_mask(mesh: DeviceMesh) -> None:
     def as_bytes(y: Tensor) -> Tensor:
         return y.to(torch.uint8) if y.dtype == torch.bool else y
 
-    for weight in (w, torch.zeros_like(w)):
+    cancelling = distribute_tensor(torch.tensor([1.0, -1.0]).repeat(SHAPE[0], SHAPE[1] // 2), mesh, ROWS)
+    for weight, chosen in ((w, mask), (torch.zeros_like(w), mask), (cancelling, torch.ones_like(mask))):
         leaves = [x.detach().requires_grad_() for _ in range(2)]
-        cudaloss.mse_loss(leaves[0], t, mask=mask, weight=weight).backward()
+        cudaloss.mse_loss(leaves[0], t, mask=chosen, weight=weight).backward()
         with torch.autograd.graph.saved_tensors_hooks(lambda y: y, as_bytes):
-            cudaloss.mse_loss(leaves[1], t, mask=mask, weight=weight).backward()
+            cudaloss.mse_loss(leaves[1], t, mask=chosen, weight=weight).backward()
         wanted, found = (y.grad.to_local() for y in leaves)
         torch.testing.assert_close(found, wanted, rtol=1e-14, atol=0)
 

@@ -141,6 +141,21 @@ def test_batched_gradients(spec, pair):
     torch.testing.assert_close(gradient(op(spec)), gradient(torch_op(spec)))
 
 
+@pytest.mark.kinds
+def test_functionalize(spec, pair):
+    """PyTorch has no autograd.Function under it: the formulas are plain ops there."""
+    ours = torch.func.functionalize(lambda a, b: op(spec)(a * 2, b))(*pair)
+    torch.testing.assert_close(ours, op(spec)(pair[0] * 2, pair[1]))
+
+
+@pytest.mark.kinds
+def test_a_mean_of_nothing_under_transforms(spec, pair):
+    """NaN, as in the kernels, with gradients of 0; also where the data that is left out is NaN."""
+    input, mask = torch.full_like(pair[0], torch.nan), torch.zeros_like(pair[0], dtype=torch.bool)
+    value, gradient = torch.func.vjp(lambda a: op(spec)(a, pair[1], mask=mask), input)
+    assert value.isnan() and gradient(torch.ones_like(value))[0].eq(0).all()
+
+
 def test_forward_mode_ad(spec, pair):
     input, target = pair
     tangent = torch.randn_like(input)
