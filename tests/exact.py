@@ -1,4 +1,4 @@
-"""The losses with all their keywords, from the text of the rows' formulas, boolean indexing, exact sums and 80-bit
+"""The losses with all their keywords, from the text of the rows' formulas, boolean indexing, exact sums and double-double
 arithmetic. It does not use the reference, which it judges too."""
 
 from __future__ import annotations
@@ -14,24 +14,18 @@ from cudaloss._options import NONE, Options
 from cudaloss._specs import LossSpec
 from cudaloss.bench import symbolic
 from cudaloss.bench.symbolic import Term
+from wide import Wide
 
 
-def _sums(rows: Tensor) -> Tensor:
-    """Of each row of a float64 matrix, rounded once."""
-    if rows.shape[1] == 1:
-        return rows[:, 0]
-    return torch.tensor([math.fsum(row) for row in rows.tolist()], dtype=torch.float64)
+def _extended(x: Tensor) -> Wide:
+    return Wide(x.numpy())
 
 
-def _extended(x: Tensor) -> np.ndarray:
-    return x.numpy().astype(np.longdouble)
+def _rounded(x: Wide) -> Tensor:
+    return torch.from_numpy(np.array(x, dtype=np.float64))
 
 
-def _rounded(x: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.asarray(x, dtype=np.float64))
-
-
-def _sum_to(x: np.ndarray, shape: torch.Size) -> np.ndarray:
+def _sum_to(x: Wide, shape: torch.Size) -> Wide:
     """The sum over the dimensions in which an operand of `shape` was broadcast."""
     missing = x.ndim - len(shape)
     stretched = tuple(i for i in range(x.ndim) if i < missing or (shape[i - missing] == 1 and x.shape[i] != 1))
@@ -67,19 +61,19 @@ class Exact:
         weight = torch.ones(()) if options.weight is None else whole(options.weight)[chosen]
         x, t = (_extended(whole(operand)[chosen].double()) for operand in (input, target))
         is_tensor = isinstance(parameter, Tensor)
-        third = _extended(whole(parameter)[chosen].double()) if is_tensor else np.longdouble(parameter)
+        third = _extended(whole(parameter)[chosen].double()) if is_tensor else float(parameter)
         second = spec.second_default if second is None else second
         weight = _extended(weight.double())
 
-        def placed(values: np.ndarray) -> np.ndarray:
-            everywhere = np.zeros(selected.numel(), dtype=np.longdouble)
+        def placed(values: Wide) -> Wide:
+            everywhere = Wide(np.zeros(selected.numel()))
             everywhere[chosen.numpy()] = values
             return everywhere
 
         @functools.cache
         def terms(which: int) -> Term:
             with np.errstate(all="ignore"):
-                term = symbolic.term(spec, which, np, x, t, third, np.longdouble(second))
+                term = symbolic.term(spec, which, np, x, t, third, float(second))
                 return Term(placed(term.number * weight), placed(term.size * abs(weight)))
 
         self._terms = terms
@@ -87,21 +81,21 @@ class Exact:
         kept = len(self.shape) if reduction == "none" else options.batch_dims
         self.lead = self.shape[:kept]
         self._denominators(reduction, placed(1.0 if spec.mean_over_count else weight), options)
-        factor = np.longdouble(options.scale)
+        factor = Wide(options.scale)
         with np.errstate(all="ignore"):
             self.factors = factor / self.denominators
             value = self._totals(losses.number) * self.factors
             size = self._rows(losses.size).sum(1) * abs(self.factors) * self.condition
         self.value, self.size = _rounded(value).view(self.lead), _rounded(size).view(self.lead)
 
-    def _totals(self, x: np.ndarray) -> np.ndarray:
+    def _totals(self, x: Wide) -> Wide:
         """Of each row."""
-        return _extended(_sums(_rounded(self._rows(x))))
+        return self._rows(x).sum(1)
 
-    def _rows(self, x: np.ndarray) -> np.ndarray:
+    def _rows(self, x: Wide) -> Wide:
         return x.reshape(math.prod(self.lead), math.prod(self.shape[len(self.lead) :]))
 
-    def _denominators(self, reduction: str, weights: np.ndarray, options: Options) -> None:
+    def _denominators(self, reduction: str, weights: Wide, options: Options) -> None:
         """The divisor of each sum, and the factor by which cancelling weights magnify its error."""
         if reduction == "mean" and options.normalizer is None:
             self.denominators, sizes = self._totals(weights), self._rows(abs(weights)).sum(1)
@@ -111,7 +105,7 @@ class Exact:
             self.ill_posed = bool((self.empty & (sizes != 0)).any())  # weights that sum to 0, but are not 0
         else:
             divisor = 1.0 if options.normalizer is None else options.normalizer.item()
-            self.denominators = np.full(math.prod(self.lead), np.longdouble(divisor))
+            self.denominators = Wide(np.full(math.prod(self.lead), divisor))
             self.empty = np.zeros(self.denominators.shape, dtype=bool)
             self.condition = np.ones_like(self.denominators)
             self.ill_posed = False

@@ -1,4 +1,4 @@
-"""The truth of the divergence of two distributions, of their logits, in NumPy's long double; and PyTorch's own."""
+"""The truth of the divergence of two distributions, of their logits, in double-doubles; and PyTorch's own."""
 
 from __future__ import annotations
 

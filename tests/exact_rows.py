@@ -1,4 +1,4 @@
-"""The exact values of losses of rows, in NumPy's long double, and their test operands."""
+"""The exact values of losses of rows, in double-doubles, and their test operands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LONG = np.longdouble
+from wide import Wide
+
+LONG = Wide.of
 
 
 class Truth(NamedTuple):
@@ -25,14 +27,8 @@ class Truth(NamedTuple):
 
 def by_rows(x: Tensor) -> np.ndarray:
     """(rows, classes) of what has classes."""
-    x = x.detach().cpu()
-    return (
-        x.double()
-        .movedim(1 if x.dim() > 1 else 0, -1)
-        .reshape(-1, x.shape[1 if x.dim() > 1 else 0])
-        .numpy()
-        .astype(LONG)
-    )
+    dim = 1 if x.dim() > 1 else 0
+    return Wide(x.detach().cpu().double().movedim(dim, -1).reshape(-1, x.shape[dim]).numpy())
 
 
 def cross_entropy(
@@ -51,10 +47,10 @@ def cross_entropy(
         bent = np.tanh(x / LONG(softcap))
         x, slope = LONG(softcap) * bent, 1 - bent * bent
     rows, classes = x.shape
-    w = np.ones(classes, LONG) if weight is None else weight.detach().cpu().double().numpy().astype(LONG)
+    w = Wide(np.ones(classes) if weight is None else weight.detach().cpu().double().numpy())
     if target.is_floating_point():
         q = by_rows(target)
-        counts, kept = np.ones(rows, LONG), np.ones(rows, bool)
+        counts, kept = Wide(np.ones(rows)), np.ones(rows, bool)
         top = x.max(-1, keepdims=True)
         e = np.exp(x - top)
         largest = (np.arange(rows), x.argmax(-1))
@@ -108,25 +104,26 @@ def as_input(by_classes: np.ndarray, input: Tensor) -> np.ndarray:
 _DIGITS = {torch.float32: (23, -126), torch.float64: (52, -1022), torch.float16: (10, -14), torch.bfloat16: (7, -126)}
 
 
-def error(found: Tensor, exact: np.ndarray, sizes: np.ndarray | None = None) -> float:
+def error(found: Tensor, exact: Wide | np.ndarray, sizes: Wide | np.ndarray | None = None) -> float:
     """The largest error in units in the last place of the exact numbers, or of `sizes` where these are larger; infinite
     where one is NaN or infinite and the other is not the same."""
     digits, least = _DIGITS[found.dtype]
-    ours = found.detach().cpu().double().numpy().astype(LONG).reshape(-1)
-    exact = np.asarray(exact, LONG).reshape(-1)
-    largest = LONG(torch.finfo(found.dtype).max)
-    exact = np.where(np.abs(exact) > largest, np.copysign(LONG(np.inf), exact), exact)
-    finite = np.isfinite(exact)
-    same = np.where(np.isnan(exact), np.isnan(ours), ours == exact)
+    ours, exact = found.detach().cpu().double().numpy().reshape(-1), Wide.of(exact).reshape(-1)
+    rounded = np.asarray(exact)
+    beyond = np.abs(rounded) > torch.finfo(found.dtype).max
+    rounded = np.where(beyond, np.copysign(np.inf, rounded), rounded)
+    finite = np.isfinite(rounded)
+    same = np.where(np.isnan(rounded), np.isnan(ours), ours == rounded)
     if not same[~finite].all() or not np.isfinite(ours[finite]).all():
         return float("inf")
     if not finite.any():
         return 0.0
-    size = np.abs(exact[finite])
+    size = np.abs(rounded[finite])
     if sizes is not None:
-        size = np.maximum(size, np.abs(np.asarray(sizes, LONG).reshape(-1)[finite]))
-    exponent = np.maximum(np.frexp(np.maximum(size, LONG(2) ** least))[1] - 1, least)
-    return float((np.abs(ours[finite] - exact[finite]) / np.exp2((exponent - digits).astype(LONG))).max())
+        size = np.maximum(size, np.abs(np.asarray(Wide.of(sizes)).reshape(-1)[finite]))
+    exponent = np.maximum(np.frexp(size)[1] - 1, least)
+    exponent = np.where(size == 0, least, exponent)
+    return float(np.ldexp(np.abs(np.asarray(ours[finite] - exact[finite])), digits - exponent).max())
 
 
 def assert_same_bits(function: Callable[..., Tensor], input: Tensor, target: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The exact values of losses of vectors, in NumPy's long double, and their test operands."""
+"""The exact values of losses of vectors, in double-doubles, and their test operands."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from torch import Tensor
 import cudaloss
 from exact_distributions import divergence, kl_div_of_torch
 from exact_rows import error
+from wide import Wide
 
-LONG = np.longdouble
+LONG = Wide.of
 # Bounds for a single rounding, for a few, and for a half's one.
 ULPS = {torch.float32: 2.0, torch.float64: 4.0, torch.float16: 1.0, torch.bfloat16: 1.0}
 # Of differences of logarithms: those that are a smaller share of these have fewer digits than the dtype.
@@ -33,7 +34,7 @@ class Truth(NamedTuple):
 
 
 def long(x: Tensor) -> np.ndarray:
-    return x.detach().cpu().double().numpy().astype(LONG)
+    return Wide(x.detach().cpu().double().numpy())
 
 
 def arithmetic(*vectors: Tensor) -> torch.dtype:

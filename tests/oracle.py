@@ -187,7 +187,7 @@ SUITED = {
     "log probabilities": lambda x: -x.abs() - 0.0625,
     "1 or -1": lambda x: torch.where(x > 0, 1.0, -1.0).double(),
     ">= 0": lambda x: (2 * x).abs().floor(),
-    "> 0": lambda x: x.abs() + 1.0625,  # beside whose logarithms 80 bits do
+    "> 0": lambda x: x.abs() + 1.0625,  # beside whose logarithms 80 bits would do
     "logarithms": lambda x: x.clamp(-20, 20),
 }
 

@@ -52,13 +52,13 @@ class Pair:
     def __mul__(self, other: Pair | float) -> Pair:
         other = self.of(other)
         product, error = _two_product(self.hi, other.hi)
-        return Pair(*_two_sum(product, error + (self.hi * other.lo + self.lo * other.hi)))
+        return Pair(*_two_sum(product, error + _finite(self.hi * other.lo + self.lo * other.hi)))
 
     def __truediv__(self, other: Pair | float) -> Pair:
         other = self.of(other)
         quotient = self.hi / other.hi
         product = pair(quotient) * other
-        return Pair(*_two_sum(quotient, ((self.hi - product.hi) - product.lo + self.lo) / other.hi))
+        return Pair(*_two_sum(quotient, _finite(((self.hi - product.hi) - product.lo + self.lo) / other.hi)))
 
     def __rtruediv__(self, other: float) -> Pair:
         return self.of(other) / self
@@ -87,12 +87,17 @@ def pair(x: Tensor) -> Pair:
 def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     total = a + b
     added = total - a
-    return total, (a - (total - added)) + (b - added)
+    return total, _finite((a - (total - added)) + (b - added))
 
 
 def _two_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     product, (a_hi, a_lo), (b_hi, b_lo) = a * b, _split(a), _split(b)
-    return product, ((a_hi * b_hi - product) + a_hi * b_lo + a_lo * b_hi) + a_lo * b_lo
+    return product, _finite(((a_hi * b_hi - product) + a_hi * b_lo + a_lo * b_hi) + a_lo * b_lo)
+
+
+def _finite(error: Tensor) -> Tensor:
+    """Of an infinite result, or of a product above 2^996, the error is not known."""
+    return torch.where(error.isfinite(), error, 0)
 
 
 def _split(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +130,7 @@ def sqrt(x: Pair) -> Pair:
     """float64's result, and one step of Newton's method."""
     start = x.hi.sqrt()
     beyond = x - pair(start) * pair(start)
-    rest = torch.where(start > 0, (beyond.hi + beyond.lo) / (2 * start), 0)
+    rest = torch.where(start > 0, _finite((beyond.hi + beyond.lo) / (2 * start)), 0)
     return Pair(*_two_sum(start, rest))
 
 
@@ -150,10 +155,14 @@ def _expm1(r: Pair) -> Pair:
 
 def exp(x: Pair) -> Pair:
     """For |x| <= 600; for larger ones the lower part loses digits."""
-    k = (x.hi / _LN2[0]).round()
+    near = where(x.hi.abs() < 800, x, 0.0)
+    k = (near.hi / _LN2[0]).round()
     ln2 = Pair(torch.full_like(k, _LN2[0]), torch.full_like(k, _LN2[1]))
-    power = (k.long() + 1023 << 52).view(torch.float64)  # exact, which exp2 need not be
-    return (_expm1(x - pair(k) * ln2) + 1.0).scaled(power)
+    found = _expm1(near - pair(k) * ln2) + 1.0
+    for part in (half := (k / 2).floor(), k - half):  # 2^k itself could leave the range
+        found = found.scaled((part.long() + 1023 << 52).view(torch.float64))  # exact, which exp2 need not be
+    ends = torch.where(x.hi.isnan(), x.hi, torch.where(x.hi < 0, 0.0, math.inf))
+    return where(x.hi.abs() < 800, found, pair(ends))
 
 
 def expm1(x: Pair) -> Pair:

@@ -1,7 +1,7 @@
 """A row's formula as it is written, and its derivatives by SymPy, over numbers of any width: what the tests and the
 accuracy table count errors against.
 
-A module `m` says what numbers are: ``numpy`` for arrays of long doubles, ``torch`` for float64 tensors,
+A module `m` says what numbers are: ``numpy`` for arrays of double-doubles, ``torch`` for float64 tensors,
 ``double_double`` for pairs of these.
 """
 
@@ -135,7 +135,7 @@ FUNCTIONS: dict[type, Callable[..., Number]] = {
     stirling_slope: _stirling_slope,
     log_2_pi: _log_2_pi,
 }
-_FAR = 1e150  # float64 can represent its square
+_FAR = 1e75  # of which float64 can represent the fourth power
 # How a loss with label_smoothing moves its targets.
 _SMOOTHED = "target * (1 - label_smoothing) + label_smoothing / 2"
 
