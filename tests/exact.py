@@ -1,5 +1,5 @@
-"""The losses with all their keywords, from the text of the rows' formulas, boolean indexing, exact sums and double-double
-arithmetic. It does not use the reference, which it judges too."""
+"""The losses with all their keywords, from the text of the rows' formulas, boolean indexing and double-doubles. It does
+not use the reference, which it judges too."""
 
 from __future__ import annotations
 
