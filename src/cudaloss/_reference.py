@@ -50,8 +50,8 @@ def _where_selected(target: Tensor, options: Options) -> Tensor | None:
 
 
 class _Terms(NamedTuple):
-    """The values from which a loss is computed, in the dtype of the arithmetic. Elements that are left out are 1, at
-    which every loss has finite slopes (a difference: 0)."""
+    """The values from which a loss is computed, in the dtype of the arithmetic. Elements that are left out are 0 (the
+    third operand: 1)."""
 
     operands: Operands
     third: Third
@@ -78,8 +78,7 @@ def _terms(
     weight = None if weight is None else savable(weight, compute)
     third = savable(parameter, compute) if isinstance(parameter, Tensor) else parameter
     if left_out is not None:
-        filler = 0 if len(operands) == 1 else 1
-        operands = tuple(torch.where(left_out, filler, operand) for operand in operands)
+        operands = tuple(torch.where(left_out, 0, operand) for operand in operands)
         weight = None if weight is None else torch.where(left_out, 0, weight)
         third = torch.where(left_out, 1, third) if isinstance(third, Tensor) else third
     return _Terms(operands, third, weight, left_out)
