@@ -295,7 +295,8 @@ for _via in ("function", "op"):
         ),
     }.items():
         FIRST[f"{_name} of the {_via}"] = partial(_by_transform, transform=_transform, via=_via)
-FORWARD_AD = {"forward AD": _forward_ad}
+# Of elements alone: a tangent of ones adds up the classes of a row.
+FIRST_OF_ELEMENTS = {**FIRST, "forward AD": _forward_ad}
 
 
 # ---- second derivatives in the input ----

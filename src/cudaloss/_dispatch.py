@@ -31,7 +31,6 @@ from ._specs import LossSpec, RowNumbers, Third, VectorNumbers
 
 PLAIN_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
 _DEVICES = DEVICES | {"meta"}  # the private ops' fake kernels serve meta tensors
-_MODES = torch._C._TorchDispatchModeKey
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 
 
