@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mpmath
 import pytest
 import torch
 import torch.nn.functional as F
@@ -53,6 +54,21 @@ def test_a_scale_multiplies_no_rounding_of_a_subnormal_slope(device, scale):
     exact, size = call.exact.gradient(0, torch.ones(()))
     # Without the reference as an excuse, which rounds the slope first.
     assert error(found, exact, torch.float32, size) <= bar(spec, torch.float32, factored=True)
+
+
+def test_a_float64_slope_down_to_the_smallest_number(device):
+    # mpmath, because a double-double has few digits or none here.
+    target = torch.tensor([1.0, -1.5, 7.0, -100.0], dtype=torch.float64, device=device)
+    behind = torch.linspace(600, 770, 1000, dtype=torch.float64, device=device)[:, None]
+    input = (behind / target).requires_grad_()
+    target = target.expand(input.shape)
+    (found,) = torch.autograd.grad(cudaloss.soft_margin_loss(input, target, reduction="sum"), input)
+    with mpmath.workdps(40):
+        places = zip(input.flatten().tolist(), target.flatten().tolist(), strict=True)
+        exact = [float(-mpmath.mpf(t) / (1 + mpmath.exp(mpmath.mpf(x) * t))) for x, t in places]
+    exact = torch.tensor(exact, dtype=torch.float64).view(input.shape)
+    assert (exact == 0).any() and (exact != 0).sum() > 3000
+    assert error(found, exact, torch.float64) <= 2.0
 
 
 def test_a_products_rounding_error_is_not_lost(device):
