@@ -6,8 +6,11 @@ TOOLS := build/wheel-tools
 STUB_SOURCES := $(addprefix src/cudaloss/,_specs.py _spec.py _options.py _faces.py _row_faces.py _docs.py _row_docs.py _vector_docs.py) $(wildcard src/cudaloss/_rows/*.py)
 BUILD_SOURCES := setup.py tools/compiling.py tools/toolkit.py $(addprefix src/cudaloss/,_version.py _least_torch.py _source_tree.py)
 SOURCES := $(shell find csrc -type f) $(STUB_SOURCES) $(BUILD_SOURCES) pyproject.toml
-# Without a GPU nothing runs the CUDA kernels: one architecture is enough to see them compile.
-export TORCH_CUDA_ARCH_LIST ?= $(if $(shell command -v nvidia-smi),,9.0)
+# Without a GPU nothing runs the CUDA kernels, and none are built. `CUDALOSS_CUDA= make ...` builds them where a toolkit is
+# found, for one architecture, which is enough to see them compile.
+HAS_GPU := $(shell command -v nvidia-smi)
+export CUDALOSS_CUDA ?= $(if $(HAS_GPU),,0)
+export TORCH_CUDA_ARCH_LIST ?= $(if $(HAS_GPU),,9.0)
 
 .PHONY: demo test mutants lint workflows format types docs docs-check gpu-check readme-figures clients sdist wheel wheel-check clean
 

@@ -56,6 +56,8 @@ from tools import compiling, toolkit  # noqa: E402
 
 sys.path.remove(str(ROOT))
 GENERATED = ROOT / "build" / "generated"
+# The front end runs once for the GPUs from each of these to the next: no kernel asks for more of a later one.
+FRONT_ENDS = (70, 75, 80, 90)
 # A new loss needs no line here: its header in csrc/losses, or in csrc/losses/rows for a loss of rows, puts it on the
 # source list.
 LOSSES = sorted(path.stem for path in (ROOT / "csrc" / "losses").glob("*.h"))
@@ -113,6 +115,29 @@ def architectures(found):
     else:
         names = toolkit.default_architectures(found.version)
     return names
+
+
+def gencode(names):
+    """nvcc's flags for these architectures, with as few front ends as serve them. Torch's would run one for each."""
+    codes = {}
+    for name in names:
+        major, minor, suffix, ptx = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", name).groups()
+        number = int(major + minor)
+        is_own = suffix or ptx  # what another GPU does not run, and what all newer ones are to run
+        front = number if is_own else max((front for front in FRONT_ENDS if front <= number), default=number)
+        of_front = codes.setdefault(f"compute_{front}{suffix}", [])
+        of_front.append(f"sm_{number}{suffix}")
+        if ptx:
+            of_front.append(f"compute_{front}{suffix}")
+    return [f"-gencode=arch={front},code=[{','.join(of_front)}]" for front, of_front in codes.items()]
+
+
+def exports():
+    """The linker's flags by which the binary exports what Python loads, and not its 916 templates and their tables."""
+    if sys.platform == "darwin":
+        return ["-Wl,-exported_symbol,_PyInit__C"]
+    script = write_if_changed(GENERATED / "exports.map", "{ global: PyInit__C; local: *; };\n")
+    return [f"-Wl,--version-script={script}"]
 
 
 def write_if_changed(path, text):
@@ -237,6 +262,7 @@ def extension(found):
     cxx += without_places([pybind11.get_include(), *cpp_extension.include_paths()])
     # libtorch must stay in NEEDED: the weak reference to the current stream is not enough to keep it.
     link = ["-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed", "-s"] if sys.platform == "linux" else ["-Wl,-x"]
+    link += exports()
     if found is None:
         sources += generate_sources(CPU)
         module = cpp_extension.CppExtension(
@@ -249,7 +275,6 @@ def extension(found):
         )
     else:
         names = architectures(found)
-        os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(names)
         cpp_extension.CUDA_HOME = str(found.root)  # a CPU-only torch leaves it None, for any environment
         sources += generate_sources(CPU)
         shared = ["cuda/fold.cu", "cuda/count.cu", "cuda/strided.cu", "cuda/vectors.cu", "cuda/vocabulary.cu"]
@@ -260,9 +285,9 @@ def extension(found):
         macros += [
             ("CUDALOSS_WITH_CUDA", "1"),
             ("CUDALOSS_CUDA_VERSION", f'"{found.version}"'),
-            ("CUDALOSS_CUDA_ARCHITECTURES", '"{}"'.format(os.environ["TORCH_CUDA_ARCH_LIST"])),
+            ("CUDALOSS_CUDA_ARCHITECTURES", '"{}"'.format(";".join(names))),
         ]
-        nvcc = ["-std=c++17", "-O3", "-Xcompiler=-g0,-fvisibility=hidden"]
+        nvcc = ["-std=c++17", "-O3", "-Xcompiler=-g0,-fvisibility=hidden", *gencode(names)]
         if found.knows("--compress-mode"):
             nvcc.append("--compress-mode=size")
         module = cpp_extension.CUDAExtension(

@@ -142,7 +142,8 @@ class Build(cpp_extension.BuildExtension):
     Torch's command refuses a toolkit whose major version is not that of torch's CUDA, because most extensions share
     torch's CUDA libraries. Ours shares none of them, so torch is made to look like a build for the toolkit's CUDA. The
     host compiler is then checked against the toolkit, and nvcc records the headers it reads, also with a CPU-only
-    torch.
+    torch. Torch's own flags for nvcc are left out: they let host functions into kernels (--expt-relaxed-constexpr),
+    and forbid operators of halves.
     """
 
     cuda: str | None = None  # the toolkit's version, None without CUDA kernels
@@ -157,7 +158,11 @@ class Build(cpp_extension.BuildExtension):
                 extension.extra_compile_args["nvcc"].append(f"--threads={jobs}")  # architectures of a source at a time
         chunks: list[bytes] = []
         try:
-            with kept(1, chunks), kept(2, chunks), mock.patch.object(torch.version, "cuda", self.cuda):
+            with contextlib.ExitStack() as patched:
+                patched.enter_context(kept(1, chunks))
+                patched.enter_context(kept(2, chunks))
+                patched.enter_context(mock.patch.object(torch.version, "cuda", self.cuda))
+                patched.enter_context(mock.patch.object(cpp_extension, "COMMON_NVCC_FLAGS", []))
                 super().build_extensions()
         except Exception as error:
             text = meaning(b"".join(chunks).decode(errors="replace") + str(error))

@@ -29,6 +29,7 @@ from tools.toolkit import default_architectures
 
 BINARY = re.compile(rf"{PROJECT}/_C\.[\w-]+\.so")
 # The libraries that torch brings, and those that manylinux expects on every machine.
+INIT = "PyInit__C"  # what Python looks for when it imports the extension
 NEEDED = re.compile(
     r"lib(torch|torch_cpu|c10)\.so|lib(stdc\+\+|m|gcc_s|c|dl|rt|pthread)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+"
 )
@@ -171,12 +172,18 @@ def run_paths(wheel: Wheel) -> str:
     return "no RPATH, no RUNPATH"
 
 
-def stripped(wheel: Wheel) -> str:
+def symbols(wheel: Wheel) -> str:
+    """There is nothing to read for a debugger, and nothing to link to but what Python loads."""
+    table = wheel.elf.get_section_by_name(".dynsym")
+    shown = {symbol.name for symbol in table.iter_symbols() if symbol["st_shndx"] != "SHN_UNDEF" and symbol.name}
+    if shown != {INIT}:
+        others = sorted(shown - {INIT})
+        raise Wrong(f"exports {len(others)} symbols beside {INIT}: {', '.join(others[:5])}")
     names = [section.name for section in wheel.elf.iter_sections()]
     found = [name for name in names if re.match(r"\.(symtab|debug|zdebug)", name)]
     if found:
         raise Wrong(f"not stripped, it has {', '.join(found)}: link with -s")
-    return "no symbol table, no debug sections"
+    return f"{INIT} alone, no symbol table, no debug sections"
 
 
 def strings(wheel: Wheel) -> Iterator[bytes]:
@@ -246,7 +253,7 @@ CHECKS: dict[str, Check] = {
     "stable ABI (torch-abi-audit)": stable_abi,
     "linked libraries": linked,
     "run paths": run_paths,
-    "symbols": stripped,
+    "symbols": symbols,
     "paths in the binary": places,
     "architectures (cuobjdump)": gpu_code,
 }

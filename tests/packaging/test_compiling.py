@@ -114,7 +114,7 @@ def test_torchs_own_check_lets_any_toolkit_pass(compiling, monkeypatch, tmp_path
 
     def check(self: object) -> None:
         compiling.cpp_extension._check_cuda_version("g++", torch.torch_version.TorchVersion("12.2.0"))
-        seen.append(torch.version.cuda)
+        seen.append((torch.version.cuda, compiling.cpp_extension.COMMON_NVCC_FLAGS))
 
     monkeypatch.setattr(compiling.cpp_extension.BuildExtension, "build_extensions", check)
     with pytest.raises(RuntimeError, match="mismatches"):
@@ -122,8 +122,8 @@ def test_torchs_own_check_lets_any_toolkit_pass(compiling, monkeypatch, tmp_path
     build = compiling.Build(Distribution())
     build.cuda, build.extensions = "12.8", []
     build.build_extensions()
-    assert seen == ["12.8"]
-    assert torch.version.cuda == "13.0"
+    assert seen == [("12.8", [])]
+    assert torch.version.cuda == "13.0" and compiling.cpp_extension.COMMON_NVCC_FLAGS
 
 
 def test_ninja_is_needed(compiling, monkeypatch):

@@ -162,6 +162,34 @@ def test_architectures_of_the_gpus_here(setup, monkeypatch, tmp_path):
     assert "the GPUs here are of 7.0" in stopped(setup.architectures, setup.toolkit.Toolkit(tmp_path, "13.0"))
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (
+            ["7.0", "7.5", "8.0+PTX", "8.6", "9.0", "10.0", "12.0"],
+            ["70,code=[sm_70]", "75,code=[sm_75]", "80,code=[sm_80,compute_80,sm_86]", "90,code=[sm_90,sm_100,sm_120]"],
+        ),
+        (["8.9"], ["80,code=[sm_89]"]),
+        (["6.1"], ["61,code=[sm_61]"]),  # before all front ends that are shared
+        (["8.6+PTX", "9.0a"], ["86,code=[sm_86,compute_86]", "90a,code=[sm_90a]"]),
+    ],
+)
+def test_architectures_share_front_ends(setup, monkeypatch, names, expected):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.5")  # torch must add none of it
+    flags = setup.gencode(names)
+    assert flags == [f"-gencode=arch=compute_{text}" for text in expected]
+    assert setup.cpp_extension._get_cuda_arch_flags(flags) == []
+
+
+def test_a_binary_shows_what_python_loads(setup, monkeypatch, tmp_path):
+    monkeypatch.setattr(setup, "GENERATED", tmp_path)
+    monkeypatch.setattr(sys, "platform", "linux")
+    (flag,) = setup.exports()
+    assert (ROOT / flag.rpartition("=")[2]).read_text() == "{ global: PyInit__C; local: *; };\n"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert setup.exports() == ["-Wl,-exported_symbol,_PyInit__C"]
+
+
 def test_a_cuda_build_shares_nothing_with_torchs_cuda(setup, monkeypatch, tmp_path):
     monkeypatch.setattr(setup, "GENERATED", tmp_path / "generated")
     monkeypatch.setattr(setup.cpp_extension, "CUDA_HOME", None)
@@ -194,7 +222,7 @@ def test_a_build_on_macos_has_none_of_linuxs_flags(setup, monkeypatch, tmp_path)
     assert "-s" in setup.extension(None).extra_link_args
     monkeypatch.setattr(sys, "platform", "darwin")
     module = setup.extension(None)
-    assert module.extra_link_args == ["-Wl,-x"]
+    assert module.extra_link_args == ["-Wl,-x", *setup.exports()]
     assert not module.runtime_library_dirs
 
 

@@ -26,7 +26,10 @@ NAME = "cudaloss-1.2-cp311-cp311-manylinux_2_28_x86_64.whl"
 BINARY = "cudaloss/_C.cpython-311-x86_64-linux-gnu.so"
 INFO = "cudaloss-1.2.dist-info"
 # Of the stable ABI of torch 2.10, and of an op library's C++ interface.
-SOURCE = "void torch_library_impl(void); void PyInit__C(void) { torch_library_impl(); }\n"
+# What follows it is not exported.
+SOURCE = """void torch_library_impl(void); void PyInit__C(void) { torch_library_impl(); }
+#pragma GCC visibility push(hidden)
+"""
 UNSTABLE = 'void f(void) __asm__("_ZN2at6Tensor3fooEv"); void g(void) { f(); }\n'
 METADATA = """Metadata-Version: 2.4
 Name: cudaloss
@@ -205,6 +208,11 @@ def test_symbols_are_seen(tmp_path, files):
     found = failures(pack(tmp_path, files), tmp_path)
     assert list(found) == ["symbols"]
     assert ".symtab" in found["symbols"]
+
+
+def test_exported_symbols_are_seen(tmp_path, files):
+    rebuild(files, tmp_path, f"void kernel(void) {{}}\n{SOURCE}")
+    assert failures(pack(tmp_path, files), tmp_path) == {"symbols": "exports 1 symbols beside PyInit__C: kernel"}
 
 
 @pytest.mark.parametrize(
