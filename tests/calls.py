@@ -71,7 +71,8 @@ class Call:
 
     @cached_property
     def exact(self) -> Exact:
-        return Exact(self.spec, self.input, self.target, self.reduction, self.parameter, self.options, self.second)
+        numbers = self.reduction, self.parameter, self.options, self.second
+        return Exact(self.spec, self.input, self.target, *numbers, self.result_dtype == torch.float64)
 
     def grad_output(self, value: Tensor) -> Tensor:
         kind, *rest = self.incoming.split()

@@ -1,5 +1,5 @@
-"""The losses with all their keywords, from the text of the rows' formulas, boolean indexing and double-doubles. It does
-not use the reference, which it judges too."""
+"""The losses with all their keywords, from the text of the rows' formulas and boolean indexing, in double-doubles; for
+float32 and halves in float64. It does not use the reference, which it judges too."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from cudaloss.bench import symbolic
 from cudaloss.bench.symbolic import Term
 from wide import Wide
 
-
-def _extended(x: Tensor) -> Wide:
-    return Wide(x.numpy())
+Numbers = Wide | np.ndarray
 
 
-def _rounded(x: Wide) -> Tensor:
+def _needs_wide(spec: LossSpec, *tensors: object) -> bool:
+    """Whether float64 has too few digits: it is judged itself, or a root cancels in the formula for a small difference
+    (a million elements take 0.1 s in float64, and some seconds in double-doubles)."""
+    return "sqrt" in spec.formula or any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in tensors)
+
+
+def _rounded(x: Numbers) -> Tensor:
     return torch.from_numpy(np.array(x, dtype=np.float64))
 
 
-def _sum_to(x: Wide, shape: torch.Size) -> Wide:
+def _sum_to(x: Numbers, shape: torch.Size) -> Numbers:
     """The sum over the dimensions in which an operand of `shape` was broadcast."""
     missing = x.ndim - len(shape)
     stretched = tuple(i for i in range(x.ndim) if i < missing or (shape[i - missing] == 1 and x.shape[i] != 1))
@@ -45,7 +49,11 @@ class Exact:
         parameter: float | Tensor,
         options: Options = NONE,
         second: float | None = None,
+        of_float64: bool = False,
     ) -> None:
+        """`of_float64`: float64 results of narrower operands are judged, too."""
+        is_wide = of_float64 or _needs_wide(spec, input, target, parameter, options.weight, options.normalizer)
+        self._numbers = Wide if is_wide else np.asarray
         self.shape = torch.broadcast_shapes(input.shape, target.shape)
         self.operand_shapes = input.shape, target.shape
 
@@ -59,14 +67,14 @@ class Exact:
             selected &= ~whole(target).isnan()
         chosen = selected.nonzero()[:, 0]
         weight = torch.ones(()) if options.weight is None else whole(options.weight)[chosen]
-        x, t = (_extended(whole(operand)[chosen].double()) for operand in (input, target))
+        x, t = (self._read(whole(operand)[chosen]) for operand in (input, target))
         is_tensor = isinstance(parameter, Tensor)
-        third = _extended(whole(parameter)[chosen].double()) if is_tensor else float(parameter)
+        third = self._read(whole(parameter)[chosen]) if is_tensor else float(parameter)
         second = spec.second_default if second is None else second
-        weight = _extended(weight.double())
+        weight = self._read(weight)
 
-        def placed(values: Wide) -> Wide:
-            everywhere = Wide(np.zeros(selected.numel()))
+        def placed(values: Numbers) -> Numbers:
+            everywhere = self._numbers(np.zeros(selected.numel()))
             everywhere[chosen.numpy()] = values
             return everywhere
 
@@ -81,21 +89,24 @@ class Exact:
         kept = len(self.shape) if reduction == "none" else options.batch_dims
         self.lead = self.shape[:kept]
         self._denominators(reduction, placed(1.0 if spec.mean_over_count else weight), options)
-        factor = Wide(options.scale)
+        factor = self._numbers(float(options.scale))
         with np.errstate(all="ignore"):
             self.factors = factor / self.denominators
             value = self._totals(losses.number) * self.factors
             size = self._rows(losses.size).sum(1) * abs(self.factors) * self.condition
         self.value, self.size = _rounded(value).view(self.lead), _rounded(size).view(self.lead)
 
-    def _totals(self, x: Wide) -> Wide:
+    def _read(self, x: Tensor) -> Numbers:
+        return self._numbers(x.detach().cpu().double().numpy())
+
+    def _totals(self, x: Numbers) -> Numbers:
         """Of each row."""
         return self._rows(x).sum(1)
 
-    def _rows(self, x: Wide) -> Wide:
+    def _rows(self, x: Numbers) -> Numbers:
         return x.reshape(math.prod(self.lead), math.prod(self.shape[len(self.lead) :]))
 
-    def _denominators(self, reduction: str, weights: Wide, options: Options) -> None:
+    def _denominators(self, reduction: str, weights: Numbers, options: Options) -> None:
         """The divisor of each sum, and the factor by which cancelling weights magnify its error."""
         if reduction == "mean" and options.normalizer is None:
             self.denominators, sizes = self._totals(weights), self._rows(abs(weights)).sum(1)
@@ -105,14 +116,14 @@ class Exact:
             self.ill_posed = bool((self.empty & (sizes != 0)).any())  # weights that sum to 0, but are not 0
         else:
             divisor = 1.0 if options.normalizer is None else options.normalizer.item()
-            self.denominators = Wide(np.full(math.prod(self.lead), divisor))
+            self.denominators = self._numbers(np.full(math.prod(self.lead), float(divisor)))
             self.empty = np.zeros(self.denominators.shape, dtype=bool)
             self.condition = np.ones_like(self.denominators)
             self.ill_posed = False
 
     def gradient(self, operand: int, grad_output: Tensor) -> tuple[Tensor, Tensor]:
         """Of input (0) or of target (1), with its size."""
-        incoming = _extended(grad_output.detach().cpu().double().reshape(-1))
+        incoming = self._read(grad_output.reshape(-1))
         slope, shape = self._terms((symbolic.INPUT_SLOPE, symbolic.TARGET_SLOPE)[operand]), self.operand_shapes[operand]
         with np.errstate(all="ignore"):
             factors = np.where(self.empty, 0, incoming * self.factors)

@@ -132,10 +132,17 @@ def reduced(value, reduction, weight, mask, normalizer, scale, batch_dims, count
     return value if scale == 1 else value * scale  # whose tangent would be of float64
 
 
-def exact_loss(spec: LossSpec, input: Tensor, target: Tensor, reduction: str, parameter: float) -> Tensor:
-    """The loss in float64; a reduction from the exact sum of its float64 terms."""
+def exact_loss(
+    spec: LossSpec,
+    input: Tensor,
+    target: Tensor,
+    reduction: str,
+    parameter: float,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The loss in float64, to judge results of `dtype`; a reduction from the exact sum of its float64 terms."""
     if not spec.is_rational:
-        return Exact(spec, input, target, reduction, parameter).value
+        return Exact(spec, input, target, reduction, parameter, of_float64=dtype == torch.float64).value
     terms = _reference.loss(spec, input.double(), target.double(), "none", parameter, torch.float64)
     if reduction == "none":
         return terms

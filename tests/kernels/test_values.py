@@ -70,7 +70,7 @@ def test_result_dtype(spec, device, dtype, reduction):
         input, target = operands((3, 129), (source, source), device)
         value = op(spec)(input, target, reduction, spec.default, dtype=dtype)
         assert value.dtype == dtype
-        assert error(value, exact_loss(spec, input, target, reduction, spec.default), dtype) <= bar(spec, dtype)
+        assert error(value, exact_loss(spec, input, target, reduction, spec.default, dtype), dtype) <= bar(spec, dtype)
 
 
 @pytest.mark.parametrize("half", HALVES, ids=str)
