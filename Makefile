@@ -3,16 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := build/wheel-tools
-STUB_SOURCES := $(addprefix src/cudaloss/,_specs.py _spec.py _options.py _faces.py _row_faces.py _docs.py _row_docs.py _vector_docs.py) $(wildcard src/cudaloss/_rows/*.py)
-BUILD_SOURCES := setup.py tools/compiling.py tools/toolkit.py $(addprefix src/cudaloss/,_version.py _least_torch.py _source_tree.py)
-SOURCES := $(shell find csrc -type f) $(STUB_SOURCES) $(BUILD_SOURCES) pyproject.toml
+ROWS := $(addprefix src/cudaloss/,_specs.py _spec.py) $(wildcard src/cudaloss/_rows/*.py)
+BUILD_SOURCES := setup.py tools/compiling.py tools/specs.py tools/toolkit.py $(addprefix src/cudaloss/,_version.py _least_torch.py _source_tree.py)
+SOURCES := $(shell find csrc -type f) $(ROWS) $(BUILD_SOURCES) pyproject.toml
 # Without a GPU nothing runs the CUDA kernels, and none are built. `CUDALOSS_CUDA= make ...` builds them where a toolkit is
 # found, for one architecture, which is enough to see them compile.
 HAS_GPU := $(shell command -v nvidia-smi)
 export CUDALOSS_CUDA ?= $(if $(HAS_GPU),,0)
 export TORCH_CUDA_ARCH_LIST ?= $(if $(HAS_GPU),,9.0)
 
-.PHONY: demo test mutants lint workflows format types docs docs-check gpu-check readme-figures clients sdist wheel wheel-check clean
+.PHONY: demo test mutants lint workflows faces format types docs docs-check gpu-check readme-figures clients sdist wheel wheel-check clean
 
 demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
@@ -40,6 +40,10 @@ workflows: $(VENV)/.packages build/npm/.installed
 	  $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/validate-pyproject pyproject.toml
+
+# The public functions and modules, from the rows.
+faces: $(VENV)/.packages
+	$(BIN)/python -m tools.faces
 
 format: $(VENV)/.packages
 	$(BIN)/ruff check --fix .
@@ -83,7 +87,7 @@ wheel-check: $(TOOLS)/.packages
 	$(TOOLS)/bin/python -m tools.check_wheel $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist src/cudaloss/*.so src/cudaloss/*.pyi
+	rm -rf $(VENV) build dist src/cudaloss/*.so
 
 build/npm/.installed: tools/package.json tools/package-lock.json
 	mkdir -p $(@D)

@@ -15,7 +15,6 @@ import os
 import re
 import runpy
 import sys
-import types
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +51,7 @@ if tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2]) < TORC
         + f", this is {torch.__version__}. Upgrade it (pip install --upgrade torch)."
     )
 sys.path.insert(0, str(ROOT))  # a build backend does not put it there
-from tools import compiling, toolkit  # noqa: E402
+from tools import compiling, specs, toolkit  # noqa: E402
 
 sys.path.remove(str(ROOT))
 GENERATED = ROOT / "build" / "generated"
@@ -121,7 +120,7 @@ def gencode(names):
     """nvcc's flags for these architectures, with as few front ends as serve them. Torch's would run one for each."""
     codes = {}
     for name in names:
-        major, minor, suffix, ptx = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", name).groups()
+        ((major, minor, suffix, ptx),) = re.findall(r"^(\d+)\.(\d)([af]?)(\+PTX)?$", name)
         number = int(major + minor)
         is_own = suffix or ptx  # what another GPU does not run, and what all newer ones are to run
         front = number if is_own else max((front for front in FRONT_ENDS if front <= number), default=number)
@@ -150,23 +149,9 @@ def write_if_changed(path, text):
 
 @functools.cache
 def rows():
-    """The losses' rows by name; the type stubs of the public functions and modules are written from them."""
-    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "cudaloss"}  # a test's
-    for name in ours:
-        del sys.modules[name]
-    package = types.ModuleType("cudaloss")  # without its __init__, which would load the extension
-    package.__path__ = [str(ROOT / "src" / "cudaloss")]
-    sys.modules["cudaloss"] = package
-    try:
-        stubs = importlib.import_module("cudaloss._faces").stubs()
-        found = {spec.name: spec for spec in importlib.import_module("cudaloss._specs").BY_MODE.values()}
-    finally:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "cudaloss"]:
-            del sys.modules[name]
-        sys.modules.update(ours)
-    for name, text in stubs.items():
-        write_if_changed(ROOT / "src" / "cudaloss" / name, text)
-    return found
+    """The losses' rows by name."""
+    with specs.without_init():
+        return {spec.name: spec for spec in importlib.import_module("cudaloss._specs").BY_MODE.values()}
 
 
 def has_all_kernels(loss):

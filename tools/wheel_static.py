@@ -20,6 +20,7 @@ import torch_abi_audit
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
@@ -175,6 +176,7 @@ def run_paths(wheel: Wheel) -> str:
 def symbols(wheel: Wheel) -> str:
     """There is nothing to read for a debugger, and nothing to link to but what Python loads."""
     table = wheel.elf.get_section_by_name(".dynsym")
+    assert isinstance(table, SymbolTableSection)
     shown = {symbol.name for symbol in table.iter_symbols() if symbol["st_shndx"] != "SHN_UNDEF" and symbol.name}
     if shown != {INIT}:
         others = sorted(shown - {INIT})

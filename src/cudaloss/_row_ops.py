@@ -17,7 +17,7 @@ from ._modes import BELOW_AUTOGRAD, DTYPES, INDICES, LOSS
 from ._ops import _AUTOCAST_WAYS, _WAYS, Kernel, _is_autocast, _is_usual, _none, _usual
 from ._options import Options
 from ._row_checks import check
-from ._row_faces import options_of
+from ._row_options import options_of
 from ._specs import OF_ROWS, RowSpec
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import importlib
 import inspect
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 import cudaloss
-from cudaloss import _faces
 from cudaloss._build import INFO
 from cudaloss._modes import FIRST_OF_ROWS
 from cudaloss._private import compiled_name
@@ -157,18 +155,10 @@ def test_docstrings_are_whole_and_their_examples_run(spec):
         assert runner.failures == 0
 
 
-@pytest.mark.rows_too
-def test_source_of_generated_code_is_found(spec):
-    assert f"def {spec.function}(" in inspect.getsource(getattr(cudaloss, spec.function))
+def test_generated_files_are_those_of_the_rows():
+    pytest.importorskip("ruff")
+    from tools.faces import source
 
-
-def test_stubs_say_what_the_code_says(tmp_path):
-    for name, text in _faces.stubs().items():
-        installed = PACKAGE / name
-        assert installed.read_text() == text, "rebuild: the stubs are written by setup.py"
-        stub = {"__name__": name}
-        exec("from __future__ import annotations\n" + text, stub)
-        real = importlib.import_module(f"cudaloss.{name.removesuffix('.pyi')}")
-        for public in real.__all__:
-            assert inspect.signature(stub[public]) == inspect.signature(getattr(real, public))
+    for name, text in source.files().items():
+        assert (PACKAGE / name).read_text() == text, f"{name} is older than the rows: make faces"
     assert (PACKAGE / "py.typed").exists()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from textwrap import fill, indent
 
-from ._options import Row
-from ._row_faces import options_of
-from ._specs import Argument, RowSpec
-from ._vector_docs import FIRST_OPERAND, FUNCTION_DOC, LABEL, MODULE_DOC, OTHER_OPERAND
+from cudaloss._options import Row
+from cudaloss._row_options import options_of
+from cudaloss._specs import Argument, RowSpec
+from tools.faces.vector_docs import FIRST_OPERAND, FUNCTION_DOC, LABEL, MODULE_DOC, OTHER_OPERAND
 
 _FUNCTION_DOC = """``{formula}`` of each row of classes, fused.
 

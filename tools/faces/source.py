@@ -1,24 +1,58 @@
-"""The source of the public functions and modules, and of their type stubs, from the rows of ``_specs``.
+"""The source of the public functions and modules, from the rows of ``_specs``.
 
-The code is written out as text, as ``dataclasses`` does, because a loss's own parameter is a named argument (``beta``)
-and because the stubs must agree with the code.
+It is text in the repository: people can search it, set breakpoints in it and see its changes in a review, and an import
+compiles none. A loss's own parameter is a named argument in it (``beta``).
 """
 
 from __future__ import annotations
 
-import linecache
+import subprocess
+import sys
 from collections.abc import Iterable
 from textwrap import indent
 from typing import Any
 
-import torch
+from cudaloss._options import ROWS, Row
+from cudaloss._specs import PUBLIC, LossSpec, RowSpec
+from tools.faces import row_source
+from tools.faces.docs import function_doc, module_doc
 
-from . import _row_faces
-from ._docs import function_doc, module_doc
-from ._options import ROWS, Row
-from ._specs import PUBLIC, LossSpec, RowSpec
+_GENERATED = "# Generated from the rows in _rows: change these, and run `make faces`."
+_FUNCTIONS_HEAD = f"""\
+{_GENERATED}
+\"\"\"The losses as functions, which can replace PyTorch's by changing the import.\"\"\"
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.nn._reduction import legacy_get_string
+
+from ._calls import calls_of
+from ._checks import check_size_average
+"""
+_MODULES_HEAD = f"""\
+{_GENERATED}
+\"\"\"The losses as modules, which can replace ``torch.nn``'s by changing the import.\"\"\"
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn._reduction import legacy_get_string
+
+from . import functional
+from ._checks import check_size_average
+from ._module_state import changed_options, keep, shown
+"""
 
 _FUNCTION = """\
+_fused_{name}, _unusual_{name} = calls_of("{name}")
+
+
 def {function}(
     {operands},
     {options},
@@ -46,6 +80,8 @@ _MODULE = """\
 class {module}(torch.nn.Module):
 {doc}
 
+    {typed}
+
     def __init__(
         self,
         {module_options},
@@ -69,25 +105,11 @@ _MODULE_BODY = """
             {forward},
         )
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
     def extra_repr(self) -> str:
         return f"reduction={{self.reduction!r}}{representation}{{changed_options(self)}}"
-"""
-
-_MODULE_STUB = """
-        self.reduction: str
-        {store_stub}
-    def forward(
-        self,
-        {operands},{call_arguments}
-        *,
-        {call_keywords},
-    ) -> Tensor: ...
-    def __call__(
-        self,
-        {operands},{call_arguments}
-        *,
-        {call_keywords},
-    ) -> Tensor: ...
 """
 
 _LEGACY = """\
@@ -95,32 +117,6 @@ if size_average is not None or reduce is not None:
 {indent}    check_size_average("{function}", size_average)
 {indent}    reduction = legacy_get_string(size_average, reduce)
 {indent}"""
-
-_STUB_HEAD = """\
-# Generated from the rows of _specs.py when the package is built.
-import torch
-from torch import Tensor
-"""
-
-
-def keep(module: torch.nn.Module, name: str, value: Any) -> None:
-    """Keeps a tensor as a buffer, like the weights of PyTorch's modules; also None, where a tensor is possible. A
-    Parameter becomes a parameter of the module, which an optimizer finds."""
-    if value is None or (isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)):
-        module.register_buffer(name, value)
-    else:
-        setattr(module, name, value)
-
-
-def shown(value: Any) -> str:
-    """A parameter in a module's repr."""
-    return f"<tensor of shape {tuple(value.shape)}>" if isinstance(value, torch.Tensor) else repr(value)
-
-
-def changed_options(module: torch.nn.Module) -> str:
-    """A module's options that are not at their defaults, in its repr."""
-    kept = [(row, getattr(module, row.name, row.default)) for row in ROWS if row.of_module]
-    return "".join(f", {row.name}={value!r}" for row, value in kept if value != row.default)
 
 
 def _annotations(spec: LossSpec) -> dict[str, str]:
@@ -149,7 +145,7 @@ def _legacy(spec: LossSpec) -> str:
 
 def _fields(spec: LossSpec) -> dict[str, str]:
     if isinstance(spec, RowSpec):
-        return _row_faces.fields(spec, _legacy(spec))
+        return row_source.fields(spec, _legacy(spec))
     annotations, defaults, third = _annotations(spec), _defaults(spec), spec.parameter
     of_call = list(spec.needed)
     names = spec.signature.split()
@@ -184,7 +180,7 @@ def _fields(spec: LossSpec) -> dict[str, str]:
         "variant": f"[{' + '.join(bits)}]" if bits else "",
         "own": ", ".join(passed),
         "store": "\n        ".join(stored),
-        "store_stub": "\n        ".join(f"self.{name}: {annotation}" for name, annotation in typed),
+        "typed": "\n    ".join(f"{name}: {annotations[name]}" for name in buffers),
         "forward": ",\n            ".join([*forwarded, *(f"{name}={name}" for name in per_call)]),
         "representation": "".join(f", {name}={{shown(self.{name})}}" for name in own if name not in of_call),
     }
@@ -200,37 +196,24 @@ def _fill(template: str, spec: LossSpec, margin: str, doc: str = "") -> str:
     return template.format(**fields)
 
 
-def _function_head(spec: LossSpec) -> str:
-    return _fill(_FUNCTION, spec, "    ", function_doc(spec))
+def _function(spec: LossSpec) -> str:
+    body = row_source.FUNCTION_BODY if spec.of_rows else _FUNCTION_BODY
+    return _fill(_FUNCTION, spec, "    ", function_doc(spec)) + _fill(body, spec, "    ")
 
 
-def _module_head(spec: LossSpec) -> str:
-    return _fill(_MODULE, spec, "        ", module_doc(spec))
+def _module(spec: LossSpec) -> str:
+    return _fill(_MODULE, spec, "        ", module_doc(spec)) + _fill(_MODULE_BODY, spec, "        ")
 
 
-def _define(name: str, source: str, module_globals: dict[str, Any]) -> None:
-    """Runs `source` as part of a module; tracebacks and ``inspect.getsource`` find its text."""
-    filename = f"<cudaloss {name}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    exec(compile(source, filename, "exec"), module_globals)
+def _file(head: str, names: list[str], parts: Iterable[str]) -> str:
+    text = "\n\n".join([f"{head}\n__all__ = {names}\n", *parts])
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "src/cudaloss/functional.py", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
-def define_function(spec: LossSpec, module_globals: dict[str, Any]) -> None:
-    """Adds the public function of `spec` to a module that has the names in its body."""
-    body = _row_faces.FUNCTION_BODY if spec.of_rows else _FUNCTION_BODY
-    _define(spec.function, _function_head(spec) + _fill(body, spec, "    "), module_globals)
-
-
-def define_module(spec: LossSpec, module_globals: dict[str, Any]) -> None:
-    """Adds the public module of `spec` to a module that has the names in its body."""
-    _define(spec.module, _module_head(spec) + _fill(_MODULE_BODY, spec, "        "), module_globals)
-
-
-def stubs() -> dict[str, str]:
-    """The type stubs of the public files, by file name."""
-    functions = "".join(f"\n{_function_head(spec)}    ...\n" for spec in PUBLIC)
-    modules = "".join(f"\n{_module_head(spec)}{_fill(_MODULE_STUB, spec, '')}" for spec in PUBLIC)
+def files() -> dict[str, str]:
+    """The text of the generated files of ``src/cudaloss``, by name."""
     return {
-        "functional.pyi": f"{_STUB_HEAD}\n__all__ = {[spec.function for spec in PUBLIC]}\n{functions}",
-        "modules.pyi": f"{_STUB_HEAD}\n__all__ = {[spec.module for spec in PUBLIC]}\n{modules}",
+        "functional.py": _file(_FUNCTIONS_HEAD, [spec.function for spec in PUBLIC], map(_function, PUBLIC)),
+        "modules.py": _file(_MODULES_HEAD, [spec.module for spec in PUBLIC], map(_module, PUBLIC)),
     }

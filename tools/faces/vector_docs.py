@@ -1,4 +1,4 @@
-"""The templates of the documentation of losses of vectors, which :mod:`._row_docs` fills."""
+"""The templates of the documentation of losses of vectors, which ``row_docs`` fills."""
 
 from __future__ import annotations
 

@@ -1,75 +1,12 @@
-"""The arguments and source of the public functions and modules for losses of rows."""
+"""The arguments and bodies of the functions and modules for losses of rows, for the templates of ``source``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
-from ._options import ROWS, Row
-from ._specs import Argument, RowSpec
-
-_WEIGHT = Row(
-    "sample_weight",
-    "Tensor?",
-    "Tensor | None",
-    None,
-    False,
-    """(Tensor, optional): multiplies each row's loss. It has a floating dtype and a shape that broadcasts to the
-    rows' shape (input's without the classes). ``"mean"`` divides by the sum of the weights that count.
-    Differentiable.""",
-)
-_MASK = Row(
-    "mask",
-    "Tensor?",
-    "Tensor | None",
-    None,
-    False,
-    """(Tensor, optional): bool, with a shape that broadcasts to the rows' shape. ``False`` leaves a row out, as
-    ``ignore_index`` does: it adds nothing to the loss, to a gradient or to the count, even if its logits are NaN or
-    Inf.""",
-)
-_DTYPE = Row(
-    "dtype",
-    "ScalarType?",
-    "torch.dtype | None",
-    None,
-    True,
-    """(torch.dtype, optional): the result's dtype. Default: input's dtype; with a target of probabilities the one
-    that both promote to; under autocast at least float32.""",
-)
-_OTHERS = {row.name: row for row in ROWS}
-_OF_CLASSES: tuple[Row, ...] = (
-    _WEIGHT,
-    _MASK,
-    *(_OTHERS[name] for name in ("normalizer", "scale", "batch_dims")),
-    _DTYPE,
-)
-_OF_VECTORS: tuple[Row, ...] = (
-    replace(
-        _WEIGHT,
-        name="weight",
-        meaning="""(Tensor, optional): multiplies each row's loss. It has a floating dtype and a shape that broadcasts
-    to the rows' shape (the operands' without the vectors' dimension). ``"mean"`` divides by the sum of the weights
-    that count. Differentiable.""",
-    ),
-    replace(
-        _MASK,
-        meaning="""(Tensor, optional): bool, with a shape that broadcasts to the rows' shape. ``False`` leaves a row
-    out: it adds nothing to the loss, to a gradient or to the count, even if its vectors have NaN or Inf.""",
-    ),
-    *_OF_CLASSES[2:-1],
-    replace(
-        _DTYPE,
-        meaning="""(torch.dtype, optional): the result's dtype. Default: the dtype that the vectors promote to; under
-    autocast at least float32.""",
-    ),
-)
-
-
-def options_of(spec: RowSpec) -> tuple[Row, ...]:
-    """The keywords of a call except the loss's own arguments."""
-    return _OF_VECTORS if spec.of_vectors else _OF_CLASSES
-
+from cudaloss._options import Row
+from cudaloss._row_options import options_of
+from cudaloss._specs import Argument, RowSpec
 
 FUNCTION_BODY = """\
     {legacy}own = {own}
@@ -88,7 +25,7 @@ def _keywords(rows: Iterable[Row | Argument]) -> list[str]:
 
 
 def fields(spec: RowSpec, legacy: str) -> dict[str, str]:
-    """The values for the templates of ``_faces``."""
+    """The values for the templates of ``source``."""
     own, options = {row.name: row for row in spec.arguments}, options_of(spec)
     annotations = {"size_average": "bool | None", "reduce": "bool | None", "reduction": "str"}
     annotations |= {name: row.annotation for name, row in own.items()}
@@ -123,7 +60,7 @@ def fields(spec: RowSpec, legacy: str) -> dict[str, str]:
             f'keep(self, "{name}", {name})' if annotation.startswith("Tensor") else f"self.{name} = {name}"
             for name, annotation in kept
         ),
-        "store_stub": "\n        ".join(f"self.{name}: {annotation}" for name, annotation in kept),
+        "typed": "\n    ".join(f"{name}: {annotation}" for name, annotation in kept if annotation.startswith("Tensor")),
         "forward": ",\n            ".join([*forwarded, *(f"{row.name}={row.name}" for row in of_call)]),
         "representation": "".join(f", {name}={{shown(self.{name})}}" for name in own),
     }

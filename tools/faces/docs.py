@@ -8,9 +8,9 @@ from types import ModuleType
 
 import torch
 
-from . import _row_docs
-from ._options import ROWS, Row
-from ._specs import LossSpec, OfDifference, Parameter, RowSpec
+from cudaloss._options import ROWS, Row
+from cudaloss._specs import LossSpec, OfDifference, Parameter, RowSpec
+from tools.faces import row_docs
 
 _FUNCTION = """``{formula}``, {of}in one pass over memory.
 
@@ -91,7 +91,7 @@ def _of_third(third: Parameter) -> str:
 
 def _own(spec: LossSpec) -> dict[str, str]:
     """The lines of the arguments after input and target."""
-    found = {"size_average": _row_docs.LEGACY, "reduction": _REDUCTION + (_BATCHMEAN if spec.batchmean else "")}
+    found = {"size_average": row_docs.LEGACY, "reduction": _REDUCTION + (_BATCHMEAN if spec.batchmean else "")}
     if "weight" in spec.of_function:
         found["weight"] = _lines(spec, ROWS[:1])[0]
     if spec.parameter:
@@ -147,11 +147,11 @@ def _replaces(role: str, module: ModuleType, name: str) -> str:
 
 def function_doc(spec: LossSpec) -> str:
     if isinstance(spec, RowSpec):
-        return _row_docs.function_doc(spec, _replaces("func:`torch.nn.functional", torch.nn.functional, spec.function))
+        return row_docs.function_doc(spec, _replaces("func:`torch.nn.functional", torch.nn.functional, spec.function))
     return _fill(_FUNCTION, spec, ROWS, of_call=True)
 
 
 def module_doc(spec: LossSpec) -> str:
     if isinstance(spec, RowSpec):
-        return _row_docs.module_doc(spec, _replaces("class:`torch.nn", torch.nn, spec.module))
+        return row_docs.module_doc(spec, _replaces("class:`torch.nn", torch.nn, spec.module))
     return _fill(_MODULE, spec, (row for row in ROWS if row.of_module))

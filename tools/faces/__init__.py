@@ -1,0 +1,1 @@
+"""Writes the public functions and modules: ``make faces``, after each change of the rows."""
