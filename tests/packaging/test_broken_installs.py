@@ -17,6 +17,8 @@ import pytest
 import cudaloss
 from cudaloss import _C, _binary
 from cudaloss._least_torch import LEAST_TORCH
+from cudaloss._specs import LossSpec, OfDifference
+from tools.faces import source
 
 SUFFIX = EXTENSION_SUFFIXES[0]
 NAME = f"_C{SUFFIX}"
@@ -187,10 +189,12 @@ def test_no_torch(tmp_path):
 def test_a_loss_that_was_not_compiled(tmp_path):
     """The binary of another state of the source."""
     folder = package(tmp_path, binary())
-    rows = folder / "cudaloss" / "_specs.py"
+    rows, functional = (folder / "cudaloss" / name for name in ("_specs.py", "functional.py"))
     of_d = 'terms=OfDifference((lambda d, _: d.cosh(),)), formula="cosh(d)", source="t"'
-    row = f'SPECS += (LossSpec(id=63, name="cosh", module="CoshLoss", {of_d}),)'
-    rows.write_text(f"{rows.read_text()}\n{row}\nPUBLIC += SPECS[-1:]\n")
+    row = f'LossSpec(id=63, name="cosh", module="CoshLoss", {of_d})'
+    rows.write_text(f"{rows.read_text()}\nSPECS += ({row},)\nPUBLIC += SPECS[-1:]\n")
+    function = source.function(eval(row, {"LossSpec": LossSpec, "OfDifference": OfDifference}))
+    functional.write_text(f'{functional.read_text()}\n{function}\n__all__ += ["cosh_loss"]\n')
     check(session(folder), "source", "built from other source", "no cosh")
 
 

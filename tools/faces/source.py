@@ -196,12 +196,12 @@ def _fill(template: str, spec: LossSpec, margin: str, doc: str = "") -> str:
     return template.format(**fields)
 
 
-def _function(spec: LossSpec) -> str:
+def function(spec: LossSpec) -> str:
     body = row_source.FUNCTION_BODY if spec.of_rows else _FUNCTION_BODY
     return _fill(_FUNCTION, spec, "    ", function_doc(spec)) + _fill(body, spec, "    ")
 
 
-def _module(spec: LossSpec) -> str:
+def module(spec: LossSpec) -> str:
     return _fill(_MODULE, spec, "        ", module_doc(spec)) + _fill(_MODULE_BODY, spec, "        ")
 
 
@@ -214,6 +214,6 @@ def _file(head: str, names: list[str], parts: Iterable[str]) -> str:
 def files() -> dict[str, str]:
     """The text of the generated files of ``src/cudaloss``, by name."""
     return {
-        "functional.py": _file(_FUNCTIONS_HEAD, [spec.function for spec in PUBLIC], map(_function, PUBLIC)),
-        "modules.py": _file(_MODULES_HEAD, [spec.module for spec in PUBLIC], map(_module, PUBLIC)),
+        "functional.py": _file(_FUNCTIONS_HEAD, [spec.function for spec in PUBLIC], map(function, PUBLIC)),
+        "modules.py": _file(_MODULES_HEAD, [spec.module for spec in PUBLIC], map(module, PUBLIC)),
     }
