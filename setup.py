@@ -132,7 +132,7 @@ def gencode(names):
 
 
 def exports():
-    """The linker's flags by which the binary exports what Python loads, and not its 916 templates and their tables."""
+    """The linker's flags by which the binary exports what Python loads, and none of its templates."""
     if sys.platform == "darwin":
         return ["-Wl,-exported_symbol,_PyInit__C"]
     script = write_if_changed(GENERATED / "exports.map", "{ global: PyInit__C; local: *; };\n")
@@ -273,6 +273,8 @@ def extension(found):
             ("CUDALOSS_CUDA_ARCHITECTURES", '"{}"'.format(";".join(names))),
         ]
         nvcc = ["-std=c++17", "-O3", "-Xcompiler=-g0,-fvisibility=hidden", *gencode(names)]
+        # Kernels call constexpr functions of the host: std::max in fold.cuh, a policy's tile, dispatch's lambdas.
+        nvcc.append("--expt-relaxed-constexpr")
         if found.knows("--compress-mode"):
             nvcc.append("--compress-mode=size")
         module = cpp_extension.CUDAExtension(

@@ -20,8 +20,8 @@ Numbers = Wide | np.ndarray
 
 
 def _needs_wide(spec: LossSpec, *tensors: object) -> bool:
-    """Whether float64 has too few digits: it is judged itself, or a root cancels in the formula for a small difference
-    (a million elements take 0.1 s in float64, and some seconds in double-doubles)."""
+    """Whether float64 has too few digits: it is judged itself, or a root cancels in the formula for a small difference.
+    Otherwise float64 saves most of the time."""
     return "sqrt" in spec.formula or any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in tensors)
 
 

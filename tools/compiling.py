@@ -142,8 +142,7 @@ class Build(cpp_extension.BuildExtension):
     Torch's command refuses a toolkit whose major version is not that of torch's CUDA, because most extensions share
     torch's CUDA libraries. Ours shares none of them, so torch is made to look like a build for the toolkit's CUDA. The
     host compiler is then checked against the toolkit, and nvcc records the headers it reads, also with a CPU-only
-    torch. Torch's own flags for nvcc are left out: they let host functions into kernels (--expt-relaxed-constexpr),
-    and forbid operators of halves.
+    torch. Torch's own flags for nvcc are left out: setup.py gives all that the sources need.
     """
 
     cuda: str | None = None  # the toolkit's version, None without CUDA kernels
