@@ -273,8 +273,6 @@ def extension(found):
             ("CUDALOSS_CUDA_ARCHITECTURES", '"{}"'.format(";".join(names))),
         ]
         nvcc = ["-std=c++17", "-O3", "-Xcompiler=-g0,-fvisibility=hidden", *gencode(names)]
-        # Kernels call constexpr functions of the host: std::max in fold.cuh, a policy's tile, dispatch's lambdas.
-        nvcc.append("--expt-relaxed-constexpr")
         if found.knows("--compress-mode"):
             nvcc.append("--compress-mode=size")
         module = cpp_extension.CUDAExtension(

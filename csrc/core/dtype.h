@@ -44,6 +44,7 @@ constexpr inline DType kDTypeOf<BFloat16> = DType::BFloat16;
 CUDALOSS_INLINE constexpr bool is_half(DType dtype) { return dtype == DType::Float16 || dtype == DType::BFloat16; }
 
 // Calls body with the Type for `dtype`, which must be a floating one.
+CUDALOSS_ON_EITHER_SIDE
 template <class Body>
 CUDALOSS_INLINE void dispatch(DType dtype, const Body& body) {
   switch (dtype) {
@@ -61,6 +62,7 @@ CUDALOSS_INLINE void dispatch(DType dtype, const Body& body) {
 }
 
 // The same for any dtype.
+CUDALOSS_ON_EITHER_SIDE
 template <class Body>
 CUDALOSS_INLINE void dispatch_any(DType dtype, const Body& body) {
   switch (dtype) {

@@ -5,9 +5,12 @@
 
 #if defined(__CUDACC__)
 #define CUDALOSS_INLINE __host__ __device__ __forceinline__
+// Before a template that calls its argument: both run on the host or both in a kernel.
+#define CUDALOSS_ON_EITHER_SIDE _Pragma("nv_exec_check_disable")
 #define CUDALOSS_INLINE_LAMBDA
 #else
 #define CUDALOSS_INLINE inline __attribute__((always_inline))
+#define CUDALOSS_ON_EITHER_SIDE
 #define CUDALOSS_INLINE_LAMBDA __attribute__((always_inline))  // a large one would be a call in every loop
 #endif
 

@@ -1,7 +1,6 @@
 // Stage 2 of the reduction: folds the blocks' partial sums in an order that depends only on their number.
 #pragma once
 
-#include <algorithm>
 #include <cub/warp/warp_reduce.cuh>
 #include <cuda/atomic>
 #include <type_traits>
@@ -123,14 +122,14 @@ __device__ __forceinline__ P block_sum(const W& sum) {
 // for any block size, so that it has the same bits in either launch.
 template <int kThreads, int64_t kMost, class P>
 __device__ __forceinline__ P sum_partials(const P* partials, int64_t count) {
-  constexpr int kShares = std::max(1, plan::kFoldThreads / kThreads);
+  constexpr bool kIsLarger = kThreads > plan::kFoldThreads;
+  constexpr int kShares = kIsLarger ? 1 : plan::kFoldThreads / kThreads;
   constexpr int kEach = static_cast<int>(kMost / plan::kFoldThreads);
-  static_assert(
-      kShares * std::min(kThreads, plan::kFoldThreads) == plan::kFoldThreads && kEach * plan::kFoldThreads == kMost,
-      "in whole rounds");
+  static_assert((kIsLarger || kShares * kThreads == plan::kFoldThreads) && kEach * plan::kFoldThreads == kMost,
+                "in whole rounds");
   return block_sum_of<kThreads, P, kShares>([&](int share) {
     P sum = {};
-    if (kThreads > plan::kFoldThreads && threadIdx.x >= plan::kFoldThreads) return sum;  // a larger block
+    if (kIsLarger && threadIdx.x >= plan::kFoldThreads) return sum;
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
       const int64_t i = int64_t{k} * plan::kFoldThreads + share * kThreads + threadIdx.x;

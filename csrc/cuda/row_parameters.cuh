@@ -7,6 +7,7 @@
 #include "core/pairs.h"
 #include "core/plan.h"
 #include "cuda/dense.cuh"
+#include "cuda/groups.cuh"
 #include "cuda/launch.h"
 #include "cuda/partition.h"
 
@@ -46,6 +47,7 @@ struct RowPlace {
 
 template <class P>
 __device__ __forceinline__ RowPlace place_of(const RowParameters<P>& p, uint32_t row) {
+  if (p.offsets.rank <= 1) return {row, {row, 0}};
   const FastDivmod& size = p.offsets.size[0];
   const uint32_t over = size.quotient(row);
   return {row, {row - over * size.divisor, over}};
@@ -53,10 +55,10 @@ __device__ __forceinline__ RowPlace place_of(const RowParameters<P>& p, uint32_t
 
 template <class P>
 __device__ __forceinline__ int64_t offset(const RowParameters<P>& p, const RowPlace& place, Place whose) {
-  int64_t sum = place.at[0] * p.offsets.step[0][whose] + place.at[1] * p.offsets.step[1][whose];
-  if (p.offsets.rank <= 2) return sum;
+  int64_t sum = place.at[0] * p.offsets.step[0][whose];
+  if (p.offsets.rank <= 1) return sum;
+  if (p.offsets.rank == 2) return sum + place.at[1] * p.offsets.step[1][whose];
   uint32_t rest = place.at[1];
-  sum = place.at[0] * p.offsets.step[0][whose];
 #pragma unroll 1
   for (int d = 1; d < p.offsets.rank; ++d) {
     const uint32_t over = p.offsets.size[d].quotient(rest);
@@ -183,18 +185,25 @@ __device__ __forceinline__ Task<F> task_at(const RowParameters<P>& p, uint32_t r
   }
   return task;
 }
-// its target, if that is an index (for a part: one of all processes' classes),
+// its target's index; its use waits for the load,
+struct TargetIndex {
+  bool is_selected;
+  int64_t index;
+};
+template <class F, class P>
+__device__ __forceinline__ TargetIndex index_of(const RowParameters<P>& p, const Task<F>& task) {
+  if (task.held) return {false, 0};
+  return {!p.mask || p.mask[offset(p, task.at, kMask)] != 0, index_at(p.target, offset(p, task.at, kTarget))};
+}
+// the target (for a part: one of all processes' classes),
 template <bool kIsPart = false, class F, class P>
-__device__ __forceinline__ void read_target(const RowParameters<P>& p, Task<F>& task) {
-  if (task.held) return;
-  task.counts = !p.mask || p.mask[offset(p, task.at, kMask)] != 0;
-  if (!task.counts) return;
-  const int64_t index = index_at(p.target, offset(p, task.at, kTarget));
-  const int64_t all = kIsPart ? p.part.all_classes : p.classes, own = kIsPart ? index - p.part.first_class : index;
-  task.counts = index != p.ignore_index;
-  task.is_class = static_cast<uint64_t>(index) < static_cast<uint64_t>(all);
+__device__ __forceinline__ void take_target(const RowParameters<P>& p, Task<F>& task, const TargetIndex& read) {
+  const int64_t all = kIsPart ? p.part.all_classes : p.classes;
+  const int64_t own = kIsPart ? read.index - p.part.first_class : read.index;
+  task.counts = read.is_selected && read.index != p.ignore_index;
+  task.is_class = task.counts && static_cast<uint64_t>(read.index) < static_cast<uint64_t>(all);
   const bool has = !kIsPart || static_cast<uint64_t>(own) < static_cast<uint64_t>(p.classes);
-  if (task.counts && task.is_class && has) task.target = static_cast<int32_t>(own);
+  if (task.is_class && has) task.target = static_cast<int32_t>(own);
 }
 // and the factors of its gradients.
 template <class F, class P>
@@ -221,7 +230,7 @@ template <class F, bool kIndices, bool kIsPart = false, class P>
 __device__ __forceinline__ Task<F> task_of(const RowParameters<P>& p, RowFactor<F>& of_rows, uint32_t row) {
   Task<F> task = task_at<F>(p, row);
   if (kIndices) {
-    read_target<kIsPart>(p, task);
+    take_target<kIsPart>(p, task, index_of(p, task));
   } else if (!task.held) {
     task.counts = !p.mask || p.mask[offset(p, task.at, kMask)] != 0;
     task.is_class = true;
@@ -255,13 +264,17 @@ __device__ __forceinline__ void hand_in(const RowParameters<P>& p, const RowPlac
   }
 }
 
-// Reduces the sums of the block's threads. kLeaders: not only the first thread has a sum. `counted` is the result of
-// count_rows; null if the pass has no indices.
-template <int kThreads, bool kLeaders, class P>
+// Reduces the sums of the block's first warp, or of all its threads. `counted` is the result of count_rows; null if the
+// pass has no indices.
+enum class Sums { OfOne, OfWarp, OfAll };
+template <int kThreads, Sums kSums, class P>
 __device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& sum, const Divisor* counted = nullptr) {
   if (!p.sums || p.segments > 1) return;
   P total = sum;
-  if constexpr (kLeaders) total = block_sum<kThreads, P>(sum);
+  if constexpr (kSums == Sums::OfAll) total = block_sum<kThreads, P>(sum);
+  if constexpr (kSums == Sums::OfWarp) {
+    if (threadIdx.x < 32) total = sum_over_lanes(sum, 32);
+  }
   if (!grid_reduce<kThreads>(total, p.fold) || threadIdx.x != 0) return;
   SegmentLoss store = p.fold.store;
   if (counted && p.counts_rows) store.denominator.constant = *counted;
@@ -335,7 +348,7 @@ template <class P, class Launch>
 void start_rows(const Pass& r, RowParameters<P>& p, int64_t rows_a_block, const Memory& memory, Stream stream,
                 const Launch& start) {
   const SegmentLoss store = {r.denominator, r.scale, true, r.reduction};
-  int64_t blocks = plan::blocks_for(plan::ceil_div(p.rows, rows_a_block), plan::kMaxRowBlocks);
+  int64_t blocks = plan::blocks_for(plan::ceil_div(p.rows, rows_a_block), plan::kMaxBlocks);
   if (r.hold_unit_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
   const auto run = [&](const Fold<P, SegmentLoss>& fold) {
     p.fold = fold;

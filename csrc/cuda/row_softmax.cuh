@@ -169,8 +169,8 @@ using RowNumber = Number<typename Elements<E>::T>;
 
 // ---- a row -------------------------------------------------------------------------------------------------
 
-// Over the classes except the target's: their maximum, and the sum of exp(x) in its reference. Over all classes: the
-// sum for the smoothing. The reference excludes the target: beside a target that is the maximum, the others could be
+// Over the classes except the target's: their maximum, and the sum of exp(x) in its reference. Over all classes, if the
+// loss smooths: the sum of (the target's logit - x), with 0 in place of a target's logit of -inf. The reference excludes the target: beside a target that is the maximum, the others could be
 // too small for the sum to keep their digits.
 template <class E>
 struct RowSums {
@@ -201,11 +201,10 @@ struct RowSoftmax {
   Reference reference;  // of all classes
   float ratio;          // from the others' reference to it
   N others, own, all;   // sums of exp, lifted
-  float target, inverse;
+  float target, below, inverse;
   bool is_nan;
 
-  RowSoftmax() = default;
-  __device__ __forceinline__ RowSoftmax(const RowSums<E>& sums, float target) : target(target) {
+  __device__ __forceinline__ RowSoftmax(const RowSums<E>& sums, float target) : target(target), below(sums.below) {
     const float max = max_or_nan(sums.max, target);
     is_nan = !(fabsf(max) <= FLT_MAX);
     reference = reference_of(max);
@@ -265,31 +264,15 @@ __device__ __forceinline__ Gain gain_of(float of_exp, float share, float at_targ
   return {of_exp, 0.0f, share, at_target, 1.0f};
 }
 
-// The intermediate results of a row's loss, known when its gradients are: the loss is finished where nothing waits for
-// it.
-template <class E>
-struct RowResult {
-  RowSoftmax<E> softmax;
-  float below, class_weight;
-  Gain gain;
-
-  template <class Loss>
-  __device__ __forceinline__ RowNumber<E> loss(const Loss& loss) const {
-    RowNumber<E> plain;
-    float log_all;
-    softmax.take_logarithms(plain, log_all);
-    const RowNumber<E> found = loss.loss(plain, log_all, softmax.target, below, class_weight);
-    return softmax.is_nan ? number_of<RowNumber<E>>({NAN, 0.0f}) : found;
-  }
-};
-
-// A row's gradients times `factor`, and the intermediate results of its loss. sums.below is the sum of (the target's
-// logit - x), with 0 instead of a target's logit of -inf; made only if the loss needs it.
 template <class E, class Loss>
-__device__ __forceinline__ RowResult<E> finished(const Loss& loss, const RowSums<E>& sums, float target,
-                                                 float class_weight, Constant<float> factor) {
+__device__ __forceinline__ RowSoftmax<E> softmax_of_row(const Loss&, const RowSums<E>& sums, float target) {
+  return {sums, target};
+}
+// The factors of a row's gradients, for an incoming gradient of `factor`.
+template <class E, class Loss>
+__device__ __forceinline__ Gain gain_of_row(const Loss& loss, const RowSoftmax<E>& softmax, float class_weight,
+                                            Constant<float> factor) {
   using N = RowNumber<E>;
-  const RowSoftmax<E> softmax(sums, target);
   float log_all = 0.0f;
   if (loss.z_loss != 0.0f) {
     N plain;
@@ -300,35 +283,51 @@ __device__ __forceinline__ RowResult<E> finished(const Loss& loss, const RowSums
   const float from_others = rounded(of_exp * softmax.others);
   const Gain gain = gain_of<E>(of_exp, factor.hi * row.share, fused(factor.hi, row.at_target, -from_others));
   const Gain nothing = {NAN, 0.0f, 0.0f, NAN, 1.0f};
-  return {softmax, sums.below, class_weight, softmax.is_nan ? nothing : gain.in_reference(softmax.ratio)};
+  return softmax.is_nan ? nothing : gain.in_reference(softmax.ratio);
+}
+// Its loss. It is finished apart, when nothing waits for it.
+template <class E, class Loss>
+__device__ __forceinline__ double loss_of_row(const Loss& loss, const RowSoftmax<E>& softmax, float class_weight) {
+  RowNumber<E> plain;
+  float log_all;
+  softmax.take_logarithms(plain, log_all);
+  const double found = as_double(loss.loss(plain, log_all, softmax.target, softmax.below, class_weight));
+  return softmax.is_nan ? double{NAN} : found;
 }
 
 // The same for a part of the classes: its loss depends on the others, and the target gets `grad_target`.
 template <class E>
-struct PartResult {
-  RowNumber<E> others;
+struct PartSoftmax {
   Reference reference;
   float max;
-  Gain gain;
+  RowNumber<E> others;
 
-  __device__ __forceinline__ double loss(const vocabulary_part::InFloat&) const {
-    if (max == -INFINITY) return max;  // the sum of exp is then tiny, not 0
-    if (!(max <= FLT_MAX)) return NAN;
-    const double sum = as_double(others) * Elements<E>::kBack;
-    return fused(double{reference.power}, ExpParts<double>::ln2, double{reference.shift}) + rounded(log_of(sum));
-  }
+  __device__ __forceinline__ explicit PartSoftmax(const RowSums<E>& sums)
+      : reference(reference_of(sums.max)),
+        max(sums.max),
+        others(Elements<E>(reference.power).mended(sums.others, sums.max - reference.shift)) {}
 };
 template <class E>
-__device__ __forceinline__ PartResult<E> finished(const vocabulary_part::InFloat&, const RowSums<E>& sums, float,
-                                                  float grad_target, Constant<float> factor) {
+__device__ __forceinline__ PartSoftmax<E> softmax_of_row(const vocabulary_part::InFloat&, const RowSums<E>& sums,
+                                                         float) {
+  return PartSoftmax<E>(sums);
+}
+template <class E>
+__device__ __forceinline__ Gain gain_of_row(const vocabulary_part::InFloat&, const PartSoftmax<E>& part,
+                                            float grad_target, Constant<float> factor) {
   using N = RowNumber<E>;
-  const Reference reference = reference_of(sums.max);
-  const N others = Elements<E>(reference.power).mended(sums.others, sums.max - reference.shift);
-  const N of_exp = quotient_of(number_of<N>(factor), others, reciprocal_of(value_of(others)));
+  const N of_exp = quotient_of(number_of<N>(factor), part.others, reciprocal_of(value_of(part.others)));
   const Gain gain = gain_of<E>(of_exp, 0.0f, grad_target), nothing = {0.0f, 0.0f, 0.0f, grad_target, 1.0f},
              none = {NAN, 0.0f, 0.0f, NAN, 1.0f};
-  const bool is_nan = !(sums.max <= FLT_MAX);
-  return {others, reference, sums.max, is_nan ? none : sums.max == -INFINITY ? nothing : gain};
+  const bool is_nan = !(part.max <= FLT_MAX);
+  return is_nan ? none : part.max == -INFINITY ? nothing : gain;
+}
+template <class E>
+__device__ __forceinline__ double loss_of_row(const vocabulary_part::InFloat&, const PartSoftmax<E>& part, float) {
+  if (part.max == -INFINITY) return part.max;  // the sum of exp is then tiny, not 0
+  if (!(part.max <= FLT_MAX)) return NAN;
+  const double sum = as_double(part.others) * Elements<E>::kBack;
+  return fused(double{part.reference.power}, ExpParts<double>::ln2, double{part.reference.shift}) + rounded(log_of(sum));
 }
 
 // The result of a row that does not count, or whose target is not a class.
@@ -336,23 +335,8 @@ __device__ __forceinline__ float without_target(bool counts) { return counts ? N
 
 // ---- sums over the lanes of a row ---------------------------------------------------------------------------
 
-template <int kLanes>
-__device__ __forceinline__ float max_over(float x) {
-#pragma unroll
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-    x = max_or_nan(x, __shfl_xor_sync(~0u, x, distance));
-  }
-  return x;
-}
 __device__ __forceinline__ float shuffled(float x, int distance) { return __shfl_xor_sync(~0u, x, distance); }
 __device__ __forceinline__ WithRest<float> shuffled(WithRest<float> x, int distance) {
   return {shuffled(x.value, distance), shuffled(x.rest, distance)};
 }
-template <int kLanes, class N>
-__device__ __forceinline__ N sum_over(N x) {
-#pragma unroll
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) x = plus(x, shuffled(x, distance));
-  return x;
-}
-
 }  // namespace cudaloss::cuda

@@ -12,6 +12,25 @@ template <>
 constexpr Half kMinusInfinity<Half> = {0xfc00};
 template <>
 constexpr BFloat16 kMinusInfinity<BFloat16> = {0xff80};
+template <class E>
+using BitsOf = std::conditional_t<sizeof(E) == 4, uint32_t, uint16_t>;
+
+CUDALOSS_INLINE constexpr int log2_of(int power_of_two) { return power_of_two == 1 ? 0 : 1 + log2_of(power_of_two / 2); }
+
+// Calls visit(i) for i = which, between kFirst and kEnd: registers have no index at run time.
+template <int kFirst, int kEnd, class Visit>
+__device__ __forceinline__ void visit_at(int which, const Visit& visit) {
+  if constexpr (kEnd - kFirst == 1) {
+    visit(kFirst);
+  } else {
+    constexpr int kMiddle = (kFirst + kEnd) / 2;
+    if (which < kMiddle) {
+      visit_at<kFirst, kMiddle>(which, visit);
+    } else {
+      visit_at<kMiddle, kEnd>(which, visit);
+    }
+  }
+}
 
 template <class E>
 struct RowSpan {
@@ -30,52 +49,64 @@ struct RowSpan {
   __device__ __forceinline__ bool has(int32_t j) const {
     return static_cast<uint32_t>(j) < static_cast<uint32_t>(classes);
   }
-  __device__ __forceinline__ bool is_whole(int32_t j) const { return j >= 0 && j <= classes - kVector; }
-  __device__ __forceinline__ bool is_part(int32_t j) const { return !is_whole(j) && j > -kVector && j < classes; }
-  // The vectors from class j on, `step` classes apart; -inf outside the row. All loads start before the first is used.
+  // Functions of CUDA load and store vectors: the compiler makes four accesses of some assignments under a condition.
+  __device__ __forceinline__ V vector_at(int32_t j) const {
+    return bit_cast<V>(__ldca(reinterpret_cast<const uint4*>(input + j)));
+  }
+  // How many classes follow the vector that begins at j; negative: it is not whole.
+  __device__ __forceinline__ int32_t room(int32_t j) const { return classes - kVector - j; }
+  // Visits the vectors of a row's two ends, of those from class j on, 2^shift apart, where they are not whole.
+  template <int kVectors, class Visit>
+  __device__ __forceinline__ void each_part(int32_t j, int shift, const Visit& visit) const {
+    if (!ragged) return;
+    if (j < 0) visit(0);
+    const int32_t end = classes - 1 - j, last = end >> shift;
+    if (end >= 0 && last < kVectors && (last > 0 || j >= 0) && room(j) < last << shift) {
+      visit_at<0, kVectors>(last, visit);
+    }
+  }
+  // The vectors from class j on, 2^shift classes apart; -inf outside the row. All loads start before the first is used.
   template <int kVectors>
-  __device__ __forceinline__ void load(int32_t j, int32_t step, V (&v)[kVectors]) const {
-    if (is_whole(j) && is_whole(j + (kVectors - 1) * step)) {
+  __device__ __forceinline__ void load(int32_t j, int shift, V (&v)[kVectors]) const {
+    const int32_t room = this->room(j);
+    if (j >= 0 && room >= (kVectors - 1) << shift) {
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) v[i] = *reinterpret_cast<const V*>(input + j + i * step);
+      for (int i = 0; i < kVectors; ++i) v[i] = vector_at(j + (i << shift));
       return;
     }
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
       for (int k = 0; k < kVector; ++k) v[i].element[k] = kMinusInfinity<E>;
-      if (is_whole(j + i * step)) v[i] = *reinterpret_cast<const V*>(input + j + i * step);
+      if ((i > 0 || j >= 0) && room >= i << shift) v[i] = vector_at(j + (i << shift));
     }
-    if (!ragged) return;
+    each_part<kVectors>(j, shift, [&](int i) {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        if (has(j + (i << shift) + k)) v[i].element[k] = input[j + (i << shift) + k];
+      }
+    });
+  }
+  // Writes them. kStreams: nothing reads them soon, so that logits that must be read again stay in the L2.
+  template <bool kStreams, int kVectors>
+  __device__ __forceinline__ void store(int32_t j, int shift, const V (&v)[kVectors]) const {
+    const int32_t room = this->room(j);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      if (!is_part(j + i * step)) continue;
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) {
-        if (has(j + i * step + k)) v[i].element[k] = input[j + i * step + k];
+      if ((i == 0 && j < 0) || room < i << shift) continue;
+      uint4* const to = reinterpret_cast<uint4*>(gradient + j + (i << shift));
+      if (kStreams) {
+        __stcs(to, bit_cast<uint4>(v[i]));
+      } else {
+        __stwb(to, bit_cast<uint4>(v[i]));
       }
     }
-  }
-  // kStreams: nothing reads it soon, so that logits that must be read again stay in the L2.
-  template <bool kStreams>
-  __device__ __forceinline__ void store_whole(int32_t j, const V& v) const {
-    uint4* const to = reinterpret_cast<uint4*>(gradient + j);
-    if (kStreams) {
-      __stcs(to, bit_cast<uint4>(v));
-    } else {
-      *to = bit_cast<uint4>(v);
-    }
-  }
-  template <bool kStreams>
-  __device__ __forceinline__ void store(int32_t j, const V& v) const {
-    if (is_whole(j)) {
-      store_whole<kStreams>(j, v);
-    } else if (ragged && is_part(j)) {
+    each_part<kVectors>(j, shift, [&](int i) {
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
-        if (has(j + k)) gradient[j + k] = v.element[k];
+        if (has(j + (i << shift) + k)) gradient[j + (i << shift) + k] = v[i].element[k];
       }
-    }
+    });
   }
 };
 
@@ -105,24 +136,28 @@ __device__ __forceinline__ uint32_t max_of_pairs(uint32_t a, uint32_t b) {
 #endif
   return result;
 }
-template <int kVectors>
-__device__ __forceinline__ float max_in(const Vector<float, 4> (&v)[kVectors], float max) {
+// The larger ones of two vectors, and the largest in one.
+__device__ __forceinline__ Vector<float, 4> max_of(const Vector<float, 4>& a, const Vector<float, 4>& b) {
+  Vector<float, 4> max;
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) max = max_or_nan(max, v[i].element[k]);
-  }
+  for (int k = 0; k < 4; ++k) max.element[k] = max_or_nan(a.element[k], b.element[k]);
   return max;
 }
-template <class E, int kVectors>
-__device__ __forceinline__ float max_in(const Vector<E, 8> (&v)[kVectors], float max) {
-  uint32_t pair = bit_cast<uint4>(v[0]).x;
+template <class E>
+__device__ __forceinline__ Vector<E, 8> max_of(const Vector<E, 8>& a, const Vector<E, 8>& b) {
+  const uint4 x = bit_cast<uint4>(a), y = bit_cast<uint4>(b);
+  return bit_cast<Vector<E, 8>>(uint4{max_of_pairs<E>(x.x, y.x), max_of_pairs<E>(x.y, y.y), max_of_pairs<E>(x.z, y.z),
+                                      max_of_pairs<E>(x.w, y.w)});
+}
+__device__ __forceinline__ float max_in(const Vector<float, 4>& v, float max) {
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const uint4 words = bit_cast<uint4>(v[i]);
-    pair = max_of_pairs<E>(max_of_pairs<E>(pair, words.x), words.y);
-    pair = max_of_pairs<E>(max_of_pairs<E>(pair, words.z), words.w);
-  }
+  for (int k = 0; k < 4; ++k) max = max_or_nan(max, v.element[k]);
+  return max;
+}
+template <class E>
+__device__ __forceinline__ float max_in(const Vector<E, 8>& v, float max) {
+  const uint4 words = bit_cast<uint4>(v);
+  const uint32_t pair = max_of_pairs<E>(max_of_pairs<E>(words.x, words.y), max_of_pairs<E>(words.z, words.w));
   const E low = {static_cast<uint16_t>(pair)}, high = {static_cast<uint16_t>(pair >> 16)};
   return max_or_nan(max, max_or_nan(widen<float>(low), widen<float>(high)));
 }

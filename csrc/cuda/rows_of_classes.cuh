@@ -93,6 +93,8 @@ bool single(const Pass& r, const typename Loss::InFloat& loss, bool dense, const
   return true;
 }
 
+// Rows of contiguous classes, given how many vectors of 16 bytes a row has. A thread keeps 8 of them: then 7 blocks of
+// 128 threads fit on a processor. One block of many rows each: they need not wait for each other.
 template <class E, class Loss>
 struct ContiguousLauncher {
   const Pass& r;
@@ -101,25 +103,34 @@ struct ContiguousLauncher {
   const Memory& memory;
   Stream stream;
 
-  // Launches the kernel with one tile for each row, if rows fit in it.
-  template <int kLanes, int kVectors, int kThreads, int kBlocks>
+  static constexpr int n = kVectorBytes / sizeof(E);
+  int64_t vectors() const { return plan::ceil_div(r.rows.classes + (layout.aligned ? 0 : n - 1), n); }
+  bool ragged() const { return !layout.aligned || r.rows.classes % n != 0; }
+
+  // Some lanes of a warp for each row.
+  void in_warps() const {
+    RowLanes<32> lanes = {1};
+    while (vectors() > kRowVectors << lanes.shift) ++lanes.shift;
+    launch_rows(r, rows_of_contiguous_classes<E, 32, kRowVectors, false, 128, 7, Loss>, 128 >> lanes.shift, 128, 0,
+                memory, stream, loss, lanes, ragged(), 0);
+  }
+  template <int kThreads, int kBlocks>
   bool fits() const {
-    using Tile = RowTile<E, kLanes, kVectors>;
-    if (r.rows.classes + (layout.aligned ? 0 : Tile::n - 1) > Tile::kSize) return false;
-    launch_rows(r, rows_of_contiguous_classes<E, kLanes, kVectors, false, kThreads, kBlocks, Loss>, kThreads / kLanes,
-                kThreads, 0, memory, stream, loss, ragged(), 0);
+    if (vectors() > kRowVectors * kThreads) return false;
+    launch_rows(r, rows_of_contiguous_classes<E, kThreads, kRowVectors, false, kThreads, kBlocks, Loss>, 1, kThreads, 0,
+                memory, stream, loss, RowLanes<kThreads>(), ragged(), 0);
     return true;
   }
-  template <int kVectors, int kThreads, int kBlocks>
+  // Tiles of 4 vectors a thread: those that do not fit in shared memory are read twice.
+  template <int kThreads, int kBlocks>
   void in_tiles() const {
-    using Tile = RowTile<E, kThreads, kVectors>;
-    constexpr int kTileBytes = Tile::kSize * sizeof(E);
-    const auto kernel = rows_of_contiguous_classes<E, kThreads, kVectors, true, kThreads, kBlocks, Loss>;
-    const int64_t tiles = plan::ceil_div(r.rows.classes + (layout.aligned ? 0 : Tile::n - 1), Tile::kSize);
-    const int kept = static_cast<int>(std::min<int64_t>(tiles - 1, shared_memory_of(kBlocks) / kTileBytes));
-    launch_rows(r, kernel, 1, kThreads, kept * kTileBytes, memory, stream, loss, ragged(), kept);
+    constexpr int kTileVectors = 4, kTileBytes = kTileVectors * kThreads * kVectorBytes;
+    const int64_t tiles = plan::ceil_div(vectors() * kVectorBytes, kTileBytes);
+    const int64_t fit = r.grad_input.data ? shared_memory_of(kBlocks) / kTileBytes : 0;
+    const int kept = static_cast<int>(std::min(tiles - 1, fit));
+    launch_rows(r, rows_of_contiguous_classes<E, kThreads, kTileVectors, true, kThreads, kBlocks, Loss>, 1, kThreads,
+                kept * kTileBytes, memory, stream, loss, RowLanes<kThreads>(), ragged(), kept);
   }
-  bool ragged() const { return !layout.aligned || r.rows.classes % (kVectorBytes / sizeof(E)) != 0; }
 };
 
 // Rows of a part have one kernel for each dtype, to keep the binary small: short ones go to the general kernel.
@@ -128,8 +139,7 @@ bool fast_parts(const Pass& r, const Memory& memory, Stream stream) {
   const RowLayout layout = layout_of<E>(r);
   if (!layout.vectors || r.rows.classes <= 1024) return false;
   const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes));
-  const ContiguousLauncher<E, Loss> rows = {r, loss, layout, memory, stream};
-  rows.template in_tiles<8, 512, sizeof(E) == sizeof(float) ? 1 : 2>();
+  ContiguousLauncher<E, Loss>{r, loss, layout, memory, stream}.template in_tiles<512, 2>();
   return true;
 }
 
@@ -143,32 +153,17 @@ bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
   }
   if (!layout.vectors) return false;
   const ContiguousLauncher<E, Loss> rows = {r, loss, layout, memory, stream};
-  constexpr bool kHalf = sizeof(E) != sizeof(float);
-  constexpr int kShort = kHalf ? 4 : 8;
   // Few rows have a block each: a step of (64, 1000) fp32 then takes 6.4 us, with 16 lanes for each row 9.0.
   const bool are_few = r.inner.count() * r.segments.count() <= plan::kFewRows && r.rows.classes > 128;
-  if (are_few && rows.template fits<128, kShort / 4, 128, 8>()) return true;
-  // H200, ms of forward and backward, only the kernels. (2^20, 128) fp32: 0.315, with 2 lanes for each row 0.340.
-  // (65536, 1024) fp32: 0.154, with 8 lanes 0.181.
-  if (rows.template fits<4, kShort, 128, 6>() || rows.template fits<16, kShort, 128, 6>()) return true;
-  if constexpr (kHalf) {
-    if (rows.template fits<32, 8, 128, 6>() || rows.template fits<128, 8, 128, 8>()) return true;
-    // (8192, 16384): 0.146, in tiles of 512 threads 0.231.
-    if (rows.template fits<128, 16, 128, 4>()) return true;
-    // (4096, 131072): 0.570, with 512 threads 0.685; (8192, 32768): 0.270 with 512 threads, with 1,024 0.602.
-    if (r.rows.classes > 65536) {
-      rows.template in_tiles<8, 1024, 1>();
+  if (rows.vectors() <= 32 * kRowVectors && !are_few) {
+    rows.in_warps();
+  } else if (!rows.template fits<128, 7>() && !rows.template fits<256, 3>() && !rows.template fits<512, 2>()) {
+    // With two blocks on a processor a row of 128 KB fits on the chip, with one a row of 256 KB.
+    if (rows.vectors() * kVectorBytes <= 128 * 1024) {
+      rows.template in_tiles<512, 2>();
     } else {
-      rows.template in_tiles<8, 512, 2>();
+      rows.template in_tiles<1024, 1>();
     }
-  } else {
-    // (32768, 3072): 0.232, with 128 threads for each row 0.280. (32768, 4096): 0.290, with 64 threads for each row
-    // 0.291 to 0.335, with 32 0.345. (32768, 4099): 0.472, with 16 vectors a thread 0.549. (16384, 8192) and (8192,
-    // 16384): 0.288 and 0.294, in tiles of 512 threads 0.679 and 0.402.
-    const bool fits = rows.template fits<16, 16, 128, 4>() || rows.template fits<64, 12, 64, 10>() ||
-                      rows.template fits<128, 8, 128, 7>() || rows.template fits<128, 12, 128, 5>() ||
-                      rows.template fits<128, 16, 128, 4>() || rows.template fits<256, 16, 256, 2>();
-    if (!fits) rows.template in_tiles<8, 512, 1>();
   }
   return true;
 }

@@ -10,7 +10,7 @@ namespace cudaloss::cuda {
 
 constexpr int kSingleThreads = 128;
 
-// A row in x, in one thread; its gradients replace it there. Classes are visited four at a time: each branch of four
+// A row in x, in one thread; its gradients replace it there. Classes are visited two at a time: each branch of two
 // leaves the loop. Slot j has class (j + turn) % classes.
 template <class E, int kClasses>
 struct SingleRow {
@@ -19,22 +19,22 @@ struct SingleRow {
   template <class Visit>
   __device__ __forceinline__ void each(int32_t classes, const Visit& visit) {
 #pragma unroll
-    for (int j = 0; j < kClasses; j += 4) {
+    for (int j = 0; j < kClasses; j += 2) {
       if (j >= classes) break;
-#pragma unroll
-      for (int k = 0; k < 4; ++k) visit(j + k, x[j + k]);
+      visit(j, x[j]);
+      visit(j + 1, x[j + 1]);
     }
   }
   // From the row's place in global memory, or four classes at a time from shared memory.
   __device__ __forceinline__ void load(const E* row, int64_t step, int32_t classes) {
     each(classes, [&](int j, float& v) {
       v = -INFINITY;
-      if (j < classes) v = widen<float>(row[j * step]);
+      if (j % 2 == 0 || j < classes) v = widen<float>(row[j * step]);
     });
   }
   __device__ __forceinline__ void store(E* row, int64_t step, int32_t classes) {
     each(classes, [&](int j, float& v) {
-      if (j < classes) row[j * step] = narrow<E>(v);
+      if (j % 2 == 0 || j < classes) row[j * step] = narrow<E>(v);
     });
   }
   __device__ __forceinline__ static int32_t turned(int32_t j, int32_t turn, int32_t classes) {
@@ -63,12 +63,11 @@ struct SingleRow {
   // Returns the row's loss. Its logits become gradients, except the target's, which goes to `at_target`. slot: of the
   // target, or -1 if the row is not read. kFinds: looks up the target's logit; otherwise it is `target`, and -inf in x.
   template <bool kFinds, class Loss>
-  __device__ __forceinline__ RowNumber<E> take(const RowParameters<double>& p, const typename Loss::InFloat& loss,
+  __device__ __forceinline__ double take(const RowParameters<double>& p, const typename Loss::InFloat& loss,
                                                RowFactor<float>& factor, Task<float>& task, int32_t slot, float target,
                                                float& at_target) {
-    using N = RowNumber<E>;
     const float nothing = without_target(task.counts);
-    N of_row = number_of<N>({nothing, 0.0f});
+    double of_row = nothing;
     Gain gain = {nothing, 0.0f, 0.0f, nothing, 1.0f};
     if (slot >= 0) {
       RowSums<E> sums = {-INFINITY, {}, 0.0f};
@@ -91,9 +90,9 @@ struct SingleRow {
       each(p.classes, [&](int, float& v) { v = of_exp.add(elements, v); });
       sums.others = of_exp.total();
       read_factors(p, factor, task);
-      const RowResult<E> result = finished<E>(loss, sums, target, task.class_weight, task.factor);
-      gain = result.gain;
-      of_row = result.loss(loss);
+      const RowSoftmax<E> softmax(sums, target);
+      gain = gain_of_row(loss, softmax, task.class_weight, task.factor);
+      of_row = loss_of_row(loss, softmax, task.class_weight);
     }
     at_target = gain.at_target;
     if (!p.grad_input.data) return of_row;
@@ -146,7 +145,7 @@ __global__ void __launch_bounds__(kSingleThreads)
     }
     __pipeline_commit();
     Task<float> task = task_at<float>(p, tile * kSingleThreads + threadIdx.x);
-    read_target(p, task);
+    take_target(p, task, index_of(p, task));
     __pipeline_wait_prior(0);
     __syncthreads();
     E* const gradient = static_cast<E*>(p.grad_input.data);
@@ -164,8 +163,8 @@ __global__ void __launch_bounds__(kSingleThreads)
         single.load(row, 1, classes);
       }
       const int32_t slot = reads ? task.target - turn + (task.target < turn ? classes : 0) : -1;
-      const RowNumber<E> of_row = single.template take<false, Loss>(p, loss, factor, task, slot, target, at_target);
-      hand_in(p, task.at, weighted(p, task, as_double(of_row)), sum);
+      const double of_row = single.template take<false, Loss>(p, loss, factor, task, slot, target, at_target);
+      hand_in(p, task.at, weighted(p, task, of_row), sum);
       if (gradient && by_four) {
         single.store_turned(row, turn, classes);
       } else if (gradient) {
@@ -186,7 +185,7 @@ __global__ void __launch_bounds__(kSingleThreads)
     }
     __syncthreads();
   }
-  hand_in_sum<kSingleThreads, true>(p, sum, &counted);
+  hand_in_sum<kSingleThreads, Sums::OfAll>(p, sum, &counted);
 }
 
 template <class E, int kClasses, class Loss>
@@ -207,15 +206,15 @@ __global__ void __launch_bounds__(kSingleThreads)
     const int64_t step = p.class_stride[kInput];
     SingleRow<E, kClasses> single;
     single.load(span.input, step, p.classes);
-    read_target(p, task);
+    take_target(p, task, index_of(p, task));
     float at_target;
-    const RowNumber<E> of_row = single.template take<true, Loss>(p, loss, factor, task, task.target, 0.0f, at_target);
-    hand_in(p, task.at, weighted(p, task, as_double(of_row)), sum);
+    const double of_row = single.template take<true, Loss>(p, loss, factor, task, task.target, 0.0f, at_target);
+    hand_in(p, task.at, weighted(p, task, of_row), sum);
     if (!span.gradient) continue;
     single.store(span.gradient, p.class_stride[kFirst], p.classes);
     if (task.target >= 0) span.gradient[task.target * p.class_stride[kFirst]] = narrow<E>(at_target);
   }
-  hand_in_sum<kSingleThreads, true>(p, sum, &counted);
+  hand_in_sum<kSingleThreads, Sums::OfAll>(p, sum, &counted);
 }
 
 }  // namespace cudaloss::cuda
