@@ -112,6 +112,13 @@ __device__ __forceinline__ Constant<F> grad_output_of(const RowParameters<P>& p,
   return p.grad_output.at(p.grad_output.scalar ? 0 : offset(p, at, kGradOutput), F());
 }
 
+// Waits for the kernel before this one if it could be the grad_output's. Otherwise it is a count: the logits were there
+// before it began, so their loads need not wait.
+template <class P>
+__device__ __forceinline__ void start_reading(const RowParameters<P>& p) {
+  if (p.grad_output.operand.data) wait_for_prior();
+}
+
 // Whether there is nothing to do, because one grad_output for all rows is 1.
 template <class F, class P>
 __device__ __forceinline__ bool all_held(const RowParameters<P>& p) {

@@ -121,9 +121,10 @@ struct RowTile {
       if (!kOfExp) each(count, [&](int, E& x) { x = elements.exp(x - reference.shift); });
       if (gain.before != 1.0f) each(count, [&](int, E& x) { x *= gain.before; });
       each(count, [&](int, E& x) { x = gain.template times<E>(x); });
-    } else if (reference.shift != 0.0f) {
+    } else if (gain.before != 1.0f || reference.shift != 0.0f) {
       each(count, [&](int, E& x) {
-        x = narrow<E>(gain.template times<E>(elements.exp(widen<float>(x) - reference.shift)));
+        const float e = elements.exp(widen<float>(x) - reference.shift);
+        x = narrow<E>(gain.template times<E>(e * gain.before));
       });
     } else {
       each(count, [&](int, E& x) { x = narrow<E>(gain.template times<E>(elements.exp(widen<float>(x)))); });
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   __shared__ PartSums<E> warps[2][kWarps];
   __shared__ RowEnd<E> ends[2][kMostRows];
   release_next();
-  wait_for_prior();
+  start_reading(p);
   if (all_held<float>(p)) return;
   V(*const stage)[kVectors][kThreads] = reinterpret_cast<V(*)[kVectors][kThreads]>(memory);
   const int lane = threadIdx.x & (lanes.count() - 1), of_block = kOfBlock ? 0 : threadIdx.x >> lanes.shift;
@@ -175,6 +176,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int count = (last + tile.step() - 1) >> tile.shift;  // vectors of the last tile
     const TargetIndex read = index_of(p, task);
     if (!task.held) span.load(from, tile.shift, tile.v);  // before it is known whether the row counts
+    wait_for_prior();  // a count, which has no part in what was read
     take_target<Loss::kIsPart>(p, task, read);
     const bool reads = Loss::kIsPart ? task.counts && task.is_class : task.target >= 0;
     const float target = task.target >= 0 ? widen<float>(span.input[task.target]) : (Loss::kIsPart ? -INFINITY : 0.0f);

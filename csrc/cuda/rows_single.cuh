@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kSingleThreads)
   constexpr int n = kVectorBytes / sizeof(E);
   extern __shared__ __align__(16) char memory[];
   release_next();
-  wait_for_prior();
+  start_reading(p);
   if (all_held<float>(p)) return;
   E* const stage = reinterpret_cast<E*>(memory);
   const int32_t classes = p.classes, size = kSingleThreads * classes;
@@ -146,6 +146,7 @@ __global__ void __launch_bounds__(kSingleThreads)
     __pipeline_commit();
     Task<float> task = task_at<float>(p, tile * kSingleThreads + threadIdx.x);
     take_target(p, task, index_of(p, task));
+    wait_for_prior();  // a count, which has no part in what was read
     __pipeline_wait_prior(0);
     __syncthreads();
     E* const gradient = static_cast<E*>(p.grad_input.data);
