@@ -5,6 +5,7 @@
 #pragma once
 
 #include "core/log.h"
+#include "core/numbers.h"
 
 namespace cudaloss {
 
@@ -67,6 +68,15 @@ struct OtherClasses {
 // the class weights, read only with smoothing; the shares of a probability are w q'.
 struct ClassShares {
   double below_max, shares;
+};
+// The same where each class has its own share, in the arithmetic of a row: the sum of share (target - x), the other
+// classes' shares, and the target's.
+template <class N>
+struct SharesOfRow {
+  N below, others;
+  ScalarOf<N> own;
+
+  CUDALOSS_INLINE N all() const { return gap_between(others, number_of<N>({-own, ScalarOf<N>(0)})); }
 };
 // The results of a row: its loss, and the gradients for an incoming gradient of 1. Another class has `of_exp` times
 // exp(x - max of the others), minus `of_share` times its share; the target has `at_target`. A rounded `of_exp` would be

@@ -29,7 +29,8 @@ struct vocabulary_part {
   struct InFloat {
     static constexpr float z_loss = 0.0f;
     static constexpr bool smooths = false;
-    InFloat(const vocabulary_part&, double) {}
+    static constexpr bool is_soft = false;
+    InFloat(const vocabulary_part&, double, bool) {}
   };
 };
 

@@ -198,9 +198,13 @@ struct TargetIndex {
   int64_t index;
 };
 template <class F, class P>
+__device__ __forceinline__ bool is_selected(const RowParameters<P>& p, const Task<F>& task) {
+  return !task.held && (!p.mask || p.mask[offset(p, task.at, kMask)] != 0);
+}
+template <class F, class P>
 __device__ __forceinline__ TargetIndex index_of(const RowParameters<P>& p, const Task<F>& task) {
   if (task.held) return {false, 0};
-  return {!p.mask || p.mask[offset(p, task.at, kMask)] != 0, index_at(p.target, offset(p, task.at, kTarget))};
+  return {is_selected(p, task), index_at(p.target, offset(p, task.at, kTarget))};
 }
 // the target (for a part: one of all processes' classes),
 template <bool kIsPart = false, class F, class P>
@@ -239,7 +243,7 @@ __device__ __forceinline__ Task<F> task_of(const RowParameters<P>& p, RowFactor<
   if (kIndices) {
     take_target<kIsPart>(p, task, index_of(p, task));
   } else if (!task.held) {
-    task.counts = !p.mask || p.mask[offset(p, task.at, kMask)] != 0;
+    task.counts = is_selected(p, task);
     task.is_class = true;
   }
   read_factors(p, of_rows, task);
@@ -273,13 +277,13 @@ __device__ __forceinline__ void hand_in(const RowParameters<P>& p, const RowPlac
 
 // Reduces the sums of the block's first warp, or of all its threads. `counted` is the result of count_rows; null if the
 // pass has no indices.
-enum class Sums { OfOne, OfWarp, OfAll };
-template <int kThreads, Sums kSums, class P>
+enum class SumsOf { Thread, Warp, Block };
+template <int kThreads, SumsOf kSums, class P>
 __device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& sum, const Divisor* counted = nullptr) {
   if (!p.sums || p.segments > 1) return;
   P total = sum;
-  if constexpr (kSums == Sums::OfAll) total = block_sum<kThreads, P>(sum);
-  if constexpr (kSums == Sums::OfWarp) {
+  if constexpr (kSums == SumsOf::Block) total = block_sum<kThreads, P>(sum);
+  if constexpr (kSums == SumsOf::Warp) {
     if (threadIdx.x < 32) total = sum_over_lanes(sum, 32);
   }
   if (!grid_reduce<kThreads>(total, p.fold) || threadIdx.x != 0) return;

@@ -170,13 +170,20 @@ using RowNumber = Number<typename Elements<E>::T>;
 // ---- a row -------------------------------------------------------------------------------------------------
 
 // Over the classes except the target's: their maximum, and the sum of exp(x) in its reference. Over all classes, if the
-// loss smooths: the sum of (the target's logit - x), with 0 in place of a target's logit of -inf. The reference excludes the target: beside a target that is the maximum, the others could be
-// too small for the sum to keep their digits.
+// loss smooths: the sum of (the target's logit - x), with 0 in place of a target's logit of -inf. The reference
+// excludes the target: beside a target that is the maximum, the others could be too small for the sum to keep their
+// digits.
 template <class E>
 struct RowSums {
   float max;
   RowNumber<E> others;
   float below;
+};
+
+// The same with a share of each class's own: class weights with label smoothing, or probabilities.
+template <class E>
+struct SharedSums : RowSums<E> {
+  SharesOfRow<RowNumber<E>> shares;
 };
 
 __device__ __forceinline__ WithRest<float> times_power(WithRest<float> x, float power) { return scaled(x, power); }
@@ -201,10 +208,10 @@ struct RowSoftmax {
   Reference reference;  // of all classes
   float ratio;          // from the others' reference to it
   N others, own, all;   // sums of exp, lifted
-  float target, below, inverse;
+  float target, inverse;
   bool is_nan;
 
-  __device__ __forceinline__ RowSoftmax(const RowSums<E>& sums, float target) : target(target), below(sums.below) {
+  __device__ __forceinline__ RowSoftmax(const RowSums<E>& sums, float target) : target(target) {
     const float max = max_or_nan(sums.max, target);
     is_nan = !(fabsf(max) <= FLT_MAX);
     reference = reference_of(max);
@@ -264,21 +271,32 @@ __device__ __forceinline__ Gain gain_of(float of_exp, float share, float at_targ
   return {of_exp, 0.0f, share, at_target, 1.0f};
 }
 
+template <class Sums>
+constexpr bool kIsShared = false;
+template <class E>
+constexpr bool kIsShared<SharedSums<E>> = true;
+
 template <class E, class Loss>
 __device__ __forceinline__ RowSoftmax<E> softmax_of_row(const Loss&, const RowSums<E>& sums, float target) {
   return {sums, target};
 }
 // The factors of a row's gradients, for an incoming gradient of `factor`.
-template <class E, class Loss>
-__device__ __forceinline__ Gain gain_of_row(const Loss& loss, const RowSoftmax<E>& softmax, float class_weight,
-                                            Constant<float> factor) {
+template <class E, class Loss, class Sums>
+__device__ __forceinline__ Gain gain_of_row(const Loss& loss, const Sums& sums, const RowSoftmax<E>& softmax,
+                                            float class_weight, Constant<float> factor) {
   using N = RowNumber<E>;
   float log_all = 0.0f;
   if (loss.z_loss != 0.0f) {
     N plain;
     softmax.take_logarithms(plain, log_all);
   }
-  const auto row = loss.template factors<N>(log_all, class_weight);
+  const auto row = [&] {
+    if constexpr (kIsShared<Sums>) {
+      return loss.factors(log_all, class_weight, sums.shares);
+    } else {
+      return loss.template factors<N>(log_all, class_weight);
+    }
+  }();
   const N of_exp = quotient_of(number_of<N>(factor) * row.of_all, softmax.all, softmax.inverse);
   const float from_others = rounded(of_exp * softmax.others);
   const Gain gain = gain_of<E>(of_exp, factor.hi * row.share, fused(factor.hi, row.at_target, -from_others));
@@ -286,13 +304,19 @@ __device__ __forceinline__ Gain gain_of_row(const Loss& loss, const RowSoftmax<E
   return softmax.is_nan ? nothing : gain.in_reference(softmax.ratio);
 }
 // Its loss. It is finished apart, when nothing waits for it.
-template <class E, class Loss>
-__device__ __forceinline__ double loss_of_row(const Loss& loss, const RowSoftmax<E>& softmax, float class_weight) {
+template <class E, class Loss, class Sums>
+__device__ __forceinline__ double loss_of_row(const Loss& loss, const Sums& sums, const RowSoftmax<E>& softmax,
+                                              float class_weight) {
   RowNumber<E> plain;
   float log_all;
   softmax.take_logarithms(plain, log_all);
-  const double found = as_double(loss.loss(plain, log_all, softmax.target, softmax.below, class_weight));
-  return softmax.is_nan ? double{NAN} : found;
+  RowNumber<E> found;
+  if constexpr (kIsShared<Sums>) {
+    found = loss.loss(plain, log_all, softmax.target, sums.shares, class_weight);
+  } else {
+    found = loss.loss(plain, log_all, softmax.target, sums.below, class_weight);
+  }
+  return softmax.is_nan ? double{NAN} : as_double(found);
 }
 
 // The same for a part of the classes: its loss depends on the others, and the target gets `grad_target`.
@@ -313,8 +337,8 @@ __device__ __forceinline__ PartSoftmax<E> softmax_of_row(const vocabulary_part::
   return PartSoftmax<E>(sums);
 }
 template <class E>
-__device__ __forceinline__ Gain gain_of_row(const vocabulary_part::InFloat&, const PartSoftmax<E>& part,
-                                            float grad_target, Constant<float> factor) {
+__device__ __forceinline__ Gain gain_of_row(const vocabulary_part::InFloat&, const RowSums<E>&,
+                                            const PartSoftmax<E>& part, float grad_target, Constant<float> factor) {
   using N = RowNumber<E>;
   const N of_exp = quotient_of(number_of<N>(factor), part.others, reciprocal_of(value_of(part.others)));
   const Gain gain = gain_of<E>(of_exp, 0.0f, grad_target), nothing = {0.0f, 0.0f, 0.0f, grad_target, 1.0f},
@@ -323,11 +347,13 @@ __device__ __forceinline__ Gain gain_of_row(const vocabulary_part::InFloat&, con
   return is_nan ? none : part.max == -INFINITY ? nothing : gain;
 }
 template <class E>
-__device__ __forceinline__ double loss_of_row(const vocabulary_part::InFloat&, const PartSoftmax<E>& part, float) {
+__device__ __forceinline__ double loss_of_row(const vocabulary_part::InFloat&, const RowSums<E>&,
+                                              const PartSoftmax<E>& part, float) {
   if (part.max == -INFINITY) return part.max;  // the sum of exp is then tiny, not 0
   if (!(part.max <= FLT_MAX)) return NAN;
   const double sum = as_double(part.others) * Elements<E>::kBack;
-  return fused(double{part.reference.power}, ExpParts<double>::ln2, double{part.reference.shift}) + rounded(log_of(sum));
+  return fused(double{part.reference.power}, ExpParts<double>::ln2, double{part.reference.shift}) +
+         rounded(log_of(sum));
 }
 
 // The result of a row that does not count, or whose target is not a class.

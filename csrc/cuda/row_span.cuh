@@ -15,7 +15,9 @@ constexpr BFloat16 kMinusInfinity<BFloat16> = {0xff80};
 template <class E>
 using BitsOf = std::conditional_t<sizeof(E) == 4, uint32_t, uint16_t>;
 
-CUDALOSS_INLINE constexpr int log2_of(int power_of_two) { return power_of_two == 1 ? 0 : 1 + log2_of(power_of_two / 2); }
+CUDALOSS_INLINE constexpr int log2_of(int power_of_two) {
+  return power_of_two == 1 ? 0 : 1 + log2_of(power_of_two / 2);
+}
 
 // Calls visit(i) for i = which, between kFirst and kEnd: registers have no index at run time.
 template <int kFirst, int kEnd, class Visit>

@@ -3,27 +3,9 @@
 // shared memory while there is room. Those between are read again, backwards, because they are then still in the L2.
 #pragma once
 
-#include "cuda/row_span.cuh"
+#include "cuda/row_tile.cuh"
 
 namespace cudaloss::cuda {
-
-constexpr int kRowVectors = 8;  // of a thread, if it has one tile
-
-// How many lanes have a row: kLanes, all of a block; or, if kLanes is 32, a part of a warp that the host chooses.
-template <int kLanes>
-struct RowLanes {
-  int shift;  // the log2 of the number
-
-  __device__ __forceinline__ int count() const { return kLanes > 32 ? kLanes : 1 << shift; }
-  __device__ __forceinline__ int of_warp() const { return kLanes > 32 ? 32 : 1 << shift; }
-};
-
-// The sums of a thread's classes, in the reference of their own maximum; then those of a warp.
-template <class E>
-struct PartSums {
-  float max, below;
-  RowNumber<E> others;
-};
 
 // The same for neighbouring threads, in each of them.
 template <class E>
@@ -41,120 +23,34 @@ __device__ __forceinline__ PartSums<E> joined_part(PartSums<E> part, Reference o
   return part;
 }
 
-// A thread's vectors of a tile: n classes each, kLanes * n apart.
-template <class E, int kLanes, int kVectors>
-struct RowTile {
-  static constexpr int n = RowSpan<E>::kVector;
-  static constexpr bool kKeepsExp = sizeof(E) == sizeof(float);  // halves compute exp again, which is cheap
-  using V = typename RowSpan<E>::V;
-  V v[kVectors];
-  int shift;  // the log2 of the classes from one vector to the next
-
-  __device__ __forceinline__ explicit RowTile(const RowLanes<kLanes>& lanes)
-      : shift((kLanes > 32 ? log2_of(kLanes) : lanes.shift) + log2_of(n)) {}
-  __device__ __forceinline__ int32_t step() const { return 1 << shift; }
-  __device__ __forceinline__ int32_t size() const { return kVectors * step(); }
-
-  // `count`: how many vectors have classes, in some thread of the row.
-  template <class Visit>
-  __device__ __forceinline__ void each(int count, const Visit& visit) {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      if (i > 0 && i >= count) break;
-#pragma unroll
-      for (int k = 0; k < n; ++k) visit(i * step() + k, v[i].element[k]);
-    }
-  }
-  __device__ __forceinline__ float max(int count, float max) const {
-    auto of_vectors = max_of(v[0], v[0]);
-#pragma unroll
-    for (int i = 1; i < kVectors; ++i) {
-      if (i >= count) break;
-      of_vectors = max_of(of_vectors, v[i]);
-    }
-    return max_in(of_vectors, max);
-  }
-  // The class `at` places after the thread's first becomes -inf, if the thread has it.
-  __device__ __forceinline__ void hide(int32_t at) {
-    if (static_cast<uint32_t>(at) >= static_cast<uint32_t>(size()) || (at & (step() - 1)) >= n) return;
-    constexpr bool kPair = sizeof(E) < 4;
-    const uint32_t slot = at % n, word = kPair ? slot / 2 : slot;
-    constexpr E kHidden = kMinusInfinity<E>;
-    const uint32_t bits = bit_cast<BitsOf<E>>(kHidden);
-    const uint32_t put = kPair && slot % 2 ? bits << 16 : bits, kept = !kPair ? 0 : slot % 2 ? 0xffffu : 0xffff0000u;
-    visit_at<0, kVectors>(at >> shift, [&](int i) {
-      uint4 words = bit_cast<uint4>(v[i]);
-      words.x = select(word == 0, words.x & kept | put, words.x);
-      words.y = select(word == 1, words.y & kept | put, words.y);
-      words.z = select(word == 2, words.z & kept | put, words.z);
-      words.w = select(word == 3, words.w & kept | put, words.w);
-      v[i] = bit_cast<V>(words);
-    });
-  }
-
-  // Adds the classes from `from` on to the sums.
-  __device__ __forceinline__ void take(int count, bool is_first, PartSums<E>& part, Reference& own,
-                                       typename Elements<E>::Sum& of_exp) {
-    const float max = this->max(count, part.max);
-    if (is_first || !(max <= part.max)) {
-      const Reference higher = reference_of(max);
-      if (!is_first) of_exp.scale(ratio_of(own, higher));
-      part.max = max;
-      own = higher;
-    }
-    const Elements<E> elements(own.power);
-    if (own.shift != 0.0f) {
-      each(count, [&](int, E& x) { keep(x, of_exp.add(elements, widen<float>(x) - own.shift)); });
-    } else {
-      each(count, [&](int, E& x) { keep(x, of_exp.add(elements, widen<float>(x))); });
-    }
-  }
-  __device__ __forceinline__ static void keep(float& x, float e) { x = e; }
-  template <class Half>
-  __device__ __forceinline__ static void keep(Half&, float) {}
-
-  // Turns logits into gradients; with kOfExp the tile holds exp(x) already.
-  template <bool kOfExp>
-  __device__ __forceinline__ void to_gradients(int count, const Gain& gain, Reference reference) {
-    const Elements<E> elements(reference.power);
-    if constexpr (kKeepsExp) {
-      if (!kOfExp) each(count, [&](int, E& x) { x = elements.exp(x - reference.shift); });
-      if (gain.before != 1.0f) each(count, [&](int, E& x) { x *= gain.before; });
-      each(count, [&](int, E& x) { x = gain.template times<E>(x); });
-    } else if (gain.before != 1.0f || reference.shift != 0.0f) {
-      each(count, [&](int, E& x) {
-        const float e = elements.exp(widen<float>(x) - reference.shift);
-        x = narrow<E>(gain.template times<E>(e * gain.before));
-      });
-    } else {
-      each(count, [&](int, E& x) { x = narrow<E>(gain.template times<E>(elements.exp(widen<float>(x)))); });
-    }
-  }
-};
-
 // What a row's loss is made of.
-template <class E>
+template <class Sums>
 struct RowEnd {
-  RowSums<E> sums;
+  Sums sums;
   float target, class_weight, weight;
   float otherwise;  // the loss, if the row was not read
   bool reads;
 };
 
-// kTiled: a row can have several tiles; the first `kept` go to shared memory.
-template <class E, int kLanes, int kVectors, bool kTiled, int kThreads, int kBlocks, class Loss>
+// Tiled: a row can have several tiles; the first `kept` go to shared memory. Shared: each class has its own share; rows
+// are whole vectors then.
+enum class RowKind { Plain, Tiled, Shared };
+template <class E, int kLanes, int kVectors, RowKind kKind, int kThreads, int kBlocks, class Loss>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     rows_of_contiguous_classes(const __grid_constant__ RowParameters<double> p,
                                const __grid_constant__ typename Loss::InFloat loss, RowLanes<kLanes> lanes, bool ragged,
                                int kept) {
   using Tile = RowTile<E, kLanes, kVectors>;
   using V = typename Tile::V;
+  using N = RowNumber<E>;
+  constexpr bool kTiled = kKind == RowKind::Tiled, kShared = kKind == RowKind::Shared;
+  using Sums = std::conditional_t<kShared, SharedSums<E>, RowSums<E>>;
   constexpr bool kOfBlock = kLanes > 32;  // a row
   constexpr int kMostRows = kOfBlock ? 1 : kThreads / 2, kWarps = kOfBlock ? kLanes / 32 : 1;
   const int rows = kOfBlock ? 1 : kThreads >> lanes.shift;
   extern __shared__ __align__(16) char memory[];
   __shared__ PartSums<E> warps[2][kWarps];
-  __shared__ RowEnd<E> ends[2][kMostRows];
+  __shared__ RowEnd<Sums> ends[2][kMostRows];
   release_next();
   start_reading(p);
   if (all_held<float>(p)) return;
@@ -174,15 +70,26 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int32_t tiles = kTiled ? (p.classes + span.skew() + tile.size() - 1) / tile.size() : 1;
     const int32_t last = p.classes - (tiles - 1) * tile.size() + (ragged ? Tile::n - 1 : 0);
     const int count = (last + tile.step() - 1) >> tile.shift;  // vectors of the last tile
-    const TargetIndex read = index_of(p, task);
+    const TargetIndex read = kShared && loss.is_soft ? TargetIndex{false, 0} : index_of(p, task);
     if (!task.held) span.load(from, tile.shift, tile.v);  // before it is known whether the row counts
-    wait_for_prior();  // a count, which has no part in what was read
+    wait_for_prior();                                     // a count, which has no part in what was read
     take_target<Loss::kIsPart>(p, task, read);
+    ShareReader<E> of_class = {};
+    if constexpr (kShared) {
+      of_class = {nullptr, static_cast<const float*>(p.third.data), loss.of_target, loss.each};
+      if (loss.is_soft) {
+        of_class.target = static_cast<const E*>(p.target.data) + offset(p, task.at, kTarget);
+        task.counts = is_selected(p, task);
+        const int32_t largest = tile.template largest<kThreads>(count, from, p.classes, lanes.count());
+        if (task.counts) task.target = largest;
+      }
+    }
     const bool reads = Loss::kIsPart ? task.counts && task.is_class : task.target >= 0;
     const float target = task.target >= 0 ? widen<float>(span.input[task.target]) : (Loss::kIsPart ? -INFINITY : 0.0f);
     PartSums<E> part = {-INFINITY, 0.0f, {}};
     Reference own = reference_of(part.max);
     typename Elements<E>::Sum of_exp;
+    SharesOfRow<N> shares = {};
     if (reads) {
 #pragma unroll 1
       for (int32_t t = 0; t < tiles; ++t) {
@@ -193,12 +100,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           for (int i = 0; i < kVectors; ++i) stage[t][i][threadIdx.x] = tile.v[i];
         }
         const int vectors = t == tiles - 1 ? count : kVectors;
-        if (loss.smooths) {
+        if (!kShared && loss.smooths) {
           const float base = select(target == -INFINITY, 0.0f, target);
-          tile.each(vectors, [&](int j, E x) {
-            part.below += select(span.has(begin + j), base - widen<float>(x), 0.0f);
-          });
+          tile.each(vectors,
+                    [&](int j, E x) { part.below += select(span.has(begin + j), base - widen<float>(x), 0.0f); });
         }
+        if constexpr (kShared) shares = tile.shares(count, of_class, begin, p.classes, task.target, target);
         if (task.target >= 0) tile.hide(task.target - begin);
         tile.take(vectors, !kTiled || t == 0, part, own, of_exp);
         if (!kTiled) break;
@@ -214,11 +121,18 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     read_factors(p, factor, task);
     if constexpr (Loss::kIsPart) task.class_weight = grad_target_of(p, task);
+    if (kShared && loss.is_soft) task.class_weight = 1.0f;  // it is in the shares
     const float nothing = without_target(task.counts);
-    const RowSums<E> sums = {part.max, part.others, part.below};
+    Sums sums;
+    static_cast<RowSums<E>&>(sums) = {part.max, part.others, part.below};
+    if constexpr (kShared) {
+      sums.shares = together<kThreads>(shares, lanes.count(), [](const auto& a, const auto& b) {
+        return SharesOfRow<N>{plus(a.below, b.below), plus(a.others, b.others), a.own + b.own};
+      });
+    }
     if (lane == 0) ends[turn][of_block] = {sums, target, task.class_weight, task.weight, nothing, reads};
     if (span.gradient && !task.held) {
-      const Gain gain = gain_of_row(loss, softmax_of_row(loss, sums, target), task.class_weight, task.factor);
+      const Gain gain = gain_of_row(loss, sums, softmax_of_row<E>(loss, sums, target), task.class_weight, task.factor);
       const Reference reference = reference_of(part.max);
       if (!reads) {
 #pragma unroll
@@ -228,7 +142,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         }
         for (int32_t t = 0; t < tiles; ++t) span.template store<false>(from + t * tile.size(), tile.shift, tile.v);
       } else {
-        if constexpr (Tile::kKeepsExp) {
+        if constexpr (kShared) {
+          const Gain own_gain = Tile::kKeepsExp ? gain.in_reference(ratio_of(own, reference)) : gain;
+          tile.to_shared_gradients(count, own_gain, reference, of_class, from, p.classes);
+        } else if constexpr (Tile::kKeepsExp) {
           tile.template to_gradients<true>(count, gain.in_reference(ratio_of(own, reference)), reference);
         } else {
           tile.template to_gradients<false>(count, gain, reference);
@@ -257,16 +174,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     if (threadIdx.x >= 32) continue;
 #pragma unroll 1
     for (int i = threadIdx.x; i < rows && first + i < p.rows; i += 32) {
-      const RowEnd<E>& end = ends[turn][i];
+      const RowEnd<Sums>& end = ends[turn][i];
       const RowPlace at = place_of(p, first + i);
       const double of_row =
-          end.reads ? loss_of_row(loss, softmax_of_row(loss, end.sums, end.target), end.class_weight)
+          end.reads ? loss_of_row(loss, end.sums, softmax_of_row<E>(loss, end.sums, end.target), end.class_weight)
                     : double{end.otherwise};
       hand_in(p, at, p.weight.data ? of_row * double{end.weight} : of_row, sum);
       if constexpr (Loss::kIsPart) hand_in_target(p, at, end.target);
     }
   }
-  hand_in_sum<kThreads, kOfBlock ? Sums::OfOne : Sums::OfWarp>(p, sum, &counted);
+  hand_in_sum<kThreads, kOfBlock ? SumsOf::Thread : SumsOf::Warp>(p, sum, &counted);
 }
 
 }  // namespace cudaloss::cuda

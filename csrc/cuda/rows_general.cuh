@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kGeneralThreads)
         g.probabilities ? task_of<F, false>(p, factor, at) : task_of<F, true, Loss::kIsPart>(p, factor, at);
     if (!task.held) general_row(g, loss, task, lane, lanes, sum);  // all of a row's threads, in whole warps
   }
-  hand_in_sum<kGeneralThreads, Sums::OfAll>(p, sum, &counted);
+  hand_in_sum<kGeneralThreads, SumsOf::Block>(p, sum, &counted);
 }
 
 }  // namespace cudaloss::cuda

@@ -95,7 +95,7 @@ bool single(const Pass& r, const typename Loss::InFloat& loss, bool dense, const
 
 // Rows of contiguous classes, given how many vectors of 16 bytes a row has. A thread keeps 8 of them: then 7 blocks of
 // 128 threads fit on a processor. One block of many rows each: they need not wait for each other.
-template <class E, class Loss>
+template <class E, class Loss, RowKind kKind = RowKind::Plain>
 struct ContiguousLauncher {
   const Pass& r;
   const typename Loss::InFloat& loss;
@@ -108,16 +108,17 @@ struct ContiguousLauncher {
   bool ragged() const { return !layout.aligned || r.rows.classes % n != 0; }
 
   // Some lanes of a warp for each row.
+  template <int kBlocks>
   void in_warps() const {
     RowLanes<32> lanes = {1};
     while (vectors() > kRowVectors << lanes.shift) ++lanes.shift;
-    launch_rows(r, rows_of_contiguous_classes<E, 32, kRowVectors, false, 128, 7, Loss>, 128 >> lanes.shift, 128, 0,
-                memory, stream, loss, lanes, ragged(), 0);
+    launch_rows(r, rows_of_contiguous_classes<E, 32, kRowVectors, kKind, 128, kBlocks, Loss>, 128 >> lanes.shift, 128,
+                0, memory, stream, loss, lanes, ragged(), 0);
   }
   template <int kThreads, int kBlocks>
   bool fits() const {
     if (vectors() > kRowVectors * kThreads) return false;
-    launch_rows(r, rows_of_contiguous_classes<E, kThreads, kRowVectors, false, kThreads, kBlocks, Loss>, 1, kThreads, 0,
+    launch_rows(r, rows_of_contiguous_classes<E, kThreads, kRowVectors, kKind, kThreads, kBlocks, Loss>, 1, kThreads, 0,
                 memory, stream, loss, RowLanes<kThreads>(), ragged(), 0);
     return true;
   }
@@ -128,8 +129,8 @@ struct ContiguousLauncher {
     const int64_t tiles = plan::ceil_div(vectors() * kVectorBytes, kTileBytes);
     const int64_t fit = r.grad_input.data ? shared_memory_of(kBlocks) / kTileBytes : 0;
     const int kept = static_cast<int>(std::min(tiles - 1, fit));
-    launch_rows(r, rows_of_contiguous_classes<E, kThreads, kTileVectors, true, kThreads, kBlocks, Loss>, 1, kThreads,
-                kept * kTileBytes, memory, stream, loss, RowLanes<kThreads>(), ragged(), kept);
+    launch_rows(r, rows_of_contiguous_classes<E, kThreads, kTileVectors, RowKind::Tiled, kThreads, kBlocks, Loss>, 1,
+                kThreads, kept * kTileBytes, memory, stream, loss, RowLanes<kThreads>(), ragged(), kept);
   }
 };
 
@@ -138,7 +139,7 @@ template <class E, class Loss>
 bool fast_parts(const Pass& r, const Memory& memory, Stream stream) {
   const RowLayout layout = layout_of<E>(r);
   if (!layout.vectors || r.rows.classes <= 1024) return false;
-  const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes));
+  const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes), is_floating(r.target.dtype));
   ContiguousLauncher<E, Loss>{r, loss, layout, memory, stream}.template in_tiles<512, 2>();
   return true;
 }
@@ -146,7 +147,7 @@ bool fast_parts(const Pass& r, const Memory& memory, Stream stream) {
 template <class E, class Loss>
 bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
   const RowLayout layout = layout_of<E>(r);
-  const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes));
+  const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes), is_floating(r.target.dtype));
   if (layout.dense || layout.across) {
     if (single<E, 16, Loss>(r, loss, layout.dense, memory, stream)) return true;
     if (single<E, 32, Loss>(r, loss, layout.dense, memory, stream)) return true;
@@ -156,7 +157,7 @@ bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
   // Few rows have a block each: a step of (64, 1000) fp32 then takes 6.4 us, with 16 lanes for each row 9.0.
   const bool are_few = r.inner.count() * r.segments.count() <= plan::kFewRows && r.rows.classes > 128;
   if (rows.vectors() <= 32 * kRowVectors && !are_few) {
-    rows.in_warps();
+    rows.template in_warps<7>();
   } else if (!rows.template fits<128, 7>() && !rows.template fits<256, 3>() && !rows.template fits<512, 2>()) {
     // With two blocks on a processor a row of 128 KB fits on the chip, with one a row of 256 KB.
     if (rows.vectors() * kVectorBytes <= 128 * 1024) {
@@ -168,19 +169,46 @@ bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
   return true;
 }
 
+// Rows of whole vectors whose classes have shares of their own. What does not fit in a block's registers, as all other
+// rows, goes to the general kernel.
+template <class E, class Loss>
+bool fast_shared_rows(const Pass& r, const Memory& memory, Stream stream) {
+  constexpr int64_t n = kVectorBytes / sizeof(E);
+  const RowLayout layout = layout_of<E>(r);
+  const bool is_soft = is_floating(r.target.dtype);
+  if (!layout.aligned || r.rows.classes % n != 0) return false;
+  if (is_soft && (r.target.dtype != r.input.dtype || !lies_in_vectors(r, r.target.data, kTarget, n))) return false;
+  if (r.third.data && (r.third.dtype != DType::Float32 || r.rows.class_stride[kThird] != 1 ||
+                       reinterpret_cast<uintptr_t>(r.third.data) % kVectorBytes != 0)) {
+    return false;
+  }
+  const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes), is_soft);
+  const ContiguousLauncher<E, Loss, RowKind::Shared> rows = {r, loss, layout, memory, stream};
+  if (rows.vectors() <= 32 * kRowVectors) {
+    rows.template in_warps<5>();
+    return true;
+  }
+  return rows.template fits<128, 5>() || rows.template fits<512, 1>();
+}
+
+// Whether each class has a share of its own in a row's loss.
+template <class Loss>
+bool has_shares(const Pass& r) {
+  return is_floating(r.target.dtype) || (r.third.data && Loss(r).smoothing != 0.0);
+}
+
 template <class E, class Loss>
 bool fast_pass(const Pass& r, const Memory& memory, Stream stream) {
   if constexpr (Loss::kIsPart) {
     return fast_parts<E, Loss>(r, memory, stream);
   } else {
-    return fast_rows<E, Loss>(r, memory, stream);
+    return has_shares<Loss>(r) ? fast_shared_rows<E, Loss>(r, memory, stream) : fast_rows<E, Loss>(r, memory, stream);
   }
 }
 
 template <class Loss>
 bool is_fast(const Pass& r) {
-  return !is_floating(r.target.dtype) && r.rows.softcap == 0.0 && !r.grad_target.data &&
-         !(r.third.data && Loss(r).smoothing != 0.0) && (!r.grad_input.data || r.grad_input.dtype == r.input.dtype);
+  return r.rows.softcap == 0.0 && !r.grad_target.data && (!r.grad_input.data || r.grad_input.dtype == r.input.dtype);
 }
 
 template <class Loss>

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 2 : 5)
     // Threads of a warp that have no row run with the others.
     row_of_distributions<kThreads, T, E>(g, loss, task, lane, lanes, sum);
   }
-  hand_in_sum<kThreads, Sums::OfAll>(p, sum);
+  hand_in_sum<kThreads, SumsOf::Block>(p, sum);
 }
 
 // ---- host code ---------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kIndexThreads)
     const Task<F> task = task_of<F, true>(p, factor, row);
     if (!task.held) index_row(p, loss, task, fills, sum);
   }
-  hand_in_sum<kIndexThreads, Sums::OfAll>(p, sum, &counted);
+  hand_in_sum<kIndexThreads, SumsOf::Block>(p, sum, &counted);
 }
 
 // Whether the rows' threads write the gradients of all classes: for many rows side by side, where the targets'

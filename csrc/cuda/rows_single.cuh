@@ -64,8 +64,8 @@ struct SingleRow {
   // target, or -1 if the row is not read. kFinds: looks up the target's logit; otherwise it is `target`, and -inf in x.
   template <bool kFinds, class Loss>
   __device__ __forceinline__ double take(const RowParameters<double>& p, const typename Loss::InFloat& loss,
-                                               RowFactor<float>& factor, Task<float>& task, int32_t slot, float target,
-                                               float& at_target) {
+                                         RowFactor<float>& factor, Task<float>& task, int32_t slot, float target,
+                                         float& at_target) {
     const float nothing = without_target(task.counts);
     double of_row = nothing;
     Gain gain = {nothing, 0.0f, 0.0f, nothing, 1.0f};
@@ -91,8 +91,8 @@ struct SingleRow {
       sums.others = of_exp.total();
       read_factors(p, factor, task);
       const RowSoftmax<E> softmax(sums, target);
-      gain = gain_of_row(loss, softmax, task.class_weight, task.factor);
-      of_row = loss_of_row(loss, softmax, task.class_weight);
+      gain = gain_of_row(loss, sums, softmax, task.class_weight, task.factor);
+      of_row = loss_of_row(loss, sums, softmax, task.class_weight);
     }
     at_target = gain.at_target;
     if (!p.grad_input.data) return of_row;
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kSingleThreads)
     }
     __syncthreads();
   }
-  hand_in_sum<kSingleThreads, Sums::OfAll>(p, sum, &counted);
+  hand_in_sum<kSingleThreads, SumsOf::Block>(p, sum, &counted);
 }
 
 template <class E, int kClasses, class Loss>
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kSingleThreads)
     single.store(span.gradient, p.class_stride[kFirst], p.classes);
     if (task.target >= 0) span.gradient[task.target * p.class_stride[kFirst]] = narrow<E>(at_target);
   }
-  hand_in_sum<kSingleThreads, Sums::OfAll>(p, sum, &counted);
+  hand_in_sum<kSingleThreads, SumsOf::Block>(p, sum, &counted);
 }
 
 }  // namespace cudaloss::cuda

@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       }
     }
   }
-  hand_in_sum<kThreads, (kRows > 1) ? Sums::OfAll : Sums::OfOne>(p, sum);
+  hand_in_sum<kThreads, (kRows > 1) ? SumsOf::Block : SumsOf::Thread>(p, sum);
 }
 
 }  // namespace cudaloss::cuda

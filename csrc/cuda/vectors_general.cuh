@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kGeneralThreads)
     const Task<F> task = task_of<F, false>(p, factor, first + (threadIdx.x >> g.lanes_shift));
     if (!task.held) general_vectors<F, E>(g, task, lane, lanes, sum);  // all of a row's threads, in whole warps
   }
-  hand_in_sum<kGeneralThreads, Sums::OfAll>(p, sum);
+  hand_in_sum<kGeneralThreads, SumsOf::Block>(p, sum);
 }
 
 }  // namespace cudaloss::cuda

@@ -98,6 +98,35 @@ def test_around_splits(device, classes, dtype):
     assert_right(input, target)
 
 
+# Of whole vectors and others; of a part of a warp, a warp, a block, and more than a block keeps.
+@pytest.mark.parametrize("classes", [1, 4, 8, 24, 40, 72, 1000, 1001, 1024, 2056, 4096, 8200, 16384, 32768, 65536])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_shares_of_classes(device, classes, dtype):
+    """Probabilities, and class weights with label smoothing: each class has its own share of a row's loss."""
+    input, target = drawn((5, classes), dtype, device)
+    q = torch.softmax(torch.randn(5, classes, dtype=torch.float64) * 3, 1).to(dtype).to(device)
+    q[0] = F.one_hot(target[0], classes).to(dtype)
+    weight = torch.rand(classes, dtype=torch.float64).add(0.5).to(torch.promote_types(dtype, torch.float32)).to(device)
+    assert_right(input, q)
+    assert_right(input, q, weight=weight, label_smoothing=0.1, z_loss=1e-3)
+    target[1] = -100
+    assert_right(input, target, weight=weight, label_smoothing=0.1)
+
+
+def test_shares_at_the_edges(device):
+    input, _ = drawn((6, 64), torch.float32, device)
+    q = torch.softmax(torch.randn(6, 64, device=device), 1)
+    input[0, 3], input[1, 3], input[2] = -torch.inf, torch.inf, -torch.inf
+    q[0, 3], q[3, 5], input[4, 7] = 0.0, torch.nan, torch.nan
+    mask = torch.tensor([True] * 5 + [False], device=device)
+    leaf = input.requires_grad_()
+    ours = cudaloss.cross_entropy(leaf, q, mask=mask, reduction="none")
+    ours.sum().backward()
+    theirs = F.cross_entropy(input.detach().double(), q.double(), reduction="none")
+    assert torch.equal(ours[:5].isnan(), theirs[:5].isnan()) and ours[5] == 0
+    assert not leaf.grad[5].any()
+
+
 @pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 255, 257, 1025, 4097])
 @pytest.mark.parametrize("classes", [3, 10, 32, 128])
 def test_numbers_of_rows(device, rows, classes):

@@ -42,20 +42,24 @@ struct cross_entropy {
             fused(of_all.value, own, -share), softmax.log_all};
   }
 
-  // An index's loss in float, for the GPU: class weights or smoothing, but not both.
+  // The loss in float, for the GPU.
   struct InFloat {
     Constant<float> hard;
     float smoothing, each, others, z_loss;
-    bool smooths, is_plain;
+    float of_target;  // of a probability in its class's share
+    bool smooths, is_plain, is_soft;
 
-    InFloat(const cross_entropy& loss, double classes)
-        : hard(constant_of(1.0 - loss.smoothing, 0.0f)),
+    // is_soft: the targets are probabilities.
+    InFloat(const cross_entropy& loss, double classes, bool is_soft)
+        : hard(constant_of(is_soft ? 0.0 : 1.0 - loss.smoothing, 0.0f)),
           smoothing(static_cast<float>(loss.smoothing)),
           each(static_cast<float>(loss.smoothing / classes)),
           others(static_cast<float>(loss.smoothing / classes * (classes - 1.0))),
           z_loss(static_cast<float>(loss.z_loss)),
+          of_target(static_cast<float>(1.0 - loss.smoothing)),
           smooths(loss.smoothing != 0.0),
-          is_plain(loss.smoothing == 0.0 && loss.z_loss == 0.0) {}
+          is_plain(loss.smoothing == 0.0 && loss.z_loss == 0.0),
+          is_soft(is_soft) {}
 
     // The gradients are of_all times the probabilities, minus `share`; the target's is at_target - of_all (1 - p).
     template <class N>
@@ -71,6 +75,13 @@ struct cross_entropy {
       const float twice_lse = 2.0f * z_loss * log_all;
       return {sum_with(number_of<N>(hard) * weights, smoothing + twice_lse), each, others + twice_lse};
     }
+    // With shares of each class's own, which multiply `share`.
+    template <class N>
+    CUDALOSS_INLINE Factors<N> factors(float log_all, float weight, const SharesOfRow<N>& shares) const {
+      const float twice_lse = 2.0f * z_loss * log_all;
+      const N of_hard = number_of<N>(hard) * number_of<N>({weight, 0.0f});
+      return {sum_with(gap_between(of_hard, -shares.all()), twice_lse), 1.0f, rounded(shares.others) + twice_lse};
+    }
     // plain: the loss without options. below: the sum of (target - x), or of -x if the target is -inf.
     template <class N>
     CUDALOSS_INLINE N loss(N plain, float log_all, float target, float below, float weight) const {
@@ -79,6 +90,13 @@ struct cross_entropy {
       const float above = select(target == -INFINITY, log_all, rounded(plain));
       const float soft = select(smooths, fused(each, below, smoothing * above), 0.0f) + z_loss * log_all * log_all;
       return sum_with(number_of<N>(hard) * weights * plain, soft);
+    }
+    template <class N>
+    CUDALOSS_INLINE N loss(N plain, float log_all, float target, const SharesOfRow<N>& shares, float weight) const {
+      const N above = select(target == -INFINITY, number_of<N>({log_all, 0.0f}), plain);
+      const N soft = sum_with(gap_between(shares.all() * above, -shares.below), z_loss * log_all * log_all);
+      if (is_soft) return soft;
+      return gap_between(number_of<N>(hard) * number_of<N>({weight, 0.0f}) * plain, -soft);
     }
     CUDALOSS_INLINE static float sum_with(float a, float b) { return a + b; }
     CUDALOSS_INLINE static WithRest<float> sum_with(WithRest<float> a, float b) {

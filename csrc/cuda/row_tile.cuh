@@ -1,0 +1,195 @@
+// A thread's part of a row of contiguous classes, in registers: its largest logit, exponentials, sums, gradients.
+#pragma once
+
+#include "cuda/row_span.cuh"
+
+namespace cudaloss::cuda {
+
+constexpr int kRowVectors = 8;  // of a thread, if it has one tile
+
+// How many lanes have a row: kLanes, all of a block; or, if kLanes is 32, a part of a warp that the host chooses.
+template <int kLanes>
+struct RowLanes {
+  int shift;  // the log2 of the number
+
+  __device__ __forceinline__ int count() const { return kLanes > 32 ? kLanes : 1 << shift; }
+  __device__ __forceinline__ int of_warp() const { return kLanes > 32 ? 32 : 1 << shift; }
+};
+
+// The sums of a thread's classes, in the reference of their own maximum; then those of a warp.
+template <class E>
+struct PartSums {
+  float max, below;
+  RowNumber<E> others;
+};
+
+// The classes' own shares of a row, read as vectors beside the logits.
+template <class E>
+struct ShareReader {
+  static constexpr int n = RowSpan<E>::kVector;
+  const E* target;  // its probabilities; null: an index
+  const float* weight;
+  float of_target, each;
+
+  __device__ __forceinline__ void read(int32_t j, float (&share)[n]) const {
+#pragma unroll
+    for (int k = 0; k < n; ++k) share[k] = each;
+    if (target) {
+      const auto q = bit_cast<Vector<E, n>>(__ldca(reinterpret_cast<const uint4*>(target + j)));
+#pragma unroll
+      for (int k = 0; k < n; ++k) share[k] = fused(of_target, widen<float>(q.element[k]), each);
+    }
+    if (!weight) return;
+#pragma unroll
+    for (int k = 0; k < n; k += 4) {
+      const auto w = bit_cast<Vector<float, 4>>(__ldca(reinterpret_cast<const uint4*>(weight + j + k)));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) share[k + i] *= w.element[i];
+    }
+  }
+};
+
+// A thread's vectors of a tile: n classes each, kLanes * n apart.
+template <class E, int kLanes, int kVectors>
+struct RowTile {
+  static constexpr int n = RowSpan<E>::kVector;
+  static constexpr bool kKeepsExp = sizeof(E) == sizeof(float);  // halves compute exp again, which is cheap
+  using V = typename RowSpan<E>::V;
+  V v[kVectors];
+  int shift;  // the log2 of the classes from one vector to the next
+
+  __device__ __forceinline__ explicit RowTile(const RowLanes<kLanes>& lanes)
+      : shift((kLanes > 32 ? log2_of(kLanes) : lanes.shift) + log2_of(n)) {}
+  __device__ __forceinline__ int32_t step() const { return 1 << shift; }
+  __device__ __forceinline__ int32_t size() const { return kVectors * step(); }
+
+  // `count`: how many vectors have classes, in some thread of the row.
+  template <class Visit>
+  __device__ __forceinline__ void each(int count, const Visit& visit) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (i > 0 && i >= count) break;
+#pragma unroll
+      for (int k = 0; k < n; ++k) visit(i * step() + k, v[i].element[k]);
+    }
+  }
+  __device__ __forceinline__ float max(int count, float max) const {
+    auto of_vectors = max_of(v[0], v[0]);
+#pragma unroll
+    for (int i = 1; i < kVectors; ++i) {
+      if (i >= count) break;
+      of_vectors = max_of(of_vectors, v[i]);
+    }
+    return max_in(of_vectors, max);
+  }
+  // The class `at` places after the thread's first becomes -inf, if the thread has it.
+  __device__ __forceinline__ void hide(int32_t at) {
+    if (static_cast<uint32_t>(at) >= static_cast<uint32_t>(size()) || (at & (step() - 1)) >= n) return;
+    constexpr bool kPair = sizeof(E) < 4;
+    const uint32_t slot = at % n, word = kPair ? slot / 2 : slot;
+    constexpr E kHidden = kMinusInfinity<E>;
+    const uint32_t bits = bit_cast<BitsOf<E>>(kHidden);
+    const uint32_t put = kPair && slot % 2 ? bits << 16 : bits, kept = !kPair ? 0 : slot % 2 ? 0xffffu : 0xffff0000u;
+    visit_at<0, kVectors>(at >> shift, [&](int i) {
+      uint4 words = bit_cast<uint4>(v[i]);
+      words.x = select(word == 0, words.x & kept | put, words.x);
+      words.y = select(word == 1, words.y & kept | put, words.y);
+      words.z = select(word == 2, words.z & kept | put, words.z);
+      words.w = select(word == 3, words.w & kept | put, words.w);
+      v[i] = bit_cast<V>(words);
+    });
+  }
+
+  // Adds the classes from `from` on to the sums.
+  __device__ __forceinline__ void take(int count, bool is_first, PartSums<E>& part, Reference& own,
+                                       typename Elements<E>::Sum& of_exp) {
+    const float max = this->max(count, part.max);
+    if (is_first || !(max <= part.max)) {
+      const Reference higher = reference_of(max);
+      if (!is_first) of_exp.scale(ratio_of(own, higher));
+      part.max = max;
+      own = higher;
+    }
+    const Elements<E> elements(own.power);
+    if (own.shift != 0.0f) {
+      each(count, [&](int, E& x) { keep(x, of_exp.add(elements, widen<float>(x) - own.shift)); });
+    } else {
+      each(count, [&](int, E& x) { keep(x, of_exp.add(elements, widen<float>(x))); });
+    }
+  }
+  __device__ __forceinline__ static void keep(float& x, float e) { x = e; }
+  template <class Half>
+  __device__ __forceinline__ static void keep(Half&, float) {}
+
+  // The first class of a row with its largest logit; the row's first, if that is NaN.
+  template <int kThreads>
+  __device__ __forceinline__ int32_t largest(int count, int32_t from, int32_t classes, int lanes) {
+    const float most =
+        together<kThreads>(max(count, -INFINITY), lanes, [](float a, float b) { return max_or_nan(a, b); });
+    int32_t at = classes;
+    each(count, [&](int j, E x) { at = widen<float>(x) == most ? min(at, from + j) : at; });
+    at = together<kThreads>(at, lanes, [](int32_t a, int32_t b) { return min(a, b); });
+    return at < classes ? at : 0;
+  }
+  // Sums over the thread's classes from `from` on.
+  template <class N = RowNumber<E>, class Shares>
+  __device__ __forceinline__ SharesOfRow<N> shares(int count, const Shares& of_class, int32_t from, int32_t classes,
+                                                   int32_t target, float logit) const {
+    const float base = select(logit == -INFINITY, 0.0f, logit);
+    SharesOfRow<N> sum = {};
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t j = from + (i << shift);
+      if (i >= count || j >= classes) break;
+      float share[n];
+      of_class.read(j, share);
+#pragma unroll
+      for (int k = 0; k < n; ++k) {
+        sum.below = plus(sum.below, number_of<N>({share[k] * (base - widen<float>(v[i].element[k])), 0.0f}));
+        sum.others = plus(sum.others, number_of<N>({select(j + k == target, 0.0f, share[k]), 0.0f}));
+        sum.own = select(j + k == target, share[k], sum.own);
+      }
+    }
+    return sum;
+  }
+  // Turns exp(x), or a half's logits, into gradients.
+  template <class Shares>
+  __device__ __forceinline__ void to_shared_gradients(int count, const Gain& gain, Reference reference,
+                                                      const Shares& of_class, int32_t from, int32_t classes) {
+    const Elements<E> elements(reference.power);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t j = from + (i << shift);
+      if (i >= count || j >= classes) break;
+      float share[n];
+      of_class.read(j, share);
+#pragma unroll
+      for (int k = 0; k < n; ++k) {
+        Gain own = gain;
+        own.share *= share[k];
+        const float x = widen<float>(v[i].element[k]), e = kKeepsExp ? x : elements.exp(x - reference.shift);
+        v[i].element[k] = narrow<E>(own.template times<E>(e * gain.before));
+      }
+    }
+  }
+
+  // Turns logits into gradients; with kOfExp the tile holds exp(x) already.
+  template <bool kOfExp>
+  __device__ __forceinline__ void to_gradients(int count, const Gain& gain, Reference reference) {
+    const Elements<E> elements(reference.power);
+    if constexpr (kKeepsExp) {
+      if (!kOfExp) each(count, [&](int, E& x) { x = elements.exp(x - reference.shift); });
+      if (gain.before != 1.0f) each(count, [&](int, E& x) { x *= gain.before; });
+      each(count, [&](int, E& x) { x = gain.template times<E>(x); });
+    } else if (gain.before != 1.0f || reference.shift != 0.0f) {
+      each(count, [&](int, E& x) {
+        const float e = elements.exp(widen<float>(x) - reference.shift);
+        x = narrow<E>(gain.template times<E>(e * gain.before));
+      });
+    } else {
+      each(count, [&](int, E& x) { x = narrow<E>(gain.template times<E>(elements.exp(widen<float>(x)))); });
+    }
+  }
+};
+
+}  // namespace cudaloss::cuda
