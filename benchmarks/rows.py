@@ -31,10 +31,12 @@ class Case:
     forward_alone: bool = False
     loss: str = "cross_entropy"
     all_gradients: bool = False
+    of_probabilities: bool = False
 
     @property
     def name(self) -> str:
-        loss = "" if self.loss == "cross_entropy" else f"{self.loss} "
+        loss = "of probabilities " if self.of_probabilities else ""
+        loss = loss if self.loss == "cross_entropy" else f"{self.loss} "
         what = " forward" if self.forward_alone else " all gradients" if self.all_gradients else ""
         return f"{loss}{self.shape} {str(self.dtype).removeprefix('torch.')}{what}"
 
@@ -51,12 +53,15 @@ class Case:
             return math.prod(self.shape) * self.dtype.itemsize * (count + written)
         if self.loss == "nll_loss":
             return (0 if self.forward_alone else math.prod(self.shape) * self.dtype.itemsize) + (8 + 32) * self.rows
-        return math.prod(self.shape) * self.dtype.itemsize * (1 if self.forward_alone else 2) + 8 * self.rows
+        of_targets = math.prod(self.shape) * self.dtype.itemsize if self.of_probabilities else 8 * self.rows
+        return math.prod(self.shape) * self.dtype.itemsize * (1 if self.forward_alone else 2) + of_targets
 
     def operands(self, device: str) -> tuple[torch.Tensor, ...]:
         if self.loss in VECTORS:
             return VECTORS[self.loss].operands(self, device)
         input = torch.randn(self.shape, device=device, dtype=self.dtype).requires_grad_(not self.forward_alone)
+        if self.of_probabilities:
+            return input, torch.softmax(torch.randn(self.shape, device=device), 1).to(self.dtype)
         return input, torch.randint(self.shape[1], (self.shape[0], *self.shape[2:]), device=device)
 
 
@@ -93,14 +98,26 @@ CASES = {
         Case((16384, 8192)),
         Case((8192, 16384)),
         Case((65536, 1024)),
+        Case((65536, 1024), forward_alone=True),
+        Case((131072, 1000)),
+        Case((524288, 256)),
         Case((1 << 20, 128)),
+        Case((1 << 21, 64)),
+        Case((8192, 32768)),
+        Case((8192, 32768), forward_alone=True),
         Case((1 << 24, 10)),
+        *(Case(((1 << 27) // classes, classes)) for classes in (2, 4, 8, 16, 21)),
         Case((16, 19, 1024, 1024)),
         Case((16384, 8192), BF16),
         Case((8192, 16384), BF16),
         Case((8192, 32768), BF16),
         Case((4096, 131072), BF16),
         Case((2048, 262144), BF16),
+        Case((65536, 1024), BF16),
+        Case((131072, 1000), BF16),
+        Case((524288, 256), BF16),
+        Case((32768, 4096), of_probabilities=True),
+        Case((16384, 8192), BF16, of_probabilities=True),
         Case((32768, 4096), loss="nll_loss"),
         Case((16, 19, 1024, 1024), loss="nll_loss"),
         Case((32768, 8192), loss="triplet_margin_loss"),
@@ -142,7 +159,15 @@ SMALL = (
 # The numbers of classes of a course, each with this many elements.
 CLASSES = (4, 10, 19, 32, 64, 128, 256, 512, 1000, 2048, 3072, 4096, 5000, 8192, 16384, 32768, 50257, 131072, 262144)
 COURSE_ELEMENTS = 1 << 27
-OWN = {"label_smoothing": {"label_smoothing": 0.1}, "weight": {"weight": True}, "z_loss": {"z_loss": 1e-4}}
+# True: a tensor of that meaning.
+OWN = {
+    "label_smoothing": {"label_smoothing": 0.1},
+    "weight": {"weight": True},
+    "z_loss": {"z_loss": 1e-4},
+    "sample_weight": {"sample_weight": True},
+    "weight and label_smoothing": {"weight": True, "label_smoothing": 0.1},
+    "softcap": {"softcap": 30.0},
+}
 
 
 def work_of(loss: Loss, case: Case, operands: tuple[torch.Tensor, ...], **own: Any) -> measure.Work:
@@ -183,10 +208,10 @@ def measured(case: Case, device: str, rounds: int, compiles: bool) -> dict[str, 
 def own_arguments(case: Case, device: str, rounds: int) -> dict[str, float]:
     """The cost of the loss's own arguments, as multiples of the plain call's time."""
     operands = case.operands(device)
-    weight = torch.rand(case.shape[1], device=device)
+    made = {"weight": torch.rand(case.shape[1], device=device), "sample_weight": torch.rand(case.rows, device=device)}
     given = {
         "plain": {},
-        **{name: {k: weight if v is True else v for k, v in own.items()} for name, own in OWN.items()},
+        **{name: {k: made[k] if v is True else v for k, v in own.items()} for name, own in OWN.items()},
     }
     works = {name: work_of(cudaloss.cross_entropy, case, operands, **own) for name, own in given.items()}
     for work in works.values():

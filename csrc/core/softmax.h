@@ -78,6 +78,21 @@ struct SharesOfRow {
 
   CUDALOSS_INLINE N all() const { return gap_between(others, number_of<N>({-own, ScalarOf<N>(0)})); }
 };
+// A class's share, w ((1 - s) q + s / C) with the probability q, or w s / C with an index; `each` is s / C. N: its
+// arithmetic.
+struct ShareOfClass {
+  Constant<float> of_target, each;
+
+  template <class N>
+  CUDALOSS_INLINE N of(float q) const {
+    if (each.hi == 0.0f) return number_of<N>({q, 0.0f});
+    return gap_between(number_of<N>(of_target) * number_of<N>({q, 0.0f}), -number_of<N>(each));
+  }
+  template <class N>
+  CUDALOSS_INLINE N of_index() const {
+    return number_of<N>(each);
+  }
+};
 // The results of a row: its loss, and the gradients for an incoming gradient of 1. Another class has `of_exp` times
 // exp(x - max of the others), minus `of_share` times its share; the target has `at_target`. A rounded `of_exp` would be
 // an error in all gradients of a row.

@@ -298,8 +298,14 @@ __device__ __forceinline__ Gain gain_of_row(const Loss& loss, const Sums& sums, 
     }
   }();
   const N of_exp = quotient_of(number_of<N>(factor) * row.of_all, softmax.all, softmax.inverse);
-  const float from_others = rounded(of_exp * softmax.others);
-  const Gain gain = gain_of<E>(of_exp, factor.hi * row.share, fused(factor.hi, row.at_target, -from_others));
+  const N from_others = of_exp * softmax.others;
+  float at_target;
+  if constexpr (kIsShared<Sums>) {  // the shares are as large as what they are added to
+    at_target = rounded(gap_between(number_of<N>(factor) * row.at_target, from_others));
+  } else {
+    at_target = fused(factor.hi, rounded(row.at_target), -rounded(from_others));
+  }
+  const Gain gain = gain_of<E>(of_exp, factor.hi * row.share, at_target);
   const Gain nothing = {NAN, 0.0f, 0.0f, NAN, 1.0f};
   return softmax.is_nan ? nothing : gain.in_reference(softmax.ratio);
 }

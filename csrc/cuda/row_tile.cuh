@@ -27,24 +27,26 @@ struct PartSums {
 template <class E>
 struct ShareReader {
   static constexpr int n = RowSpan<E>::kVector;
+  using N = RowNumber<E>;
   const E* target;  // its probabilities; null: an index
   const float* weight;
-  float of_target, each;
+  ShareOfClass of_class;
 
-  __device__ __forceinline__ void read(int32_t j, float (&share)[n]) const {
-#pragma unroll
-    for (int k = 0; k < n; ++k) share[k] = each;
+  __device__ __forceinline__ void read(int32_t j, N (&share)[n]) const {
     if (target) {
       const auto q = bit_cast<Vector<E, n>>(__ldca(reinterpret_cast<const uint4*>(target + j)));
 #pragma unroll
-      for (int k = 0; k < n; ++k) share[k] = fused(of_target, widen<float>(q.element[k]), each);
+      for (int k = 0; k < n; ++k) share[k] = of_class.of<N>(widen<float>(q.element[k]));
+    } else {
+#pragma unroll
+      for (int k = 0; k < n; ++k) share[k] = of_class.of_index<N>();
     }
     if (!weight) return;
 #pragma unroll
     for (int k = 0; k < n; k += 4) {
       const auto w = bit_cast<Vector<float, 4>>(__ldca(reinterpret_cast<const uint4*>(weight + j + k)));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) share[k + i] *= w.element[i];
+      for (int i = 0; i < 4; ++i) share[k + i] = share[k + i] * number_of<N>({w.element[i], 0.0f});
     }
   }
 };
@@ -55,6 +57,7 @@ struct RowTile {
   static constexpr int n = RowSpan<E>::kVector;
   static constexpr bool kKeepsExp = sizeof(E) == sizeof(float);  // halves compute exp again, which is cheap
   using V = typename RowSpan<E>::V;
+  using N = RowNumber<E>;
   V v[kVectors];
   int shift;  // the log2 of the classes from one vector to the next
 
@@ -132,41 +135,41 @@ struct RowTile {
     return at < classes ? at : 0;
   }
   // Sums over the thread's classes from `from` on.
-  template <class N = RowNumber<E>, class Shares>
-  __device__ __forceinline__ SharesOfRow<N> shares(int count, const Shares& of_class, int32_t from, int32_t classes,
-                                                   int32_t target, float logit) const {
+  __device__ __forceinline__ SharesOfRow<N> shares(int count, const ShareReader<E>& reader, int32_t from,
+                                                   int32_t classes, int32_t target, float logit) const {
     const float base = select(logit == -INFINITY, 0.0f, logit);
     SharesOfRow<N> sum = {};
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t j = from + (i << shift);
       if (i >= count || j >= classes) break;
-      float share[n];
-      of_class.read(j, share);
+      N share[n];
+      reader.read(j, share);
 #pragma unroll
       for (int k = 0; k < n; ++k) {
-        sum.below = plus(sum.below, number_of<N>({share[k] * (base - widen<float>(v[i].element[k])), 0.0f}));
-        sum.others = plus(sum.others, number_of<N>({select(j + k == target, 0.0f, share[k]), 0.0f}));
-        sum.own = select(j + k == target, share[k], sum.own);
+        const float above = base - widen<float>(v[i].element[k]);
+        sum.below = plus(sum.below, share[k] * number_of<N>({above, 0.0f}));
+        sum.others = plus(sum.others, select(j + k == target, N{}, share[k]));
+        sum.own = select(j + k == target, rounded(share[k]), sum.own);
       }
     }
     return sum;
   }
   // Turns exp(x), or a half's logits, into gradients.
-  template <class Shares>
-  __device__ __forceinline__ void to_shared_gradients(int count, const Gain& gain, Reference reference,
-                                                      const Shares& of_class, int32_t from, int32_t classes) {
+  __device__ __forceinline__ void to_shared_gradients(int count, const Gain& gain, Constant<float> factor,
+                                                      Reference reference, const ShareReader<E>& reader, int32_t from,
+                                                      int32_t classes) {
     const Elements<E> elements(reference.power);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t j = from + (i << shift);
       if (i >= count || j >= classes) break;
-      float share[n];
-      of_class.read(j, share);
+      N share[n];
+      reader.read(j, share);
 #pragma unroll
       for (int k = 0; k < n; ++k) {
         Gain own = gain;
-        own.share *= share[k];
+        own.share = rounded_finite_product(share[k], factor);
         const float x = widen<float>(v[i].element[k]), e = kKeepsExp ? x : elements.exp(x - reference.shift);
         v[i].element[k] = narrow<E>(own.template times<E>(e * gain.before));
       }

@@ -74,11 +74,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     if (!task.held) span.load(from, tile.shift, tile.v);  // before it is known whether the row counts
     wait_for_prior();                                     // a count, which has no part in what was read
     take_target<Loss::kIsPart>(p, task, read);
-    ShareReader<E> of_class = {};
+    ShareReader<E> reader = {};
     if constexpr (kShared) {
-      of_class = {nullptr, static_cast<const float*>(p.third.data), loss.of_target, loss.each};
+      reader = {nullptr, static_cast<const float*>(p.third.data), loss.share};
       if (loss.is_soft) {
-        of_class.target = static_cast<const E*>(p.target.data) + offset(p, task.at, kTarget);
+        reader.target = static_cast<const E*>(p.target.data) + offset(p, task.at, kTarget);
         task.counts = is_selected(p, task);
         const int32_t largest = tile.template largest<kThreads>(count, from, p.classes, lanes.count());
         if (task.counts) task.target = largest;
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           tile.each(vectors,
                     [&](int j, E x) { part.below += select(span.has(begin + j), base - widen<float>(x), 0.0f); });
         }
-        if constexpr (kShared) shares = tile.shares(count, of_class, begin, p.classes, task.target, target);
+        if constexpr (kShared) shares = tile.shares(count, reader, begin, p.classes, task.target, target);
         if (task.target >= 0) tile.hide(task.target - begin);
         tile.take(vectors, !kTiled || t == 0, part, own, of_exp);
         if (!kTiled) break;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       } else {
         if constexpr (kShared) {
           const Gain own_gain = Tile::kKeepsExp ? gain.in_reference(ratio_of(own, reference)) : gain;
-          tile.to_shared_gradients(count, own_gain, reference, of_class, from, p.classes);
+          tile.to_shared_gradients(count, own_gain, task.factor, reference, reader, from, p.classes);
         } else if constexpr (Tile::kKeepsExp) {
           tile.template to_gradients<true>(count, gain.in_reference(ratio_of(own, reference)), reference);
         } else {

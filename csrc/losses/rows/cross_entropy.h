@@ -46,7 +46,7 @@ struct cross_entropy {
   struct InFloat {
     Constant<float> hard;
     float smoothing, each, others, z_loss;
-    float of_target;  // of a probability in its class's share
+    ShareOfClass share;
     bool smooths, is_plain, is_soft;
 
     // is_soft: the targets are probabilities.
@@ -56,7 +56,7 @@ struct cross_entropy {
           each(static_cast<float>(loss.smoothing / classes)),
           others(static_cast<float>(loss.smoothing / classes * (classes - 1.0))),
           z_loss(static_cast<float>(loss.z_loss)),
-          of_target(static_cast<float>(1.0 - loss.smoothing)),
+          share{constant_of(1.0 - loss.smoothing, 0.0f), constant_of(loss.smoothing / classes, 0.0f)},
           smooths(loss.smoothing != 0.0),
           is_plain(loss.smoothing == 0.0 && loss.z_loss == 0.0),
           is_soft(is_soft) {}
@@ -65,22 +65,24 @@ struct cross_entropy {
     template <class N>
     struct Factors {
       N of_all;
-      float share, at_target;
+      float share;
+      N at_target;
     };
     // log_all: of the sum of exp(x); needed only with a z_loss.
     template <class N>
     CUDALOSS_INLINE Factors<N> factors(float log_all, float weight) const {
       const N weights = number_of<N>({weight, 0.0f});
-      if (is_plain) return {weights, 0.0f, 0.0f};
+      if (is_plain) return {weights, 0.0f, {}};
       const float twice_lse = 2.0f * z_loss * log_all;
-      return {sum_with(number_of<N>(hard) * weights, smoothing + twice_lse), each, others + twice_lse};
+      return {sum_with(number_of<N>(hard) * weights, smoothing + twice_lse), each,
+              number_of<N>({others + twice_lse, 0.0f})};
     }
     // With shares of each class's own, which multiply `share`.
     template <class N>
     CUDALOSS_INLINE Factors<N> factors(float log_all, float weight, const SharesOfRow<N>& shares) const {
       const float twice_lse = 2.0f * z_loss * log_all;
       const N of_hard = number_of<N>(hard) * number_of<N>({weight, 0.0f});
-      return {sum_with(gap_between(of_hard, -shares.all()), twice_lse), 1.0f, rounded(shares.others) + twice_lse};
+      return {sum_with(gap_between(of_hard, -shares.all()), twice_lse), 1.0f, sum_with(shares.others, twice_lse)};
     }
     // plain: the loss without options. below: the sum of (target - x), or of -x if the target is -inf.
     template <class N>
