@@ -6,6 +6,7 @@ H200), ``--device cpu`` (110 s on 2 cores), ``--json FILE``."""
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -202,13 +203,26 @@ def measured(case: Case, device: str, rounds: int, compiles: bool) -> dict[str, 
         gradients = 0 if case.forward_alone else VECTORS[case.loss].vectors if case.all_gradients else 1
         gradient = math.prod(case.shape) * case.dtype.itemsize
         row["bytes_beyond"] = measure.peak_bytes(works["cudaloss"]) - before - gradients * gradient
+        replay = measure.graph_replay({"cudaloss": works["cudaloss"]}, rounds, 10)["cudaloss"]
+        row["share_of_add"] = round(replay.gigabytes_per_second(case.moved()) / add_rate(rounds), 2)
     return row
+
+
+@functools.cache
+def add_rate(rounds: int) -> float:
+    """GB/s of torch.add of 2^28 elements, as what a pass can reach: a call's share of it is by graph replay, where the
+    host's time does not count."""
+    a, b = (torch.randn(1 << 28, device="cuda") for _ in range(2))
+    out = torch.empty_like(a)
+    found = measure.throughput({"add": lambda: torch.add(a, b, out=out)}, "cuda", rounds)
+    return found["add"].gigabytes_per_second(3 * a.numel() * a.itemsize)
 
 
 def own_arguments(case: Case, device: str, rounds: int) -> dict[str, float]:
     """The cost of the loss's own arguments, as multiples of the plain call's time."""
     operands = case.operands(device)
-    made = {"weight": torch.rand(case.shape[1], device=device), "sample_weight": torch.rand(case.rows, device=device)}
+    rows = (case.shape[0], *case.shape[2:])
+    made = {"weight": torch.rand(case.shape[1], device=device), "sample_weight": torch.rand(rows, device=device)}
     given = {
         "plain": {},
         **{name: {k: made[k] if v is True else v for k, v in own.items()} for name, own in OWN.items()},

@@ -16,7 +16,7 @@ struct RowLanes {
   __device__ __forceinline__ int of_warp() const { return kLanes > 32 ? 32 : 1 << shift; }
 };
 
-// The sums of a thread's classes, in the reference of their own maximum; then those of a warp.
+// The sums of a thread's classes, in the reference of their own maximum; then those of a row's threads.
 template <class E>
 struct PartSums {
   float max, below;
@@ -103,7 +103,7 @@ struct RowTile {
     });
   }
 
-  // Adds the classes from `from` on to the sums.
+  // Adds the classes to the sums.
   __device__ __forceinline__ void take(int count, bool is_first, PartSums<E>& part, Reference& own,
                                        typename Elements<E>::Sum& of_exp) {
     const float max = this->max(count, part.max);

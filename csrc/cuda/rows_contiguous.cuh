@@ -7,7 +7,7 @@
 
 namespace cudaloss::cuda {
 
-// The same for neighbouring threads, in each of them.
+// The sums of `lanes` neighbouring threads, in each of them.
 template <class E>
 __device__ __forceinline__ PartSums<E> joined_part(PartSums<E> part, Reference own, int lanes, bool smooths) {
   const auto join = [&](auto& x, const auto& joined) {

@@ -93,8 +93,11 @@ bool single(const Pass& r, const typename Loss::InFloat& loss, bool dense, const
   return true;
 }
 
-// Rows of contiguous classes, given how many vectors of 16 bytes a row has. A thread keeps 8 of them: then 7 blocks of
-// 128 threads fit on a processor. One block of many rows each: they need not wait for each other.
+// Rows of contiguous classes. A thread keeps 8 vectors of 16 bytes: then 7 blocks of 128 threads fit on a processor.
+// Each block has its rows once, without a loop: the next block's loads start while this one ends. Share of the floor
+// (bytes that must move at the speed of torch.add), only the kernels, H100, step of (32768, 4096) and (65536, 1024)
+// fp32: 0.95 and 0.92; with 8 blocks and their spills 0.92 and 0.89; with 8,192 blocks in a loop 0.91 and 0.91; 4
+// vectors in twice as many threads 0.90 and 0.83.
 template <class E, class Loss, RowKind kKind = RowKind::Plain>
 struct ContiguousLauncher {
   const Pass& r;

@@ -14,10 +14,15 @@ def test_a_report_and_its_table():
     rows = runpy.run_path(str(BENCHMARKS / "rows.py"))
     case = rows["Case"]((6, 5, 2))
     assert (case.rows, case.moved()) == (12, 6 * 5 * 2 * 4 * 2 + 8 * 12)
+    soft = rows["Case"]((6, 5, 2), of_probabilities=True)
+    assert soft.moved() == 6 * 5 * 2 * 4 * 3 and set(rows["measured"](soft, "cpu", 3, False)["ratio"]) == {
+        "cudaloss",
+        "eager",
+    }
     measured = rows["measured"](case, "cpu", 3, False)
     assert set(measured["ratio"]) == {"cudaloss", "eager"}
     own = rows["own_arguments"](case, "cpu", 3)
-    assert set(own) == {"label_smoothing", "weight", "z_loss"}
+    assert set(own) == set(rows["OWN"])
     assert all(times > 0 for times in own.values())
     small = rows["small"](rows["Case"]((2, 3)), "cpu")
     assert set(small) == {"case", "step host", "forward host"}
