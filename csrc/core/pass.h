@@ -22,8 +22,8 @@ struct Result {
   DType dtype;
 };
 
-// Everything that has its own strides.
-enum Place { kInput, kTarget, kWeight, kMask, kThird, kGradOutput, kFirst, kSecond, kPlaces };
+// Everything that has its own strides. A pass has two results: single losses or the input's gradient, and the target's.
+enum Place { kInput, kTarget, kWeight, kMask, kThird, kGradOutput, kResult, kSecondResult, kPlaces };
 
 // Dimensions, the fastest first, with everyone's strides in elements; the stride is 0 if an operand is broadcast.
 struct Dims {
@@ -156,9 +156,9 @@ struct Pass {
 
   Result reduction;    // one for each segment: the sum of the losses,
   Summed summed;       // or of one operand's gradients
-  Result losses;       // at kFirst; not together with gradients
-  Result grad_input;   // at kFirst
-  Result grad_target;  // at kSecond
+  Result losses;       // at kResult; not together with gradients
+  Result grad_input;   // at kResult
+  Result grad_target;  // at kSecondResult
   bool of_third;       // make the third operand's gradients, in the place of the input's
 };
 

@@ -136,12 +136,12 @@ class PassRun {
   }
 
   void add_and_write(const Read& found, const double* segment_factors, Sums& sums, Scratch& scratch) const {
-    F* out = writable(pass_.grad_input, strips_.walk(), found.at, kFirst, found.count, scratch.gradient);
+    F* out = writable(pass_.grad_input, strips_.walk(), found.at, kResult, found.count, scratch.gradient);
     const Constant<T> scale = constant_of(segment_factors[factors_.one() ? 0 : found.block.segment], T());
     losses_and_gradients<T, F>(loss_, scale, found.input, found.target, found.count, scratch.terms, out);
     if (found.keep) select_out<F>(found.keep, found.count, scratch.terms);
     if (found.keep) select_out<F>(found.keep, found.count, out);
-    write(pass_.grad_input, strips_.walk(), found.at, kFirst, found.count, out);
+    write(pass_.grad_input, strips_.walk(), found.at, kResult, found.count, out);
     strips_.add_terms(found.block, scratch.terms, kCompensated, sums);
   }
 
@@ -184,7 +184,7 @@ class PassRun {
   }
 
   void write_losses(const Read& found, Scratch& scratch) const {
-    F* out = writable(pass_.losses, strips_.walk(), found.at, kFirst, found.count, scratch.gradient);
+    F* out = writable(pass_.losses, strips_.walk(), found.at, kResult, found.count, scratch.gradient);
     if (!found.weights && pass_.scale == 1.0) {
       fill_losses(loss_, found, out);
     } else {
@@ -193,7 +193,7 @@ class PassRun {
       scaled(scratch.terms, static_cast<T>(pass_.scale), found.count, out);
     }
     if (found.keep) select_out<F>(found.keep, found.count, out);
-    write(pass_.losses, strips_.walk(), found.at, kFirst, found.count, out);
+    write(pass_.losses, strips_.walk(), found.at, kResult, found.count, out);
   }
 
   // With a factor for each element, and with its own third operand if there is one.
@@ -264,7 +264,7 @@ class PassRun {
   template <Of kOf>
   void write_gradients(const Read& found, const double* segment_factors, Scratch& scratch) const {
     const Result& result = kOf == Of::Input ? pass_.grad_input : pass_.grad_target;
-    constexpr Place kPlace = kOf == Of::Input ? kFirst : kSecond;
+    constexpr Place kPlace = kOf == Of::Input ? kResult : kSecondResult;
     F* out = writable(result, strips_.walk(), found.at, kPlace, found.count, scratch.gradient);
     if constexpr (kOf == Of::Input) {
       fill_first(found, segment_factors, scratch, out);
@@ -285,7 +285,7 @@ class PassRun {
 template <class TV, class T, class F, template <class> class Loss>
 void pass_as(const Pass& request, ParallelFor parallel_for) {
   const Strips strips(request.segments, tiled(request.inner), kInput, kTarget,
-                      {kInput, kTarget, kWeight, kMask, kThird, kGradOutput, kFirst, kSecond});
+                      {kInput, kTarget, kWeight, kMask, kThird, kGradOutput, kResult, kSecondResult});
   const PassRun<TV, T, F, Loss> run(request, strips);
   using Scratch = PassScratch<TV, T, F>;
   if (request.reduction.data) {

@@ -193,7 +193,7 @@ class RowGroups {
     const int64_t read_step = line_step(kInput) * read_size;
     if (!pass_.grad_input.data) return {read, read, read_step, 0};
     const auto* written = static_cast<const char*>(pass_.grad_input.data) + scratch.of_first[row] * written_size;
-    return {read, written, read_step, line_step(kFirst) * written_size};
+    return {read, written, read_step, line_step(kResult) * written_size};
   }
   // The distance of a tile's lines in memory. Short rows that follow each other are lines, too.
   int64_t line_step(Place place) const {
@@ -250,7 +250,7 @@ class RowGroups {
   // Whether a group's gradients are written directly to memory.
   bool writes_in_place(const RowGroup<F>& group, const int64_t* offsets) const {
     if (!holds<F>(pass_.grad_input.dtype) || pass_.rows.softcap != 0.0) return false;
-    if (!shape_.across) return pass_.rows.class_stride[kFirst] == 1;
+    if (!shape_.across) return pass_.rows.class_stride[kResult] == 1;
     return group.rows == kLanes && is_line(offsets);
   }
 
@@ -262,7 +262,7 @@ class RowGroups {
 
   void write_grad_input(const RowGroup<F>& group, Scratch& scratch) const {
     const int64_t* offsets = scratch.of_first + group.first;
-    const int64_t stride = pass_.rows.class_stride[kFirst];
+    const int64_t stride = pass_.rows.class_stride[kResult];
     if (!writes_in_place(group, offsets)) {
       fill_tiles(group, scratch);
       return write_rows(pass_.grad_input, offsets, stride, shape_, group.rows, group.tiles);
@@ -324,8 +324,8 @@ class RowGroups {
       const LaneLogs logs = logs_of(lanes, 1.0 - pass_.numbers.second, shape_.across ? -1 : row);
       lanes_below_log(own, shape_.lines(), class_weights(), logs);
     }
-    write_rows(pass_.grad_target, scratch.of_second + group.first, pass_.rows.class_stride[kSecond], shape_, group.rows,
-               group.tiles);
+    write_rows(pass_.grad_target, scratch.of_second + group.first, pass_.rows.class_stride[kSecondResult], shape_,
+               group.rows, group.tiles);
   }
 
   const Pass& pass_;

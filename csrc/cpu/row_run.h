@@ -146,8 +146,8 @@ class RowRun {
     scratch.between = count > 1 ? scratch.of_input[1] - scratch.of_input[0] : 0;
     find_offsets(walk, at, kTarget, count, scratch.of_target);
     if (pass_.third.data) find_offsets(walk, at, kThird, count, scratch.of_third);
-    if (pass_.grad_input.data) find_offsets(walk, at, kFirst, count, scratch.of_first);
-    if (pass_.grad_target.data) find_offsets(walk, at, kSecond, count, scratch.of_second);
+    if (pass_.grad_input.data) find_offsets(walk, at, kResult, count, scratch.of_first);
+    if (pass_.grad_target.data) find_offsets(walk, at, kSecondResult, count, scratch.of_second);
   }
 
   // Which of the selected rows have a class; for a part, one of all processes' classes.
@@ -166,13 +166,13 @@ class RowRun {
   }
 
   void write_losses(const Position& at, int64_t count, Scratch& scratch) const {
-    double* out = writable(pass_.losses, strips_.walk(), at, kFirst, count, scratch.buffer);
+    double* out = writable(pass_.losses, strips_.walk(), at, kResult, count, scratch.buffer);
     scaled(scratch.terms, pass_.scale, count, out);
-    write(pass_.losses, strips_.walk(), at, kFirst, count, out);
+    write(pass_.losses, strips_.walk(), at, kResult, count, out);
     if (!pass_.part.targets.data) return;
-    out = writable(pass_.part.targets, strips_.walk(), at, kFirst, count, scratch.buffer);
+    out = writable(pass_.part.targets, strips_.walk(), at, kResult, count, scratch.buffer);
     std::copy(scratch.of_targets, scratch.of_targets + count, out);
-    write(pass_.part.targets, strips_.walk(), at, kFirst, count, out);
+    write(pass_.part.targets, strips_.walk(), at, kResult, count, out);
   }
 
   const Pass& pass_;
@@ -186,8 +186,8 @@ class RowRun {
 // row_elements: the work of a row, in elements.
 template <class F, class Groups>
 void run_rows(const Pass& request, const Groups& groups, int64_t row_elements, ParallelFor parallel_for) {
-  const Strips strips(request.segments, request.inner, kInput, kFirst,
-                      {kInput, kTarget, kThird, kWeight, kMask, kGradOutput, kFirst, kSecond}, row_elements);
+  const Strips strips(request.segments, request.inner, kInput, kResult,
+                      {kInput, kTarget, kThird, kWeight, kMask, kGradOutput, kResult, kSecondResult}, row_elements);
   Fault fault;
   const RowRun<F, Groups> run(request, strips, groups, fault);
   using Scratch = RowScratch<F>;

@@ -173,12 +173,12 @@ class DistributionGroups {
     if (!shape_.across) std::fill(factor, factor + kLanes, factor[0]);
     if (pass_.grad_input.data) {
       scale_lanes(tile.exp_input, shape_.lines(), factor);
-      write(pass_.grad_input, scratch.of_first, kFirst, tile, tile.exp_input, scratch);
+      write(pass_.grad_input, scratch.of_first, kResult, tile, tile.exp_input, scratch);
     }
     if (pass_.grad_target.data) {
       target_lanes<Loss>(tile.input, tile.target, tile.exp_target, shape_.lines(), target.inverse, lower, divergence,
                          factor);
-      write(pass_.grad_target, scratch.of_second, kSecond, tile, tile.exp_target, scratch);
+      write(pass_.grad_target, scratch.of_second, kSecondResult, tile, tile.exp_target, scratch);
     }
   }
 

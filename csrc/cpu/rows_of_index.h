@@ -45,7 +45,7 @@ class IndexGroups {
         const int64_t index = scratch.index[row];
         const double slope = loss_.grad_input(weight_of(index));
         const double gradient = fma(slope, scratch.factors[row], slope * scratch.rests[row]);
-        out[scratch.of_first[row] + index * pass_.rows.class_stride[kFirst]] = narrow<Element>(gradient);
+        out[scratch.of_first[row] + index * pass_.rows.class_stride[kResult]] = narrow<Element>(gradient);
       }
     });
   }

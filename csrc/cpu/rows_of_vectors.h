@@ -89,11 +89,11 @@ class VectorGroups {
                        pass_.rows.class_stride[place], scratch);
       };
       if (pass_.of_third) {
-        write(pass_.grad_input, found.third, is_half ? w : u, v, scratch.of_first[row], kFirst);
+        write(pass_.grad_input, found.third, is_half ? w : u, v, scratch.of_first[row], kResult);
       } else {
-        write(pass_.grad_input, found.input, u, v, scratch.of_first[row], kFirst);
+        write(pass_.grad_input, found.input, u, v, scratch.of_first[row], kResult);
       }
-      write(pass_.grad_target, found.target, u, is_half ? w : v, scratch.of_second[row], kSecond);
+      write(pass_.grad_target, found.target, u, is_half ? w : v, scratch.of_second[row], kSecondResult);
     }
   }
 

@@ -136,21 +136,21 @@ struct RowOfDistributions {
       return v;
     }
   }
-  // Visits (x, t), n classes at a time, with their place in shared memory. kFirst: for the first time.
-  template <bool kFirst = false, class Visit>
+  // Visits (x, t), n classes at a time, with their place in shared memory. kIsFirst: for the first time.
+  template <bool kIsFirst = false, class Visit>
   __device__ __forceinline__ void each(const Visit& visit) const {
     V* at = stage;
 #pragma unroll 1
     for (int32_t j = first; j < end; j += step, at += 2 * threads) {
       V a, b;
-      if (!kFirst && stage) {
+      if (!kIsFirst && stage) {
         a = at[0];
         b = at[threads];
       } else {
         a = load(g.input, of_input, j);
         b = load(g.target, of_target, j);
       }
-      if (kFirst && stage) {
+      if (kIsFirst && stage) {
         at[0] = a;
         at[threads] = b;
       }
@@ -226,11 +226,11 @@ struct RowOfDistributions {
   __device__ __forceinline__ Kept& kept(V* at, int which) const {
     return *reinterpret_cast<Kept*>(at + which * threads);
   }
-  template <int kFirst>
+  template <int kBegin>
   __device__ __forceinline__ static Kept part_of(const Read (&x)[n]) {
     Kept part;
 #pragma unroll
-    for (int k = 0; k < kKept; ++k) part.element[k] = x[kFirst + k];
+    for (int k = 0; k < kKept; ++k) part.element[k] = x[kBegin + k];
     return part;
   }
   // The input's gradient from q - p and p, kept or computed again.

@@ -25,7 +25,7 @@ inline bool is_dense(const Pass& r) {
   return r.segments.rank == 0 && inner.rank <= 1 && r.summed == Summed::Losses && !r.selection.mask.data &&
          !r.selection.weight.data && !r.selection.ignore_nan && !r.third.data && !r.denominator.counted &&
          !r.denominator.normalizer.data && lies(kInput, r.input.data) && lies(kTarget, r.target.data) &&
-         lies(kFirst, r.losses.data ? r.losses.data : r.grad_input.data) && lies(kSecond, r.grad_target.data);
+         lies(kResult, r.losses.data ? r.losses.data : r.grad_input.data) && lies(kSecondResult, r.grad_target.data);
 }
 
 // Whether the arithmetic for the two input dtypes is precise enough for the result. It is fp64 only for fp64 operands.

@@ -31,8 +31,8 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   p.target = accessor<B>(r, kTarget, r.target, N);
   p.whole = p.input.spacing.vectorized && p.target.spacing.vectorized;
   p.linear = is_linear(r);
-  p.input_is_first = same_strides(r.segments, r.inner, kInput, kFirst);
-  p.target_is_second = same_strides(r.segments, r.inner, kTarget, kSecond);
+  p.input_is_first = same_strides(r.segments, r.inner, kInput, kResult);
+  p.target_is_second = same_strides(r.segments, r.inner, kTarget, kSecondResult);
   p.mask = accessor<uint8_t>(r, kMask, {r.selection.mask.data, DType::Bool}, N);
   p.third = {r.third.data, p.inner.stride[kThird], r.third.dtype};
   const bool weight_is_third = plan.kernel == PassKernel::ThirdFloats;  // read in the place of a weight
@@ -56,9 +56,9 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   p.sums_losses = r.reduction.data && r.summed == Summed::Losses;
   p.summed = r.summed;
   p.of_third = r.of_third;
-  p.grad_input = accessor<A>(r, kFirst, as_operand(r.grad_input), N);
-  p.grad_target = accessor<B>(r, kSecond, as_operand(r.grad_target), N);
-  p.losses = accessor<Any<F>>(r, kFirst, as_operand(r.losses), N);
+  p.grad_input = accessor<A>(r, kResult, as_operand(r.grad_input), N);
+  p.grad_target = accessor<B>(r, kSecondResult, as_operand(r.grad_target), N);
+  p.losses = accessor<Any<F>>(r, kResult, as_operand(r.losses), N);
   return p;
 }
 

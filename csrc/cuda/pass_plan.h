@@ -76,7 +76,8 @@ inline bool is_stored(DType dtype) { return is_half(dtype) || dtype == DType::Fl
 // Whether input and gradients are dense and in the pass's order; below, also the target.
 inline bool is_linear_but_target(const Pass& r) {
   const auto serves = [&](Place place, const void* data) { return !data || is_linear(r.segments, r.inner, place); };
-  return serves(kInput, r.input.data) && serves(kFirst, r.grad_input.data) && serves(kSecond, r.grad_target.data);
+  return serves(kInput, r.input.data) && serves(kResult, r.grad_input.data) &&
+         serves(kSecondResult, r.grad_target.data);
 }
 inline bool is_linear(const Pass& r) {
   return is_linear_but_target(r) && (!r.target.data || is_linear(r.segments, r.inner, kTarget));
@@ -97,8 +98,8 @@ inline bool reads_vectors(const Pass& r, int n) {
   return r.inner.rank > 0 && distinct_terms(r.inner) > plan::kExactCount && r.segments.rank <= kFewDims &&
          !r.losses.data && r.summed == Summed::Losses && !is_scattered(r) &&
          serves(kInput, r.input.data, r.input.dtype) && serves(kTarget, r.target.data, r.target.dtype) &&
-         serves(kFirst, r.grad_input.data, r.grad_input.dtype) &&
-         serves(kSecond, r.grad_target.data, r.grad_target.dtype) && has_whole_vectors(r.segments, r.inner, n) &&
+         serves(kResult, r.grad_input.data, r.grad_input.dtype) &&
+         serves(kSecondResult, r.grad_target.data, r.grad_target.dtype) && has_whole_vectors(r.segments, r.inner, n) &&
          !lies_across(r.segments, r.inner) &&
          (r.segments.count() <= 1 || vectors_of(r.inner, n) >= plan::kBlockVectors);
 }

@@ -257,9 +257,9 @@ __device__ __forceinline__ double weighted(const RowParameters<P>& p, const Task
 
 // Stores or adds a row's weighted loss; `loss` has two parts or one. One thread calls it.
 template <class P>
-__device__ __forceinline__ void hand_in(const RowParameters<P>& p, const RowPlace& at, const P& loss, P& sum) {
+__device__ __forceinline__ void add_loss(const RowParameters<P>& p, const RowPlace& at, const P& loss, P& sum) {
   if (p.losses.data) {
-    const int64_t i = offset(p, at, kFirst);
+    const int64_t i = offset(p, at, kResult);
     if constexpr (std::is_same_v<P, double>) {
       store_scalar(p.losses, i, loss * p.scale);
     } else {
@@ -279,7 +279,8 @@ __device__ __forceinline__ void hand_in(const RowParameters<P>& p, const RowPlac
 // pass has no indices.
 enum class SumsOf { Thread, Warp, Block };
 template <int kThreads, SumsOf kSums, class P>
-__device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& sum, const Divisor* counted = nullptr) {
+__device__ __forceinline__ void reduce_losses(const RowParameters<P>& p, const P& sum,
+                                              const Divisor* counted = nullptr) {
   if (!p.sums || p.segments > 1) return;
   P total = sum;
   if constexpr (kSums == SumsOf::Block) total = block_sum<kThreads, P>(sum);
@@ -294,8 +295,8 @@ __device__ __forceinline__ void hand_in_sum(const RowParameters<P>& p, const P& 
 
 // For a part: stores the target's logit beside the loss.
 template <class P>
-__device__ __forceinline__ void hand_in_target(const RowParameters<P>& p, const RowPlace& at, double logit) {
-  if (p.part.targets.data) store_scalar(p.part.targets, offset(p, at, kFirst), logit);
+__device__ __forceinline__ void store_target_logit(const RowParameters<P>& p, const RowPlace& at, double logit) {
+  if (p.part.targets.data) store_scalar(p.part.targets, offset(p, at, kResult), logit);
 }
 
 // ---- host code ---------------------------------------------------------------------------------------------

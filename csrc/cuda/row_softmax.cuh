@@ -306,8 +306,8 @@ __device__ __forceinline__ Gain gain_of_row(const Loss& loss, const Sums& sums, 
     at_target = fused(factor.hi, rounded(row.at_target), -rounded(from_others));
   }
   const Gain gain = gain_of<E>(of_exp, factor.hi * row.share, at_target);
-  const Gain nothing = {NAN, 0.0f, 0.0f, NAN, 1.0f};
-  return softmax.is_nan ? nothing : gain.in_reference(softmax.ratio);
+  const Gain not_a_number = {NAN, 0.0f, 0.0f, NAN, 1.0f};
+  return softmax.is_nan ? not_a_number : gain.in_reference(softmax.ratio);
 }
 // Its loss. It is finished apart, when nothing waits for it.
 template <class E, class Loss, class Sums>
@@ -347,10 +347,10 @@ __device__ __forceinline__ Gain gain_of_row(const vocabulary_part::InFloat&, con
                                             const PartSoftmax<E>& part, float grad_target, Constant<float> factor) {
   using N = RowNumber<E>;
   const N of_exp = quotient_of(number_of<N>(factor), part.others, reciprocal_of(value_of(part.others)));
-  const Gain gain = gain_of<E>(of_exp, 0.0f, grad_target), nothing = {0.0f, 0.0f, 0.0f, grad_target, 1.0f},
-             none = {NAN, 0.0f, 0.0f, NAN, 1.0f};
+  const Gain gain = gain_of<E>(of_exp, 0.0f, grad_target), zero = {0.0f, 0.0f, 0.0f, grad_target, 1.0f},
+             not_a_number = {NAN, 0.0f, 0.0f, NAN, 1.0f};
   const bool is_nan = !(part.max <= FLT_MAX);
-  return is_nan ? none : part.max == -INFINITY ? nothing : gain;
+  return is_nan ? not_a_number : part.max == -INFINITY ? zero : gain;
 }
 template <class E>
 __device__ __forceinline__ double loss_of_row(const vocabulary_part::InFloat&, const RowSums<E>&,

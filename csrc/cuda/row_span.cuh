@@ -19,15 +19,15 @@ CUDALOSS_INLINE constexpr int log2_of(int power_of_two) {
   return power_of_two == 1 ? 0 : 1 + log2_of(power_of_two / 2);
 }
 
-// Calls visit(i) for i = which, between kFirst and kEnd: registers have no index at run time.
-template <int kFirst, int kEnd, class Visit>
+// Calls visit(i) for i = which, between kBegin and kEnd: registers have no index at run time.
+template <int kBegin, int kEnd, class Visit>
 __device__ __forceinline__ void visit_at(int which, const Visit& visit) {
-  if constexpr (kEnd - kFirst == 1) {
-    visit(kFirst);
+  if constexpr (kEnd - kBegin == 1) {
+    visit(kBegin);
   } else {
-    constexpr int kMiddle = (kFirst + kEnd) / 2;
+    constexpr int kMiddle = (kBegin + kEnd) / 2;
     if (which < kMiddle) {
-      visit_at<kFirst, kMiddle>(which, visit);
+      visit_at<kBegin, kMiddle>(which, visit);
     } else {
       visit_at<kMiddle, kEnd>(which, visit);
     }
@@ -116,7 +116,7 @@ template <class E, class P>
 __device__ __forceinline__ RowSpan<E> span_of(const RowParameters<P>& p, const RowPlace& at, bool ragged) {
   E* const gradient = static_cast<E*>(p.grad_input.data);
   return {static_cast<const E*>(p.input.data) + offset(p, at, kInput),
-          gradient ? gradient + offset(p, at, kFirst) : nullptr, p.classes, ragged};
+          gradient ? gradient + offset(p, at, kResult) : nullptr, p.classes, ragged};
 }
 
 // The largest, or NaN; halves two at a time.

@@ -28,7 +28,7 @@ template <class Sums>
 struct RowEnd {
   Sums sums;
   float target, class_weight, weight;
-  float otherwise;  // the loss, if the row was not read
+  float unread;  // the loss, if the row was not read
   bool reads;
 };
 
@@ -57,11 +57,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   V(*const stage)[kVectors][kThreads] = reinterpret_cast<V(*)[kVectors][kThreads]>(memory);
   const int lane = threadIdx.x & (lanes.count() - 1), of_block = kOfBlock ? 0 : threadIdx.x >> lanes.shift;
   double sum = 0.0;
-  int turn = 0;
+  int buffer = 0;
   RowFactor<float> factor;
   const Divisor& counted = count_rows<kThreads>(p, factor);
 #pragma unroll 1
-  for (uint32_t first = blockIdx.x * rows; first < p.rows; first += gridDim.x * rows, turn ^= 1) {
+  for (uint32_t first = blockIdx.x * rows; first < p.rows; first += gridDim.x * rows, buffer ^= 1) {
     Task<float> task = task_at<float>(p, first + of_block);
     if (kOfBlock && task.held) continue;
     const RowSpan<E> span = span_of<E>(p, task.at, ragged);
@@ -114,15 +114,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     part.others = of_exp.total();
     part = joined_part<E>(part, own, lanes.of_warp(), loss.smooths);
     if constexpr (kOfBlock) {
-      if (threadIdx.x % 32 == 0) warps[turn][threadIdx.x / 32] = part;
+      if (threadIdx.x % 32 == 0) warps[buffer][threadIdx.x / 32] = part;
       __syncthreads();
-      part = warps[turn][threadIdx.x % kWarps];
+      part = warps[buffer][threadIdx.x % kWarps];
       part = joined_part<E>(part, reference_of(part.max), kWarps, loss.smooths);
     }
     read_factors(p, factor, task);
     if constexpr (Loss::kIsPart) task.class_weight = grad_target_of(p, task);
     if (kShared && loss.is_soft) task.class_weight = 1.0f;  // it is in the shares
-    const float nothing = without_target(task.counts);
+    const float unread = without_target(task.counts);
     Sums sums;
     static_cast<RowSums<E>&>(sums) = {part.max, part.others, part.below};
     if constexpr (kShared) {
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         return SharesOfRow<N>{plus(a.below, b.below), plus(a.others, b.others), a.own + b.own};
       });
     }
-    if (lane == 0) ends[turn][of_block] = {sums, target, task.class_weight, task.weight, nothing, reads};
+    if (lane == 0) ends[buffer][of_block] = {sums, target, task.class_weight, task.weight, unread, reads};
     if (span.gradient && !task.held) {
       const Gain gain = gain_of_row(loss, sums, softmax_of_row<E>(loss, sums, target), task.class_weight, task.factor);
       const Reference reference = reference_of(part.max);
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
-          for (int k = 0; k < Tile::n; ++k) tile.v[i].element[k] = narrow<E>(nothing);
+          for (int k = 0; k < Tile::n; ++k) tile.v[i].element[k] = narrow<E>(unread);
         }
         for (int32_t t = 0; t < tiles; ++t) span.template store<false>(from + t * tile.size(), tile.shift, tile.v);
       } else {
@@ -174,16 +174,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     if (threadIdx.x >= 32) continue;
 #pragma unroll 1
     for (int i = threadIdx.x; i < rows && first + i < p.rows; i += 32) {
-      const RowEnd<Sums>& end = ends[turn][i];
+      const RowEnd<Sums>& end = ends[buffer][i];
       const RowPlace at = place_of(p, first + i);
       const double of_row =
           end.reads ? loss_of_row(loss, end.sums, softmax_of_row<E>(loss, end.sums, end.target), end.class_weight)
-                    : double{end.otherwise};
-      hand_in(p, at, p.weight.data ? of_row * double{end.weight} : of_row, sum);
-      if constexpr (Loss::kIsPart) hand_in_target(p, at, end.target);
+                    : double{end.unread};
+      add_loss(p, at, p.weight.data ? of_row * double{end.weight} : of_row, sum);
+      if constexpr (Loss::kIsPart) store_target_logit(p, at, end.target);
     }
   }
-  hand_in_sum<kThreads, kOfBlock ? SumsOf::Thread : SumsOf::Warp>(p, sum, &counted);
+  reduce_losses<kThreads, kOfBlock ? SumsOf::Thread : SumsOf::Warp>(p, sum, &counted);
 }
 
 }  // namespace cudaloss::cuda

@@ -56,8 +56,8 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
                              loss.smoothing,
                              offset(p, task.at, kInput),
                              offset(p, task.at, kTarget),
-                             offset(p, task.at, kFirst),
-                             offset(p, task.at, kSecond)};
+                             offset(p, task.at, kResult),
+                             offset(p, task.at, kSecondResult)};
   const int32_t end = reads ? p.classes : 0;
   F max = F(-INFINITY);
   for (int32_t j = lane; j < end; j += lanes) {
@@ -107,17 +107,17 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
     }
   }
   if (task.counts && (is_nan || !reads)) result = {NAN, {NAN, 0.0}, NAN, NAN, {NAN, 0.0}};
-  if (lane == 0) hand_in(p, task.at, P{result.loss * static_cast<double>(task.weight)}, sum);
-  if (Loss::kIsPart && lane == 0) hand_in_target(p, task.at, own);
+  if (lane == 0) add_loss(p, task.at, P{result.loss * static_cast<double>(task.weight)}, sum);
+  if (Loss::kIsPart && lane == 0) store_target_logit(p, task.at, own);
   double factor = static_cast<double>(task.factor.hi) + static_cast<double>(task.factor.lo);
   if constexpr (Loss::kIsPart) {  // the target's gradient is given
     result.of_exp = result.of_exp * WithRest<double>{task.factor.hi, task.factor.lo};
     factor = 1.0;
   }
   const WithRest<double> of_hard = WithRest<double>{task.factor.hi, task.factor.lo} * one_less(loss.smoothing);
-  const double nothing = task.counts ? NAN : 0.0;
+  const double unread = task.counts ? NAN : 0.0;
   for (int32_t j = lane; j < p.classes; j += lanes) {
-    double gradient = nothing, of_target = nothing;
+    double gradient = unread, of_target = unread;
     if (reads) {
       const Capped<F> x = row.logit(j);
       const double share = sums_shares ? row.share(j) : 0.0;
@@ -129,8 +129,8 @@ __device__ __forceinline__ void general_row(const GeneralParameters<F>& g, const
                              above = difference_of(lowered, -result.log_all);
       of_target = rounded(of_hard * WithRest<double>{row.class_weight(j), 0.0} * above);
     }
-    if (p.grad_input.data) store_scalar(p.grad_input, row.first + j * p.class_stride[kFirst], gradient);
-    if (p.grad_target.data) store_scalar(p.grad_target, row.second + j * p.class_stride[kSecond], of_target);
+    if (p.grad_input.data) store_scalar(p.grad_input, row.first + j * p.class_stride[kResult], gradient);
+    if (p.grad_target.data) store_scalar(p.grad_target, row.second + j * p.class_stride[kSecondResult], of_target);
   }
 }
 
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kGeneralThreads)
         g.probabilities ? task_of<F, false>(p, factor, at) : task_of<F, true, Loss::kIsPart>(p, factor, at);
     if (!task.held) general_row(g, loss, task, lane, lanes, sum);  // all of a row's threads, in whole warps
   }
-  hand_in_sum<kGeneralThreads, SumsOf::Block>(p, sum, &counted);
+  reduce_losses<kGeneralThreads, SumsOf::Block>(p, sum, &counted);
 }
 
 }  // namespace cudaloss::cuda

@@ -39,13 +39,13 @@ __device__ __forceinline__ void row_of_distributions(const DistributionParameter
   const double excess = value_in(terms.excess);
   const auto found = loss.corrected(value_in(terms.divergence), excess, value_in(terms.p));
   const bool is_nan = !(absolute(max.input) <= largest(Read()) && absolute(max.target) <= largest(Read()));
-  const double nothing = task.counts ? NAN : 0.0;
-  const double own = is_nan || !task.counts ? nothing : loss.loss(found.divergence);
-  if (lane == 0) hand_in(p, task.at, Partial<F>{own * static_cast<double>(task.weight)}, sum);
+  const double unread = task.counts ? NAN : 0.0;
+  const double own = is_nan || !task.counts ? unread : loss.loss(found.divergence);
+  if (lane == 0) add_loss(p, task.at, Partial<F>{own * static_cast<double>(task.weight)}, sum);
   if (!p.grad_input.data && !p.grad_target.data) return;
-  const int64_t of_first = offset(p, task.at, kFirst), of_second = offset(p, task.at, kSecond);
+  const int64_t of_first = offset(p, task.at, kResult), of_second = offset(p, task.at, kSecondResult);
   using K = typename Row::K;
-  if (is_nan || !task.counts) return row.fill_gradients(static_cast<K>(nothing), of_first, of_second);
+  if (is_nan || !task.counts) return row.fill_gradients(static_cast<K>(unread), of_first, of_second);
   const double by = as_double(WithRest<F>{task.factor.hi, task.factor.lo}) * loss.temperature, of_q = by * found.of_q;
   const OfKept<Read> of_kept = {constant_of(of_q, Read()), static_cast<Read>(-excess * found.of_p * of_q)};
   if (keeps) return row.write_kept(of_kept, of_first);
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 2 : 5)
     // Threads of a warp that have no row run with the others.
     row_of_distributions<kThreads, T, E>(g, loss, task, lane, lanes, sum);
   }
-  hand_in_sum<kThreads, SumsOf::Block>(p, sum);
+  reduce_losses<kThreads, SumsOf::Block>(p, sum);
 }
 
 // ---- host code ---------------------------------------------------------------------------------------------
@@ -115,8 +115,8 @@ void distributions_pass_of(const Pass& r, const Memory& memory, Stream stream) {
                                     stages,
                                     accessor(r.input, kInput),
                                     accessor(r.target, kTarget),
-                                    accessor(as_operand(r.grad_input), kFirst),
-                                    accessor(as_operand(r.grad_target), kSecond)};
+                                    accessor(as_operand(r.grad_input), kResult),
+                                    accessor(as_operand(r.grad_target), kSecondResult)};
   start_rows(r, p, kThreads >> g.lanes_shift, memory, stream, [&](Start start, int64_t blocks) {
     g.rows = p;
     launch_with_shared(rows_of_distributions<kThreads, T, E, Loss>, start, blocks, kThreads, bytes, stream, g, loss);

@@ -22,16 +22,16 @@ __device__ __forceinline__ void index_row(const RowParameters<Partial<F>>& p, co
   } else if (task.counts) {
     of_row = NAN;
   }
-  hand_in(p, task.at, P{of_row * static_cast<double>(task.weight)}, sum);
+  add_loss(p, task.at, P{of_row * static_cast<double>(task.weight)}, sum);
   if (!p.grad_input.data) return;
-  const double slope = loss.grad_input(weight), nothing = task.counts && task.target < 0 ? NAN : 0.0;
+  const double slope = loss.grad_input(weight), unread = task.counts && task.target < 0 ? NAN : 0.0;
   const double own = fused(slope, static_cast<double>(task.factor.hi), slope * static_cast<double>(task.factor.lo));
-  const int64_t first = offset(p, task.at, kFirst), step = p.class_stride[kFirst];
+  const int64_t first = offset(p, task.at, kResult), step = p.class_stride[kResult];
   dispatch(p.grad_input.dtype, [&](auto type) {
     using Element = typename decltype(type)::type;
     Element* const row = static_cast<Element*>(p.grad_input.data) + first;
-    if (fills || nothing != 0.0) {
-      for (int32_t j = 0; j < p.classes; ++j) row[j * step] = narrow<Element>(j == task.target ? own : nothing);
+    if (fills || unread != 0.0) {
+      for (int32_t j = 0; j < p.classes; ++j) row[j * step] = narrow<Element>(j == task.target ? own : unread);
     } else if (task.target >= 0) {
       row[task.target * step] = narrow<Element>(own);
     }
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kIndexThreads)
     const Task<F> task = task_of<F, true>(p, factor, row);
     if (!task.held) index_row(p, loss, task, fills, sum);
   }
-  hand_in_sum<kIndexThreads, SumsOf::Block>(p, sum, &counted);
+  reduce_losses<kIndexThreads, SumsOf::Block>(p, sum, &counted);
 }
 
 // Whether the rows' threads write the gradients of all classes: for many rows side by side, where the targets'
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kIndexThreads)
 // memory cleared before 1.09.
 inline bool fills_rows(const Pass& r) {
   const int64_t rows = r.segments.count() * r.inner.count();
-  return !r.hold_unit_gradients && r.inner.rank > 0 && r.inner.stride[0][kFirst] == 1 && rows >= 4096 &&
+  return !r.hold_unit_gradients && r.inner.rank > 0 && r.inner.stride[0][kResult] == 1 && rows >= 4096 &&
          rows >= r.rows.classes;
 }
 

@@ -11,7 +11,7 @@ namespace cudaloss::cuda {
 constexpr int kSingleThreads = 128;
 
 // A row in x, in one thread; its gradients replace it there. Classes are visited two at a time: each branch of two
-// leaves the loop. Slot j has class (j + turn) % classes.
+// leaves the loop. Slot j has class (j + rotation) % classes.
 template <class E, int kClasses>
 struct SingleRow {
   float x[kClasses];
@@ -37,26 +37,26 @@ struct SingleRow {
       if (j % 2 == 0 || j < classes) row[j * step] = narrow<E>(v);
     });
   }
-  __device__ __forceinline__ static int32_t turned(int32_t j, int32_t turn, int32_t classes) {
-    return j + turn < classes ? j + turn : j + turn - classes;
+  __device__ __forceinline__ static int32_t rotated(int32_t j, int32_t rotation, int32_t classes) {
+    return j + rotation < classes ? j + rotation : j + rotation - classes;
   }
-  __device__ __forceinline__ void load_turned(const E* row, int32_t turn, int32_t classes) {
+  __device__ __forceinline__ void load_rotated(const E* row, int32_t rotation, int32_t classes) {
 #pragma unroll
     for (int j = 0; j < kClasses; j += 4) {
       if (j >= classes) break;
-      const auto four = *reinterpret_cast<const Vector<E, 4>*>(row + turned(j, turn, classes));
+      const auto four = *reinterpret_cast<const Vector<E, 4>*>(row + rotated(j, rotation, classes));
 #pragma unroll
       for (int k = 0; k < 4; ++k) x[j + k] = widen<float>(four.element[k]);
     }
   }
-  __device__ __forceinline__ void store_turned(E* row, int32_t turn, int32_t classes) const {
+  __device__ __forceinline__ void store_rotated(E* row, int32_t rotation, int32_t classes) const {
 #pragma unroll
     for (int j = 0; j < kClasses; j += 4) {
       if (j >= classes) break;
       Vector<E, 4> four;
 #pragma unroll
       for (int k = 0; k < 4; ++k) four.element[k] = narrow<E>(x[j + k]);
-      *reinterpret_cast<Vector<E, 4>*>(row + turned(j, turn, classes)) = four;
+      *reinterpret_cast<Vector<E, 4>*>(row + rotated(j, rotation, classes)) = four;
     }
   }
 
@@ -66,9 +66,9 @@ struct SingleRow {
   __device__ __forceinline__ double take(const RowParameters<double>& p, const typename Loss::InFloat& loss,
                                          RowFactor<float>& factor, Task<float>& task, int32_t slot, float target,
                                          float& at_target) {
-    const float nothing = without_target(task.counts);
-    double of_row = nothing;
-    Gain gain = {nothing, 0.0f, 0.0f, nothing, 1.0f};
+    const float unread = without_target(task.counts);
+    double of_row = unread;
+    Gain gain = {unread, 0.0f, 0.0f, unread, 1.0f};
     if (slot >= 0) {
       RowSums<E> sums = {-INFINITY, {}, 0.0f};
       if constexpr (kFinds) {
@@ -98,7 +98,7 @@ struct SingleRow {
     if (!p.grad_input.data) return of_row;
     if (gain.before != 1.0f) each(p.classes, [&](int, float& e) { e *= gain.before; });
     if (slot < 0) {
-      each(p.classes, [&](int, float& e) { e = nothing; });
+      each(p.classes, [&](int, float& e) { e = unread; });
     } else {
       each(p.classes, [&](int, float& e) { e = gain.template times<E>(e); });
     }
@@ -109,7 +109,7 @@ struct SingleRow {
 // The class that a thread begins with if rows are whole vectors of four. If all threads of a warp began at the same
 // place in their rows, they would read from only a few banks.
 template <class E>
-__device__ __forceinline__ int32_t turn_of(int32_t classes) {
+__device__ __forceinline__ int32_t rotation_of(int32_t classes) {
   const int32_t vectors = classes / 4, apart = vectors & -vectors;  // the largest power of two in it
   return static_cast<int32_t>(threadIdx.x * static_cast<uint32_t>(apart) * sizeof(E) / 32) % vectors * 4;
 }
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kSingleThreads)
   const int32_t classes = p.classes, size = kSingleThreads * classes;
   E* const row = stage + threadIdx.x * classes;
   const bool by_four = classes % 4 == 0;
-  const int32_t turn = by_four ? turn_of<E>(classes) : 0;
+  const int32_t rotation = by_four ? rotation_of<E>(classes) : 0;
   double sum = 0.0;
   RowFactor<float> factor;
   const Divisor& counted = count_rows<kSingleThreads>(p, factor);
@@ -159,15 +159,15 @@ __global__ void __launch_bounds__(kSingleThreads)
         row[task.target] = kMinusInfinity<E>;
       }
       if (by_four) {
-        single.load_turned(row, turn, classes);
+        single.load_rotated(row, rotation, classes);
       } else {
         single.load(row, 1, classes);
       }
-      const int32_t slot = reads ? task.target - turn + (task.target < turn ? classes : 0) : -1;
+      const int32_t slot = reads ? task.target - rotation + (task.target < rotation ? classes : 0) : -1;
       const double of_row = single.template take<false, Loss>(p, loss, factor, task, slot, target, at_target);
-      hand_in(p, task.at, weighted(p, task, of_row), sum);
+      add_loss(p, task.at, weighted(p, task, of_row), sum);
       if (gradient && by_four) {
-        single.store_turned(row, turn, classes);
+        single.store_rotated(row, rotation, classes);
       } else if (gradient) {
         single.store(row, 1, classes);
       }
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kSingleThreads)
     }
     __syncthreads();
   }
-  hand_in_sum<kSingleThreads, SumsOf::Block>(p, sum, &counted);
+  reduce_losses<kSingleThreads, SumsOf::Block>(p, sum, &counted);
 }
 
 template <class E, int kClasses, class Loss>
@@ -210,12 +210,12 @@ __global__ void __launch_bounds__(kSingleThreads)
     take_target(p, task, index_of(p, task));
     float at_target;
     const double of_row = single.template take<true, Loss>(p, loss, factor, task, task.target, 0.0f, at_target);
-    hand_in(p, task.at, weighted(p, task, of_row), sum);
+    add_loss(p, task.at, weighted(p, task, of_row), sum);
     if (!span.gradient) continue;
-    single.store(span.gradient, p.class_stride[kFirst], p.classes);
-    if (task.target >= 0) span.gradient[task.target * p.class_stride[kFirst]] = narrow<E>(at_target);
+    single.store(span.gradient, p.class_stride[kResult], p.classes);
+    if (task.target >= 0) span.gradient[task.target * p.class_stride[kResult]] = narrow<E>(at_target);
   }
-  hand_in_sum<kSingleThreads, SumsOf::Block>(p, sum, &counted);
+  reduce_losses<kSingleThreads, SumsOf::Block>(p, sum, &counted);
 }
 
 }  // namespace cudaloss::cuda

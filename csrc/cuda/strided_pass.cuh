@@ -28,8 +28,8 @@ __device__ __forceinline__ Reading<A, A, F, N> read(const PassParameters<A, A, F
   if constexpr (kMayHaveThird<A, F>) {
     if (p.third.data) p.third.load(offset(p, at, kThird), r.length, r.third);
   }
-  r.first = p.input_is_first ? of_input : offset(p, at, kFirst);
-  r.second = p.target_is_second ? of_target : offset(p, at, kSecond);
+  r.first = p.input_is_first ? of_input : offset(p, at, kResult);
+  r.second = p.target_is_second ? of_target : offset(p, at, kSecondResult);
   r.grad_output = p.scattered_grad_output ? offset(p, at, kGradOutput) : 0;
   return r;
 }

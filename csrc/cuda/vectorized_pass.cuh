@@ -79,8 +79,8 @@ __device__ __forceinline__ void set_offsets(const PassParameters<A, B, F, P>& p,
   r.first = r.second = (int64_t{segment} * p.partition.vectors + vector) * N;
   if (kExtras == Extras::Any && !p.linear) {
     const auto at = position<kFewDims>(p, segment, vector);
-    r.first = narrow_offset(p, at, kFirst);
-    r.second = narrow_offset(p, at, kSecond);
+    r.first = narrow_offset(p, at, kResult);
+    r.second = narrow_offset(p, at, kSecondResult);
   }
 }
 
@@ -97,17 +97,17 @@ __device__ __forceinline__ Reading<A, B, F, 1> read_single(const PassParameters<
 }
 
 // kLength elements of a vector without weights: a heavy loss with 8 elements at once would spill 200 bytes a thread.
-template <int kFirst, int kLength, class A, class B, class F, int N>
+template <int kBegin, int kLength, class A, class B, class F, int N>
 __device__ __forceinline__ Reading<A, B, F, kLength> part_of(const Reading<A, B, F, N>& r) {
   Reading<A, B, F, kLength> part;
-  part.first = r.first + kFirst;
-  part.second = r.second + kFirst;
+  part.first = r.first + kBegin;
+  part.second = r.second + kBegin;
   part.length = kLength;
 #pragma unroll
   for (int i = 0; i < kLength; ++i) {
-    part.mask.element[i] = r.mask.element[kFirst + i];
-    part.operands.a.element[i] = r.operands.a.element[kFirst + i];
-    part.operands.b.element[i] = r.operands.b.element[kFirst + i];
+    part.mask.element[i] = r.mask.element[kBegin + i];
+    part.operands.a.element[i] = r.operands.a.element[kBegin + i];
+    part.operands.b.element[i] = r.operands.b.element[kBegin + i];
   }
   return part;
 }
@@ -232,16 +232,16 @@ __global__ void __launch_bounds__(kPassThreads<LossV>, (kVectorizedBlocks<kExtra
         Constant<F> scale = {};
     // At least once: the elements after the last whole vector need the scale too.
 #pragma unroll 1
-        for (uint32_t turn = begin; turn == begin || turn < whole_end; turn += kLanes * kUnroll) {
+        for (uint32_t base = begin; base == begin || base < whole_end; base += kLanes * kUnroll) {
           Reading<A, B, F, N> reading[kUnroll];
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
-            reading[u] = read_vectors<kExtras, N>(p, segment, min(turn + u * kLanes + lane, whole_end - 1));
+            reading[u] = read_vectors<kExtras, N>(p, segment, min(base + u * kLanes + lane, whole_end - 1));
           }
-          if (turn == begin) scale = factor_in(p, segment);  // after the loads, because it may have to wait for one
+          if (base == begin) scale = factor_in(p, segment);  // after the loads, because it may have to wait for one
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
-            const uint32_t vector = turn + u * kLanes + lane;
+            const uint32_t vector = base + u * kLanes + lane;
             if (vector >= whole_end) break;
             set_offsets<kExtras, N>(p, segment, vector, reading[u]);
             sum = sum + make(reading[u], scale);

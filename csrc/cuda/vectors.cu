@@ -32,8 +32,8 @@ template <class Holds>
 bool all_vectors(const Pass& r, bool has_third, const Holds& holds) {
   return holds(r.input.data, r.input.dtype, kInput) && holds(r.target.data, r.target.dtype, kTarget) &&
          (!has_third || holds(r.third.data, r.third.dtype, kThird)) &&
-         holds(r.grad_input.data, r.grad_input.dtype, kFirst) &&
-         holds(r.grad_target.data, r.grad_target.dtype, kSecond);
+         holds(r.grad_input.data, r.grad_input.dtype, kResult) &&
+         holds(r.grad_target.data, r.grad_target.dtype, kSecondResult);
 }
 
 // Whether all have one dtype.

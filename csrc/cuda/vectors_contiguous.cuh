@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int32_t from = static_cast<int32_t>(threadIdx.x % kLanes) * Tile::n;
   const int32_t tiles = kWarps > 1 ? (p.classes + Tile::kSize - 1) / Tile::kSize : 1;
   double sum = 0.0;
-  int turn = 0;
+  int buffer = 0;
   RowFactor<float> factor;
 #pragma unroll 1
   for (uint32_t row = blockIdx.x * kRows; row < p.rows; row += gridDim.x * kRows) {
@@ -133,39 +133,39 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     sums = joined_sums<(kWarps > 1 ? 32 : kLanes)>(sums);
     VectorGains<float> gains;
     if constexpr (kWarps > 1) {
-      if (threadIdx.x % 32 == 0) warps[turn][threadIdx.x / 32] = sums;
+      if (threadIdx.x % 32 == 0) warps[buffer][threadIdx.x / 32] = sums;
       __syncthreads();
     }
     if (kWarps == 1 || threadIdx.x < 32) {  // fp64 is slow on many GPUs: only one warp computes it
-      if constexpr (kWarps > 1) sums = joined_sums<kWarps>(warps[turn][threadIdx.x % kWarps]);
+      if constexpr (kWarps > 1) sums = joined_sums<kWarps>(warps[buffer][threadIdx.x % kWarps]);
       read_factors(p, factor, task);
       double loss;
       gains = finished(g, task, sums, loss);
-      if (threadIdx.x % kLanes == 0 && !task.held) hand_in(p, task.at, weighted(p, task, loss), sum);
+      if (threadIdx.x % kLanes == 0 && !task.held) add_loss(p, task.at, weighted(p, task, loss), sum);
       if (kWarps > 1 && threadIdx.x == 0) of_block = gains;
     }
     if constexpr (kWarps > 1 && kGradients) {
       __syncthreads();
       gains = of_block;
     }
-    turn ^= 1;
+    buffer ^= 1;
     if constexpr (kGradients) {
       if (task.held) continue;
       for (int32_t t = tiles - 1; t >= 0; --t) {
         if (t != tiles - 1) tile.load(g, of.operands, begin, from + t * Tile::kSize);
         if (of.first.data) {
-          tile.store(of.first, offset(p, task.at, kFirst), from + t * Tile::kSize, p.classes,
+          tile.store(of.first, offset(p, task.at, kResult), from + t * Tile::kSize, p.classes,
                      [&](float u, float v) { return gains.input(u, v); });
         }
         if (of.second.data) {
-          tile.store(of.second, offset(p, task.at, kSecond), from + t * Tile::kSize, p.classes,
+          tile.store(of.second, offset(p, task.at, kSecondResult), from + t * Tile::kSize, p.classes,
                      [&](float u, float v) { return gains.target(u, v); });
         }
         if (kWarps == 1) break;
       }
     }
   }
-  hand_in_sum<kThreads, (kRows > 1) ? SumsOf::Block : SumsOf::Thread>(p, sum);
+  reduce_losses<kThreads, (kRows > 1) ? SumsOf::Block : SumsOf::Thread>(p, sum);
 }
 
 }  // namespace cudaloss::cuda

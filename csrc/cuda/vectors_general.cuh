@@ -73,9 +73,9 @@ __device__ __forceinline__ void general_vectors(const VectorParameters<Partial<F
   });
   double loss;
   const VectorGains<F> gains = finished(g, task, {value_in(part.uu), value_in(part.vv), value_in(part.third)}, loss);
-  if (lane == 0) hand_in(p, task.at, P{loss * static_cast<double>(task.weight)}, sum);
+  if (lane == 0) add_loss(p, task.at, P{loss * static_cast<double>(task.weight)}, sum);
   if (!p.grad_input.data && !p.grad_target.data) return;
-  const int64_t first = offset(p, task.at, kFirst), second = offset(p, task.at, kSecond);
+  const int64_t first = offset(p, task.at, kResult), second = offset(p, task.at, kSecondResult);
   const bool needs_w = gains.uses_w != UsesW::No;
 #pragma unroll 4
   for (int32_t j = lane; j < p.classes; j += lanes) {
@@ -84,11 +84,11 @@ __device__ __forceinline__ void general_vectors(const VectorParameters<Partial<F
     if (gains.uses_w == UsesW::Yes) v = w;
     if (p.grad_input.data) {
       const bool is_half = gains.uses_w == UsesW::Half && g.of_third;
-      row.store(p.grad_input, first + j * p.class_stride[kFirst], gains.input(is_half ? w : u, v));
+      row.store(p.grad_input, first + j * p.class_stride[kResult], gains.input(is_half ? w : u, v));
     }
     if (p.grad_target.data) {
       const F other = gains.uses_w == UsesW::Half ? w : v;
-      row.store(p.grad_target, second + j * p.class_stride[kSecond], gains.target(u, other));
+      row.store(p.grad_target, second + j * p.class_stride[kSecondResult], gains.target(u, other));
     }
   }
 }
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kGeneralThreads)
     const Task<F> task = task_of<F, false>(p, factor, first + (threadIdx.x >> g.lanes_shift));
     if (!task.held) general_vectors<F, E>(g, task, lane, lanes, sum);  // all of a row's threads, in whole warps
   }
-  hand_in_sum<kGeneralThreads, SumsOf::Block>(p, sum);
+  reduce_losses<kGeneralThreads, SumsOf::Block>(p, sum);
 }
 
 }  // namespace cudaloss::cuda

@@ -69,9 +69,9 @@ Found forward_of(const Call& call, bool for_input, bool for_target, bool keeps_d
                  gradient_as(call.input, for_input),
                  gradient_as(call.target, for_target),
                  {}};
-  if (call.elementwise()) layout.add(kFirst, *found.value);
-  if (for_input) layout.add(kFirst, *found.grad_input);
-  if (for_target) layout.add(kSecond, *found.grad_target);
+  if (call.elementwise()) layout.add(kResult, *found.value);
+  if (for_input) layout.add(kResult, *found.grad_input);
+  if (for_target) layout.add(kSecondResult, *found.grad_target);
   // If nobody asks for the denominator and the CPU reads it, no tensor is made: saves 0.6 us.
   Divisor own;
   const bool is_own = !keeps_denominators && call.counts() && call.mode.batch_dims == 0 && call.input.is_cpu();
@@ -172,8 +172,8 @@ template <class Engine>
 void full_gradients(const Call& call, Layout layout, const Tensor& grad_output, const Maybe& denominators,
                     const Maybe& grad_input, const Maybe& grad_target, bool hold_unit_gradients) {
   if (!grad_input && !grad_target) return;
-  if (grad_input) layout.add(kFirst, *grad_input);
-  if (grad_target) layout.add(kSecond, *grad_target);
+  if (grad_input) layout.add(kResult, *grad_input);
+  if (grad_target) layout.add(kSecondResult, *grad_target);
   Pass pass = backward_pass(call, layout, grad_output, denominators);
   set_dims(pass, call, layout);
   pass.grad_input = result(grad_input);

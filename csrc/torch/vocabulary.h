@@ -46,7 +46,7 @@ std::tuple<Tensor, Tensor> vocabulary_part(CUDALOSS_PART) {
   PartCall own(input, target, how, mask, first_class, all_classes, ignore_index);
   const Tensor log_sums = empty_contiguous(own.layout.sizes(), ScalarType::Double, input);
   const Tensor targets = empty_contiguous(own.layout.sizes(), ScalarType::Double, input);
-  own.layout.add(kFirst, log_sums);
+  own.layout.add(kResult, log_sums);
   Pass pass = own.pass();
   pass.losses = result(log_sums);
   pass.part.targets = result(targets);
@@ -65,7 +65,7 @@ Tensor vocabulary_part_backward(Tensor grad_log_sums, Tensor grad_targets, CUDAL
   require(std::equal(strides.begin(), strides.end(), grad_targets.strides().begin()), "the gradients must lie alike");
   const Tensor gradient = empty_as(input, input.scalar_type());
   own.layout.add(kGradOutput, grad_log_sums);
-  own.layout.add(kFirst, gradient);
+  own.layout.add(kResult, gradient);
   Pass pass = own.pass();
   pass.grad_output = operand(grad_log_sums);
   pass.part.grad_targets = operand(grad_targets);
