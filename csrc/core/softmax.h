@@ -69,8 +69,8 @@ struct OtherClasses {
 struct ClassShares {
   double below_max, shares;
 };
-// The same where each class has its own share, in the arithmetic of a row: the sum of share (target - x), the other
-// classes' shares, and the target's.
+// The same where each class has its own share, in the arithmetic of a row: the sum of share (target - x), with 0 in
+// place of a target of -inf, the other classes' shares, and the target's.
 template <class N>
 struct SharesOfRow {
   N below, others;

@@ -94,13 +94,13 @@ __device__ __forceinline__ F floating_at(const Operand& operand, int64_t i) {
   return number;
 }
 
-// What to do with a row. A row that does not count has loss and gradients 0, and its logits are not read. A row whose
-// target is not a class has NaN.
+// What to do with a row. A row that does not count has loss and gradients 0, whatever its logits and target are. A row
+// whose target is not a class has NaN.
 template <class F>
 struct Task {
   RowPlace at;
   bool counts, is_class, held;  // held: its gradients are already right
-  int32_t target;               // no class if the row does not count
+  int32_t target;               // no class if the row does not count; with probabilities a class with the largest logit
   F weight;                     // of the row
   F class_weight;               // of the target index's class
   Constant<F> factor;           // of the gradients, including the weight
@@ -322,7 +322,8 @@ inline Dims joined(const Dims& faster, const Dims& slower) {
 template <class P>
 RowParameters<P> row_parameters(const Pass& r) {
   const int64_t inner = r.inner.count(), segments = r.segments.count();
-  if (inner * segments >= int64_t{1} << 31 || r.rows.classes >= int64_t{1} << 31) {
+  constexpr int64_t kMost = int64_t{1} << 31, kStep = 1 << 16;  // more than a row's threads take in a step
+  if (inner * segments >= kMost || r.rows.classes > kMost - kStep) {
     throw std::runtime_error("cudaloss: too many rows, or too many classes, for a pass");
   }
   RowParameters<P> p = {};

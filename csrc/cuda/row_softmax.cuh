@@ -182,7 +182,7 @@ struct RowSums {
 
 // The same with a share of each class's own: class weights with label smoothing, or probabilities.
 template <class E>
-struct SharedSums : RowSums<E> {
+struct SumsWithShares : RowSums<E> {
   SharesOfRow<RowNumber<E>> shares;
 };
 
@@ -272,9 +272,9 @@ __device__ __forceinline__ Gain gain_of(float of_exp, float share, float at_targ
 }
 
 template <class Sums>
-constexpr bool kIsShared = false;
+constexpr bool kHasShares = false;
 template <class E>
-constexpr bool kIsShared<SharedSums<E>> = true;
+constexpr bool kHasShares<SumsWithShares<E>> = true;
 
 template <class E, class Loss>
 __device__ __forceinline__ RowSoftmax<E> softmax_of_row(const Loss&, const RowSums<E>& sums, float target) {
@@ -291,7 +291,7 @@ __device__ __forceinline__ Gain gain_of_row(const Loss& loss, const Sums& sums, 
     softmax.take_logarithms(plain, log_all);
   }
   const auto row = [&] {
-    if constexpr (kIsShared<Sums>) {
+    if constexpr (kHasShares<Sums>) {
       return loss.factors(log_all, class_weight, sums.shares);
     } else {
       return loss.template factors<N>(log_all, class_weight);
@@ -300,7 +300,7 @@ __device__ __forceinline__ Gain gain_of_row(const Loss& loss, const Sums& sums, 
   const N of_exp = quotient_of(number_of<N>(factor) * row.of_all, softmax.all, softmax.inverse);
   const N from_others = of_exp * softmax.others;
   float at_target;
-  if constexpr (kIsShared<Sums>) {  // the shares are as large as what they are added to
+  if constexpr (kHasShares<Sums>) {  // the shares are as large as what they are added to
     at_target = rounded(gap_between(number_of<N>(factor) * row.at_target, from_others));
   } else {
     at_target = fused(factor.hi, rounded(row.at_target), -rounded(from_others));
@@ -317,7 +317,7 @@ __device__ __forceinline__ double loss_of_row(const Loss& loss, const Sums& sums
   float log_all;
   softmax.take_logarithms(plain, log_all);
   RowNumber<E> found;
-  if constexpr (kIsShared<Sums>) {
+  if constexpr (kHasShares<Sums>) {
     found = loss.loss(plain, log_all, softmax.target, sums.shares, class_weight);
   } else {
     found = loss.loss(plain, log_all, softmax.target, sums.below, class_weight);

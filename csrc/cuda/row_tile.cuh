@@ -51,7 +51,7 @@ struct ShareReader {
   }
 };
 
-// A thread's vectors of a tile: n classes each, kLanes * n apart.
+// A thread's vectors of a tile: n classes each, as many vectors apart as the row has lanes.
 template <class E, int kLanes, int kVectors>
 struct RowTile {
   static constexpr int n = RowSpan<E>::kVector;
@@ -156,9 +156,9 @@ struct RowTile {
     return sum;
   }
   // Turns exp(x), or a half's logits, into gradients.
-  __device__ __forceinline__ void to_shared_gradients(int count, const Gain& gain, Constant<float> factor,
-                                                      Reference reference, const ShareReader<E>& reader, int32_t from,
-                                                      int32_t classes) {
+  __device__ __forceinline__ void to_gradients_with_shares(int count, const Gain& gain, Constant<float> factor,
+                                                           Reference reference, const ShareReader<E>& reader,
+                                                           int32_t from, int32_t classes) {
     const Elements<E> elements(reference.power);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {

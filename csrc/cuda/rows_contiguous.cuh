@@ -32,9 +32,9 @@ struct RowEnd {
   bool reads;
 };
 
-// Tiled: a row can have several tiles; the first `kept` go to shared memory. Shared: each class has its own share; rows
-// are whole vectors then.
-enum class RowKind { Plain, Tiled, Shared };
+// Tiled: a row can have several tiles; the first `kept` go to shared memory. WithShares: each class has its own share;
+// rows are whole vectors then.
+enum class RowKind { Plain, Tiled, WithShares };
 template <class E, int kLanes, int kVectors, RowKind kKind, int kThreads, int kBlocks, class Loss>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     rows_of_contiguous_classes(const __grid_constant__ RowParameters<double> p,
@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   using Tile = RowTile<E, kLanes, kVectors>;
   using V = typename Tile::V;
   using N = RowNumber<E>;
-  constexpr bool kTiled = kKind == RowKind::Tiled, kShared = kKind == RowKind::Shared;
-  using Sums = std::conditional_t<kShared, SharedSums<E>, RowSums<E>>;
+  constexpr bool kTiled = kKind == RowKind::Tiled, kWithShares = kKind == RowKind::WithShares;
+  using Sums = std::conditional_t<kWithShares, SumsWithShares<E>, RowSums<E>>;
   constexpr bool kOfBlock = kLanes > 32;  // a row
   constexpr int kMostRows = kOfBlock ? 1 : kThreads / 2, kWarps = kOfBlock ? kLanes / 32 : 1;
   const int rows = kOfBlock ? 1 : kThreads >> lanes.shift;
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   RowFactor<float> factor;
   const Divisor& counted = count_rows<kThreads>(p, factor);
 #pragma unroll 1
-  for (uint32_t first = blockIdx.x * rows; first < p.rows; first += gridDim.x * rows, buffer ^= 1) {
+  for (uint32_t first = blockIdx.x * rows; first < p.rows; first += gridDim.x * rows) {
     Task<float> task = task_at<float>(p, first + of_block);
     if (kOfBlock && task.held) continue;
     const RowSpan<E> span = span_of<E>(p, task.at, ragged);
@@ -70,12 +70,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int32_t tiles = kTiled ? (p.classes + span.skew() + tile.size() - 1) / tile.size() : 1;
     const int32_t last = p.classes - (tiles - 1) * tile.size() + (ragged ? Tile::n - 1 : 0);
     const int count = (last + tile.step() - 1) >> tile.shift;  // vectors of the last tile
-    const TargetIndex read = kShared && loss.is_soft ? TargetIndex{false, 0} : index_of(p, task);
+    const TargetIndex read = kWithShares && loss.is_soft ? TargetIndex{false, 0} : index_of(p, task);
     if (!task.held) span.load(from, tile.shift, tile.v);  // before it is known whether the row counts
     wait_for_prior();                                     // a count, which has no part in what was read
     take_target<Loss::kIsPart>(p, task, read);
     ShareReader<E> reader = {};
-    if constexpr (kShared) {
+    if constexpr (kWithShares) {
       reader = {nullptr, static_cast<const float*>(p.third.data), loss.share};
       if (loss.is_soft) {
         reader.target = static_cast<const E*>(p.target.data) + offset(p, task.at, kTarget);
@@ -100,12 +100,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           for (int i = 0; i < kVectors; ++i) stage[t][i][threadIdx.x] = tile.v[i];
         }
         const int vectors = t == tiles - 1 ? count : kVectors;
-        if (!kShared && loss.smooths) {
+        if (!kWithShares && loss.smooths) {
           const float base = select(target == -INFINITY, 0.0f, target);
           tile.each(vectors,
                     [&](int j, E x) { part.below += select(span.has(begin + j), base - widen<float>(x), 0.0f); });
         }
-        if constexpr (kShared) shares = tile.shares(count, reader, begin, p.classes, task.target, target);
+        if constexpr (kWithShares) shares = tile.shares(count, reader, begin, p.classes, task.target, target);
         if (task.target >= 0) tile.hide(task.target - begin);
         tile.take(vectors, !kTiled || t == 0, part, own, of_exp);
         if (!kTiled) break;
@@ -119,13 +119,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       part = warps[buffer][threadIdx.x % kWarps];
       part = joined_part<E>(part, reference_of(part.max), kWarps, loss.smooths);
     }
+    buffer ^= 1;  // here, where all rows that are read have passed a barrier
     read_factors(p, factor, task);
     if constexpr (Loss::kIsPart) task.class_weight = grad_target_of(p, task);
-    if (kShared && loss.is_soft) task.class_weight = 1.0f;  // it is in the shares
+    if (kWithShares && loss.is_soft) task.class_weight = 1.0f;  // it is in the shares
     const float unread = without_target(task.counts);
     Sums sums;
     static_cast<RowSums<E>&>(sums) = {part.max, part.others, part.below};
-    if constexpr (kShared) {
+    if constexpr (kWithShares) {
       sums.shares = together<kThreads>(shares, lanes.count(), [](const auto& a, const auto& b) {
         return SharesOfRow<N>{plus(a.below, b.below), plus(a.others, b.others), a.own + b.own};
       });
@@ -142,9 +143,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         }
         for (int32_t t = 0; t < tiles; ++t) span.template store<false>(from + t * tile.size(), tile.shift, tile.v);
       } else {
-        if constexpr (kShared) {
+        if constexpr (kWithShares) {
           const Gain own_gain = Tile::kKeepsExp ? gain.in_reference(ratio_of(own, reference)) : gain;
-          tile.to_shared_gradients(count, own_gain, task.factor, reference, reader, from, p.classes);
+          tile.to_gradients_with_shares(count, own_gain, task.factor, reference, reader, from, p.classes);
         } else if constexpr (Tile::kKeepsExp) {
           tile.template to_gradients<true>(count, gain.in_reference(ratio_of(own, reference)), reference);
         } else {
@@ -183,6 +184,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       if constexpr (Loss::kIsPart) store_target_logit(p, at, end.target);
     }
   }
+  wait_for_prior();  // no row has, if there are none
   reduce_losses<kThreads, kOfBlock ? SumsOf::Thread : SumsOf::Warp>(p, sum, &counted);
 }
 

@@ -23,7 +23,7 @@ void general_rows(const Pass& r, const Memory& memory, Stream stream) {
   });
 }
 
-// ---- rows of fp32 and halves, an index each ------------------------------------------------------------------
+// ---- rows of fp32 and halves ------------------------------------------------------------------
 
 template <class Kernel, class... Arguments>
 void launch_rows(const Pass& r, Kernel kernel, int64_t rows_a_block, int threads, int shared_bytes,
@@ -94,7 +94,8 @@ bool single(const Pass& r, const typename Loss::InFloat& loss, bool dense, const
 }
 
 // Rows of contiguous classes. A thread keeps 8 vectors of 16 bytes: then 7 blocks of 128 threads fit on a processor.
-// Each block has its rows once, without a loop: the next block's loads start while this one ends. Share of the floor
+// A block has its rows once (up to 120 K blocks, except if it checks gradients that mostly stay unchanged): the next
+// block's loads start while this one ends. Share of the floor
 // (bytes that must move at the speed of torch.add), only the kernels, H100, step of (32768, 4096) and (65536, 1024)
 // fp32: 0.95 and 0.92; with 8 blocks and their spills 0.92 and 0.89; with 8,192 blocks in a loop 0.91 and 0.91; 4
 // vectors in twice as many threads 0.90 and 0.83.
@@ -175,7 +176,7 @@ bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
 // Rows of whole vectors whose classes have shares of their own. What does not fit in a block's registers, as all other
 // rows, goes to the general kernel.
 template <class E, class Loss>
-bool fast_shared_rows(const Pass& r, const Memory& memory, Stream stream) {
+bool fast_rows_with_shares(const Pass& r, const Memory& memory, Stream stream) {
   constexpr int64_t n = kVectorBytes / sizeof(E);
   const RowLayout layout = layout_of<E>(r);
   const bool is_soft = is_floating(r.target.dtype);
@@ -186,7 +187,7 @@ bool fast_shared_rows(const Pass& r, const Memory& memory, Stream stream) {
     return false;
   }
   const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes), is_soft);
-  const ContiguousLauncher<E, Loss, RowKind::Shared> rows = {r, loss, layout, memory, stream};
+  const ContiguousLauncher<E, Loss, RowKind::WithShares> rows = {r, loss, layout, memory, stream};
   if (rows.vectors() <= 32 * kRowVectors) {
     rows.template in_warps<5>();
     return true;
@@ -205,7 +206,8 @@ bool fast_pass(const Pass& r, const Memory& memory, Stream stream) {
   if constexpr (Loss::kIsPart) {
     return fast_parts<E, Loss>(r, memory, stream);
   } else {
-    return has_shares<Loss>(r) ? fast_shared_rows<E, Loss>(r, memory, stream) : fast_rows<E, Loss>(r, memory, stream);
+    return has_shares<Loss>(r) ? fast_rows_with_shares<E, Loss>(r, memory, stream)
+                               : fast_rows<E, Loss>(r, memory, stream);
   }
 }
 

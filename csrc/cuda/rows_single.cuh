@@ -186,6 +186,7 @@ __global__ void __launch_bounds__(kSingleThreads)
     }
     __syncthreads();
   }
+  wait_for_prior();  // no row has, if there are none
   reduce_losses<kSingleThreads, SumsOf::Block>(p, sum, &counted);
 }
 

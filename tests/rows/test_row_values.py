@@ -226,9 +226,26 @@ def test_nothing_counts(device):
     assert cudaloss.cross_entropy(input, target, normalizer=normalizer) == 0
     assert cudaloss.cross_entropy(input, target, reduction="sum") == 0
     empty = torch.randn(0, 6, device=device, requires_grad=True)
-    assert cudaloss.cross_entropy(empty, target[:0]).isnan()
+    for own in ({}, {"label_smoothing": 0.1}, {"z_loss": 0.1}, {"weight": torch.rand(6, device=device)}):
+        assert cudaloss.cross_entropy(empty, target[:0], **own).isnan()
+        assert cudaloss.cross_entropy(empty.detach().expand(0, 6), target[:0], **own).isnan()
+    for classes in (40, 2000):
+        assert cudaloss.cross_entropy(torch.randn(0, classes, device=device), target[:0], z_loss=0.1).isnan()
     assert cudaloss.cross_entropy(empty, target[:0], reduction="sum") == 0
     assert cudaloss.cross_entropy(empty, target[:0], reduction="none").shape == (0,)
+
+
+@pytest.mark.parametrize("classes", [40, 2000])  # of a warp, of a block
+def test_rows_whose_gradients_are_right_already(device, classes):
+    """A backward leaves them as they are: among a block's rows there are such ones and others."""
+    logits = torch.randn(3, 264, classes, device=device)
+    leaf = logits.clone().requires_grad_()
+    target = torch.randint(classes, (3, 264), device=device)
+    incoming = torch.tensor([0.5, 1.0, 0.5], device=device)
+    cudaloss.cross_entropy(leaf.transpose(1, 2), target, reduction="sum", batch_dims=1).backward(incoming)
+    exact = logits.double().requires_grad_()
+    F.cross_entropy(exact.transpose(1, 2), target, reduction="none").sum(1).backward(incoming.double())
+    torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("bad", [6, -1, -101, 2**40])
