@@ -1,7 +1,7 @@
 """The cost of a training step of cross-entropy and the other losses of rows beside PyTorch's, eager and compiled, in
 turns in one process: the shapes of classifiers, segmentation and language models; the loss's own arguments; small
-calls; memory; on a GPU the throughput over numbers of classes. ``python benchmarks/rows.py --device cuda`` (141 s on an
-H200), ``--device cpu`` (110 s on 2 cores), ``--json FILE``."""
+calls; memory; on a GPU the throughput over numbers of classes. ``python benchmarks/rows.py --device cuda``,
+``--device cpu`` (110 s on 2 cores), ``--json FILE``."""
 
 from __future__ import annotations
 
