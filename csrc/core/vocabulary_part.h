@@ -30,7 +30,7 @@ struct vocabulary_part {
     static constexpr float z_loss = 0.0f;
     static constexpr bool smooths = false;
     static constexpr bool is_soft = false;
-    InFloat(const vocabulary_part&, double, bool) {}
+    InFloat(const vocabulary_part&, double) {}
   };
 };
 

@@ -134,11 +134,10 @@ struct RowTile {
     at = together<kThreads>(at, lanes, [](int32_t a, int32_t b) { return min(a, b); });
     return at < classes ? at : 0;
   }
-  // Sums over the thread's classes from `from` on.
-  __device__ __forceinline__ SharesOfRow<N> shares(int count, const ShareReader<E>& reader, int32_t from,
-                                                   int32_t classes, int32_t target, float logit) const {
-    const float base = select(logit == -INFINITY, 0.0f, logit);
-    SharesOfRow<N> sum = {};
+  // Visits the thread's classes, from `from` on, with their shares: visit(j, element, share).
+  template <class Visit>
+  __device__ __forceinline__ void each_share(int count, const ShareReader<E>& reader, int32_t from, int32_t classes,
+                                             const Visit& visit) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t j = from + (i << shift);
@@ -146,13 +145,18 @@ struct RowTile {
       N share[n];
       reader.read(j, share);
 #pragma unroll
-      for (int k = 0; k < n; ++k) {
-        const float above = base - widen<float>(v[i].element[k]);
-        sum.below = plus(sum.below, share[k] * number_of<N>({above, 0.0f}));
-        sum.others = plus(sum.others, select(j + k == target, N{}, share[k]));
-        sum.own = select(j + k == target, rounded(share[k]), sum.own);
-      }
+      for (int k = 0; k < n; ++k) visit(j + k, v[i].element[k], share[k]);
     }
+  }
+  __device__ __forceinline__ SharesOfRow<N> shares(int count, const ShareReader<E>& reader, int32_t from,
+                                                   int32_t classes, int32_t target, float logit) {
+    const float base = select(logit == -INFINITY, 0.0f, logit);
+    SharesOfRow<N> sum = {};
+    each_share(count, reader, from, classes, [&](int32_t j, E x, N share) {
+      sum.below = plus(sum.below, share * number_of<N>({base - widen<float>(x), 0.0f}));
+      sum.others = plus(sum.others, select(j == target, N{}, share));
+      sum.own = select(j == target, rounded(share), sum.own);
+    });
     return sum;
   }
   // Turns exp(x), or a half's logits, into gradients.
@@ -160,20 +164,12 @@ struct RowTile {
                                                            Reference reference, const ShareReader<E>& reader,
                                                            int32_t from, int32_t classes) {
     const Elements<E> elements(reference.power);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int32_t j = from + (i << shift);
-      if (i >= count || j >= classes) break;
-      N share[n];
-      reader.read(j, share);
-#pragma unroll
-      for (int k = 0; k < n; ++k) {
-        Gain own = gain;
-        own.share = rounded_finite_product(share[k], factor);
-        const float x = widen<float>(v[i].element[k]), e = kKeepsExp ? x : elements.exp(x - reference.shift);
-        v[i].element[k] = narrow<E>(own.template times<E>(e * gain.before));
-      }
-    }
+    each_share(count, reader, from, classes, [&](int32_t, E& x, N share) {
+      Gain own = gain;
+      own.share = rounded_finite_product(share, factor);
+      const float e = kKeepsExp ? widen<float>(x) : elements.exp(widen<float>(x) - reference.shift);
+      x = narrow<E>(own.template times<E>(e * gain.before));
+    });
   }
 
   // Turns logits into gradients; with kOfExp the tile holds exp(x) already.

@@ -143,7 +143,7 @@ template <class E, class Loss>
 bool fast_parts(const Pass& r, const Memory& memory, Stream stream) {
   const RowLayout layout = layout_of<E>(r);
   if (!layout.vectors || r.rows.classes <= 1024) return false;
-  const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes), is_floating(r.target.dtype));
+  const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes));
   ContiguousLauncher<E, Loss>{r, loss, layout, memory, stream}.template in_tiles<512, 2>();
   return true;
 }
@@ -151,7 +151,7 @@ bool fast_parts(const Pass& r, const Memory& memory, Stream stream) {
 template <class E, class Loss>
 bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
   const RowLayout layout = layout_of<E>(r);
-  const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes), is_floating(r.target.dtype));
+  const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes));
   if (layout.dense || layout.across) {
     if (single<E, 16, Loss>(r, loss, layout.dense, memory, stream)) return true;
     if (single<E, 32, Loss>(r, loss, layout.dense, memory, stream)) return true;

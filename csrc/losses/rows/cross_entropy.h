@@ -50,7 +50,7 @@ struct cross_entropy {
     bool smooths, is_plain, is_soft;
 
     // is_soft: the targets are probabilities.
-    InFloat(const cross_entropy& loss, double classes, bool is_soft)
+    InFloat(const cross_entropy& loss, double classes, bool is_soft = false)
         : hard(constant_of(is_soft ? 0.0 : 1.0 - loss.smoothing, 0.0f)),
           smoothing(static_cast<float>(loss.smoothing)),
           each(static_cast<float>(loss.smoothing / classes)),
