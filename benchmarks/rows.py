@@ -130,6 +130,8 @@ CASES = {
         Case((1 << 20, 128), loss="triplet_margin_loss"),
         Case((1 << 18, 512), loss="cosine_embedding_loss"),
         Case((1 << 18, 301), loss="cosine_similarity_loss"),
+        Case((1 << 18, 301), BF16, loss="cosine_similarity_loss"),
+        Case((65536, 2047), loss="triplet_margin_loss"),
         Case((16, 64, 256, 256), loss="cosine_similarity_loss"),
         Case((32768, 4096), loss="kl_div_with_logits"),
         Case((32768, 4096), loss="kl_div_with_logits", forward_alone=True),

@@ -94,6 +94,8 @@ struct Accessor {
   Element* data;  // null: not there
   Spacing spacing;
 
+  __device__ __forceinline__ static float widened(Element x) { return widen<float>(x); }
+  __device__ __forceinline__ static Element narrowed(float x) { return narrow<Element>(x); }
   template <int N>
   __device__ __forceinline__ Vector<Element, N> load_vector(int64_t offset) const {
     return *reinterpret_cast<const Vector<Element, N>*>(data + offset);
@@ -185,6 +187,11 @@ struct Accessor<AnyHalf> {
     }
   }
 
+  __device__ __forceinline__ float widened(AnyHalf x) const { return widen<float>(TaggedHalf{x.bits, is_bfloat}); }
+  __device__ __forceinline__ AnyHalf narrowed(float value) const {
+    return {select(is_bfloat, narrow<BFloat16>(value).bits, narrow<Half>(value).bits)};
+  }
+
  private:
   __device__ __forceinline__ Accessor<uint16_t> words() const { return {&data->bits, spacing}; }
   template <int N>
@@ -194,12 +201,10 @@ struct Accessor<AnyHalf> {
     for (int i = 0; i < N; ++i) out.element[i] = {words.element[i], is_bfloat};
     return out;
   }
-  __device__ __forceinline__ AnyHalf narrowed(float value) const {
-    return {select(is_bfloat, narrow<BFloat16>(value).bits, narrow<Half>(value).bits)};
-  }
 };
 
-// A target in whole vectors beside a float or a half: float, half or uint8. Only for whole vectors.
+// A target in whole vectors beside a float or a half: float, half or uint8. Only for whole vectors. Until `decoded`
+// turns it into floats, a vector's elements are its words in memory.
 struct Stored {};
 template <>
 struct LoadedAs<Stored> {
@@ -217,27 +222,38 @@ struct Accessor<Stored> {
   template <int N>
   __device__ __forceinline__ Vector<float, N> load_vector(int64_t offset) const {
     if constexpr (N == 1) {
-      return load_single(offset);
+      return {number_at<float>({data, dtype}, offset)};
     } else {
-      uint32_t word[N] = {};
+      Vector<float, N> words = {};
       if (dtype == DType::Float32) {
-        load_words<N>(offset, word);
+        load_words<N>(offset, words);
       } else if (dtype == DType::UInt8) {
-        load_words<N / 4>(offset, word);
+        load_words<N / 4>(offset, words);
       } else {
-        load_words<N / 2>(offset, word);
+        load_words<N / 2>(offset, words);
       }
-      Vector<float, N> out;
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const uint16_t half = word[i / 2] >> 16 * (i % 2);
-        const float of_half = select(dtype == DType::BFloat16, widen<float>(BFloat16{half}), widen<float>(Half{half}));
-        const float of_byte = widen<float>(static_cast<uint8_t>(word[i / 4] >> 8 * (i % 4)));
-        const float narrow = select(dtype == DType::UInt8, of_byte, of_half);
-        out.element[i] = select(dtype == DType::Float32, bit_cast<float>(word[i]), narrow);
-      }
-      return out;
+      return words;
     }
+  }
+  template <int N>
+  __device__ __forceinline__ Vector<float, N> decoded(const Vector<float, N>& words) const {
+    Vector<float, N> out = words;
+    if (N == 1 || dtype == DType::Float32) return out;
+    const auto piece = [&](int i, int bits) {  // element i
+      const int a_word = 32 / bits;
+      return bit_cast<uint32_t>(words.element[i / a_word]) >> bits * (i % a_word);
+    };
+    if (dtype == DType::UInt8) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) out.element[i] = widen<float>(static_cast<uint8_t>(piece(i, 8)));
+    } else if (dtype == DType::BFloat16) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) out.element[i] = widen<float>(BFloat16{static_cast<uint16_t>(piece(i, 16))});
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) out.element[i] = widen<float>(Half{static_cast<uint16_t>(piece(i, 16))});
+    }
+    return out;
   }
   template <int N>
   __device__ __forceinline__ void store_vector(int64_t offset, const float (&value)[N]) const {
@@ -254,14 +270,11 @@ struct Accessor<Stored> {
 
  private:
   template <int kWords, int N>
-  __device__ __forceinline__ void load_words(int64_t offset, uint32_t (&word)[N]) const {
+  __device__ __forceinline__ void load_words(int64_t offset, Vector<float, N>& words) const {
     const int64_t first = offset / (N / kWords);  // a whole vector begins at a word
-    const auto read = *reinterpret_cast<const Vector<uint32_t, kWords>*>(static_cast<const uint32_t*>(data) + first);
+    const auto read = *reinterpret_cast<const Vector<float, kWords>*>(static_cast<const float*>(data) + first);
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) word[i] = read.element[i];
-  }
-  __device__ __forceinline__ Vector<float, 1> load_single(int64_t offset) const {
-    return {number_at<float>({data, dtype}, offset)};
+    for (int i = 0; i < kWords; ++i) words.element[i] = read.element[i];
   }
 };
 

@@ -67,9 +67,9 @@ struct RowSpan {
       visit_at<0, kVectors>(last, visit);
     }
   }
-  // The vectors from class j on, 2^shift classes apart; -inf outside the row. All loads start before the first is used.
+  // The vectors from class j on, 2^shift classes apart. All loads start before the first is used.
   template <int kVectors>
-  __device__ __forceinline__ void load(int32_t j, int shift, V (&v)[kVectors]) const {
+  __device__ __forceinline__ void load(int32_t j, int shift, V (&v)[kVectors], E outside = kMinusInfinity<E>) const {
     const int32_t room = this->room(j);
     if (j >= 0 && room >= (kVectors - 1) << shift) {
 #pragma unroll
@@ -79,7 +79,7 @@ struct RowSpan {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) v[i].element[k] = kMinusInfinity<E>;
+      for (int k = 0; k < kVector; ++k) v[i].element[k] = outside;
       if ((i > 0 || j >= 0) && room >= i << shift) v[i] = vector_at(j + (i << shift));
     }
     each_part<kVectors>(j, shift, [&](int i) {
@@ -89,24 +89,26 @@ struct RowSpan {
       }
     });
   }
-  // Writes them. kStreams: nothing reads them soon, so that logits that must be read again stay in the L2.
-  template <bool kStreams, int kVectors>
-  __device__ __forceinline__ void store(int32_t j, int shift, const V (&v)[kVectors]) const {
+  // Writes those that make(i) returns. kStreams: nothing reads them soon, so that logits that must be read again stay
+  // in the L2.
+  template <bool kStreams, int kVectors, class Make>
+  __device__ __forceinline__ void store(int32_t j, int shift, const Make& make) const {
     const int32_t room = this->room(j);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       if ((i == 0 && j < 0) || room < i << shift) continue;
       uint4* const to = reinterpret_cast<uint4*>(gradient + j + (i << shift));
       if (kStreams) {
-        __stcs(to, bit_cast<uint4>(v[i]));
+        __stcs(to, bit_cast<uint4>(make(i)));
       } else {
-        __stwb(to, bit_cast<uint4>(v[i]));
+        __stwb(to, bit_cast<uint4>(make(i)));
       }
     }
     each_part<kVectors>(j, shift, [&](int i) {
+      const V part = make(i);
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
-        if (has(j + (i << shift) + k)) gradient[j + (i << shift) + k] = v[i].element[k];
+        if (has(j + (i << shift) + k)) gradient[j + (i << shift) + k] = part.element[k];
       }
     });
   }

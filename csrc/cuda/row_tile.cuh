@@ -66,6 +66,10 @@ struct RowTile {
   __device__ __forceinline__ int32_t step() const { return 1 << shift; }
   __device__ __forceinline__ int32_t size() const { return kVectors * step(); }
 
+  template <bool kStreams>
+  __device__ __forceinline__ void store(const RowSpan<E>& span, int32_t from) const {
+    span.template store<kStreams, kVectors>(from, shift, [&](int i) { return v[i]; });
+  }
   // `count`: how many vectors have classes, in some thread of the row.
   template <class Visit>
   __device__ __forceinline__ void each(int count, const Visit& visit) {

@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #pragma unroll
           for (int k = 0; k < Tile::n; ++k) tile.v[i].element[k] = narrow<E>(unread);
         }
-        for (int32_t t = 0; t < tiles; ++t) span.template store<false>(from + t * tile.size(), tile.shift, tile.v);
+        for (int32_t t = 0; t < tiles; ++t) tile.template store<false>(span, from + t * tile.size());
       } else {
         if constexpr (kWithShares) {
           const Gain own_gain = Tile::kKeepsExp ? gain.in_reference(ratio_of(own, reference)) : gain;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         } else {
           tile.template to_gradients<false>(count, gain, reference);
         }
-        span.template store<kTiled>(from + (tiles - 1) * tile.size(), tile.shift, tile.v);
+        tile.template store<kTiled>(span, from + (tiles - 1) * tile.size());
 #pragma unroll 1
         for (int32_t t = kTiled ? tiles - 2 : -1; t >= 0; --t) {
           if (t < kept) {
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
             span.load(from + t * tile.size(), tile.shift, tile.v);
           }
           tile.template to_gradients<false>(kVectors, gain, reference);
-          span.template store<true>(from + t * tile.size(), tile.shift, tile.v);
+          tile.template store<true>(span, from + t * tile.size());
         }
         // Overwrites the gradient at the target, in the thread that wrote it.
         const int32_t at = task.target - from;

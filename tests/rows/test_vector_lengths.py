@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exact_vectors import CASES, assert_right, drawn
+from exact_vectors import CASES, LOSSES, assert_right, drawn
 from oracle import DTYPES
 
 # Where kernels change: powers of two, and beside them.
@@ -25,3 +25,18 @@ def test_every_length(device, name, own, dtype):
 def test_around_splits(device, name, own, length):
     assert_right(name, drawn(name, (4, length), DTYPES[length % 4], device), **own)
     assert_right(name, drawn(name, (3, length), torch.float32, device), **own)
+
+
+@of_cases
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_that_begin_anywhere(device, name, own, dtype):
+    """In a word of 16 bytes: views, whose rows a kernel reads where they are."""
+    loss = LOSSES[name]
+    vectors = loss.vectors
+    for length in (5, 33, 130, 515, 1100):
+        whole = drawn(name, (5, length + 9), dtype, device)
+        for begin in (0, 1, 3, 8):
+            views = [x[:, begin : begin + length] if i < vectors else x for i, x in enumerate(whole)]
+            clones = [x.clone() for x in views]
+            found, expected = (loss.ours(*operands, reduction="none", **own) for operands in (views, clones))
+            torch.testing.assert_close(found, expected, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps / 8)
