@@ -44,17 +44,12 @@ template <class Loss>
 constexpr bool kValuesHaveRests<
     Loss, std::void_t<decltype(std::declval<Loss>().value(std::declval<typename Loss::Terms>()).rest)>> = true;
 
-// Whether it has a cheaper value for sums of many terms, whose roundings average out: value_in_sum. If it sets
-// kReadsOnly, that value is only for passes without gradients.
+// Whether it has a cheaper value for sums of many terms, whose roundings average out: value_in_sum.
 template <class Loss, class = void>
 constexpr bool kHasValueInSum = false;
 template <class Loss>
 constexpr bool kHasValueInSum<
     Loss, std::void_t<decltype(std::declval<Loss>().value_in_sum(std::declval<typename Loss::Terms>()))>> = true;
-template <class Loss, class = void>
-constexpr bool kIsInSums = kHasValueInSum<Loss>;
-template <class Loss>
-constexpr bool kIsInSums<Loss, std::void_t<decltype(Loss::kReadsOnly)>> = kHasValueInSum<Loss> && !Loss::kReadsOnly;
 
 // A loss of d = input - target: value(d), and the input's gradient grad(d, scale).
 template <class T, class Loss>
@@ -79,7 +74,7 @@ struct OfDifference : Loss {
 };
 
 // A loss of (input, target), in the scalar arithmetic F. The expensive part is in its Terms.
-template <class T, class Loss, bool kInSum = std::is_same_v<T, float> && kIsInSums<Loss>>
+template <class T, class Loss, bool kInSum = std::is_same_v<T, float> && kHasValueInSum<Loss>>
 struct OfOperands : Loss {
   using Arithmetic = T;
   using F = Scalar<T>;
@@ -123,7 +118,7 @@ constexpr bool kHasRests = kIsOfOperands<Loss> && kValuesHaveRests<Loss<float>>;
 
 // Whether single results and sums are computed in two ways.
 template <template <class> class Loss>
-constexpr bool kSumsApart = kHasRests<Loss> || kIsInSums<Loss<float>>;
+constexpr bool kSumsApart = kHasRests<Loss> || kHasValueInSum<Loss<float>>;
 
 // The arithmetic of the terms of a loss of two operands, if an engine takes T. For FloatFloat: float with rests. For
 // float: float without rests.
@@ -146,26 +141,15 @@ using Functor = std::conditional_t<kIsOfOperands<Loss>, OfOperands<T, Loss<typen
 
 // The functor for single results in T of numbers that are read as F. A T wider than F needs no rests.
 template <template <class> class Loss, class T, class F>
-using SingleFunctor =
-    std::conditional_t<kHasRests<Loss> && (sizeof(T) > sizeof(F)), OfOperands<T, Loss<Plain<T>>>,
-                       std::conditional_t<kIsInSums<Loss<float>>, OfOperands<T, Loss<T>, false>, Functor<Loss, T>>>;
+using SingleFunctor = std::conditional_t<
+    kHasRests<Loss> && (sizeof(T) > sizeof(F)), OfOperands<T, Loss<Plain<T>>>,
+    std::conditional_t<kHasValueInSum<Loss<float>>, OfOperands<T, Loss<T>, false>, Functor<Loss, T>>>;
 
 // The arithmetic in which a loss computes if an engine would take FloatFloat. A loss of two operands uses float: its
 // terms keep what float would lose, and value and gradients then share them.
 template <template <class> class Loss, class T>
 using ArithmeticOf =
     std::conditional_t<kIsOfOperands<Loss> && !kSumsApart<Loss> && std::is_same_v<T, FloatFloat>, float, T>;
-
-// The functor for a sum without gradients.
-template <template <class> class Loss, class T>
-struct ReadingIn {
-  using type = Functor<Loss, ArithmeticOf<Loss, T>>;
-};
-template <template <class> class Loss>
-struct ReadingIn<Loss, float> {
-  using type =
-      std::conditional_t<kHasValueInSum<Loss<float>>, OfOperands<float, Loss<float>, true>, Functor<Loss, float>>;
-};
 
 // A loss can have a cheaper form for its usual numbers, Loss::Usual, which an engine then calls instead. There the
 // compiler knows the flags. A branch at each flag of each element costs more than the arithmetic, because elements no

@@ -28,14 +28,13 @@ struct Apart {
   F normal;       // x, times a power of two if x is subnormal
 };
 
-// kSubnormal: x can be subnormal.
-template <bool kSubnormal = true, class F>
+template <class F>
 CUDALOSS_INLINE Apart<F> apart(F x) {
   using Parts = LogParts<F>;
   using Bits = typename ExpParts<F>::Bits;
   constexpr int kMantissa = ExpParts<F>::kMantissa;
   constexpr Bits last = (2 * Parts::one) >> kMantissa;
-  const bool is_tiny = kSubnormal && x < least(F());
+  const bool is_tiny = x < least(F());
   const F normal = select(is_tiny, x * Parts::up, x);
   const Bits bits = bit_cast<Bits>(normal) + (Parts::one - Parts::root_half);
   const Bits exponent = bits >> kMantissa;
@@ -99,13 +98,12 @@ CUDALOSS_INLINE float end_of(const Apart<float>& a) {
 }
 CUDALOSS_INLINE float ended(float end, float log) { return select(absolute(end) <= largest(end), log, end); }
 
-// log(x + rest) for a sum of many, to about its last place: log(1 + f) is 2 atanh(s) with s = f / (2 + f).
-template <bool kSubnormal = true>
+// log(x + rest) for a sum of many, to about its last place.
 CUDALOSS_INLINE float log_in_sum(float x, float rest = 0.0f) {
-  const Apart<float> a = apart<kSubnormal>(x);
-  const float f = fused(rest, a.power, a.f), s = f * reciprocal_of(2.0f + f);
-  const float tail = fused(s, log_tail_of_square(s * s), a.k * ExpParts<float>::ln2_rest);
-  return ended(end_of(a), fused(a.k, ExpParts<float>::ln2, fused(2.0f, s, tail)));
+  const Apart<float> a = apart(x);
+  const float f = fused(rest, a.power, a.f), s = f * reciprocal_of(2.0f + f), half_square = 0.5f * f * f;
+  const float tail = fused(s, half_square + log_tail_of_square(s * s), a.k * ExpParts<float>::ln2_rest);
+  return ended(end_of(a), fused(a.k, ExpParts<float>::ln2, f - (half_square - tail)));
 }
 // log(a / b) in the same way, with one series: log(m / n) of the two fractions is 2 atanh(s) with s = (m - n) / (m +
 // n), at most 1/3; 2^-27 of it.

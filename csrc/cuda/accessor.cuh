@@ -204,7 +204,7 @@ struct Accessor<AnyHalf> {
 };
 
 // A target in whole vectors beside a float or a half: float, half or uint8. Only for whole vectors. Until `decoded`
-// turns it into floats, a vector's elements are its words in memory.
+// turns it into floats, a vector's elements are its words in memory; a single element is a float at once.
 struct Stored {};
 template <>
 struct LoadedAs<Stored> {

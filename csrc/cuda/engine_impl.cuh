@@ -51,11 +51,10 @@ struct DenseLauncher {
   template <class TV, class A, class B>
   bool sum() const {
     using P = Partial<ArithmeticOf<Loss, TV>>;
-    using Reading = typename ReadingIn<Loss, TV>::type;
     constexpr int N = vector<A, B>();
     const int64_t blocks = plan::sum_blocks(count, N);
     folded<P>(blocks, quotient(), memory, stream, [&](const auto& fold) {
-      launch(sum_kernel<P, A, B, N, Reading>, Start::Alone, blocks, plan::kSum.threads, stream, Reading(r.numbers),
+      launch(sum_kernel<P, A, B, N, Value<TV>>, Start::Alone, blocks, plan::kSum.threads, stream, Value<TV>(r.numbers),
              operands<A, B>(), fold);
     });
     return true;

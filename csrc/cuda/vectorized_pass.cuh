@@ -1,5 +1,4 @@
-// The pass over operands that are read in whole vectors: two of each thread's vectors are in flight; one for a loss of
-// two operands.
+// The pass over operands that are read in whole vectors; kPassUnroll of each thread's vectors are in flight.
 #pragma once
 
 #include "cuda/general_pass.cuh"

@@ -42,17 +42,17 @@ bool are_alike(const Pass& r, bool has_third) {
                      [&](const void* data, DType dtype, Place) { return !data || dtype == r.input.dtype; });
 }
 
-int64_t elements_of_word(const Pass& r) { return kVectorBytes / size_of(r.input.dtype); }
+int64_t elements_of_vector(const Pass& r) { return kVectorBytes / size_of(r.input.dtype); }
 
 // Whether all are contiguous, and their elements at the same place in 16 bytes.
 bool lie_alike(const Pass& r, bool has_third) {
-  const auto in_word = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % kVectorBytes; };
+  const auto within = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % kVectorBytes; };
   return all_vectors(r, has_third, [&](const void* data, DType, Place place) {
     if (!data) return true;
-    if (r.rows.class_stride[place] != 1 || in_word(data) != in_word(r.input.data)) return false;
+    if (r.rows.class_stride[place] != 1 || within(data) != within(r.input.data)) return false;
     for (const Dims* dims : {&r.inner, &r.segments}) {
       for (int d = 0; d < dims->rank; ++d) {
-        if ((dims->stride[d][place] - dims->stride[d][kInput]) % elements_of_word(r) != 0) return false;
+        if ((dims->stride[d][place] - dims->stride[d][kInput]) % elements_of_vector(r) != 0) return false;
       }
     }
     return true;
@@ -60,7 +60,7 @@ bool lie_alike(const Pass& r, bool has_third) {
 }
 // Whether 16 bytes can have elements of two rows.
 bool are_ragged(const Pass& r) {
-  const int64_t n = elements_of_word(r);
+  const int64_t n = elements_of_vector(r);
   return r.rows.classes % n != 0 || !lies_in_vectors(r, r.input.data, kInput, n);
 }
 
@@ -101,14 +101,14 @@ void contiguous_rows(const Pass& r, const VectorParameters<double>& g, const Mem
 // and 1.09 ms; in the kernel for rows of any strides 0.57 and 2.31.
 template <class E>
 void ragged_rows(const Pass& r, const VectorParameters<double>& g, const Memory& memory, Stream stream) {
-  const int64_t elements = r.rows.classes + elements_of_word(r) - 1;
+  const int64_t elements = r.rows.classes + elements_of_vector(r) - 1;
   if (elements <= 512) return contiguous<E, 16, 32, 6, true, true>(r, g, memory, stream);
   if (elements <= 1024) return contiguous<E, 32, 32, 4, true, true>(r, g, memory, stream);
   if (elements <= 2048) return contiguous<E, 16, 128, 5, true, true>(r, g, memory, stream);
   contiguous<E, 32, 128, 4, true, true>(r, g, memory, stream);
 }
 template <class E>
-void rows_of_words(const Pass& r, const VectorParameters<double>& g, const Memory& memory, Stream stream) {
+void contiguous_or_ragged(const Pass& r, const VectorParameters<double>& g, const Memory& memory, Stream stream) {
   are_ragged(r) ? ragged_rows<E>(r, g, memory, stream) : contiguous_rows<E>(r, g, memory, stream);
 }
 
@@ -119,13 +119,15 @@ void any_vectors_pass(const Pass& r, VectorsOf vectors, bool needs_w, const Memo
   if (wants_float64_rows(r)) return general<double, Any<double>>(r, vectors, needs_w, memory, stream);
   if (!are_alike(r, has_third)) return general<float, Any<float>>(r, vectors, needs_w, memory, stream);
   const bool is_float = r.input.dtype == DType::Float32;
-  if (needs_w || !lie_alike(r, has_third)) {
+  // The few elements of the shortest rows are read faster by one thread than by the lanes of a ragged row.
+  const bool are_short = are_ragged(r) && r.rows.classes <= 8;
+  if (needs_w || are_short || !lie_alike(r, has_third)) {
     if (is_float) return general<float, float>(r, vectors, needs_w, memory, stream);
     return general<float, Any<float>>(r, vectors, needs_w, memory, stream);
   }
   const auto g = vector_parameters<double>(r, vectors, needs_w);
-  if (is_float) return rows_of_words<float>(r, g, memory, stream);
-  rows_of_words<AnyHalf>(r, g, memory, stream);
+  if (is_float) return contiguous_or_ragged<float>(r, g, memory, stream);
+  contiguous_or_ragged<AnyHalf>(r, g, memory, stream);
 }
 
 }  // namespace cudaloss::cuda

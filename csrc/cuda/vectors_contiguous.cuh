@@ -48,8 +48,8 @@ struct VectorSpan {
 template <class E, int kLanes, int kVectors>
 struct VectorTile {
   static constexpr int n = RowSpan<E>::kVector, kShift = log2_of(kLanes * n), kSize = kVectors << kShift;
-  using Numbers = float[kVectors][n];
-  Numbers u, v;
+  using Floats = float[kVectors][n];
+  Floats u, v;
 
   // From element `from` of a row on; 0 outside it. One branch around the loads of all operands: with a branch for each,
   // a forward of 8,192 fp32 elements took 0.77 ms, not 0.69 (H100).
@@ -65,7 +65,7 @@ struct VectorTile {
     of[0].template load<kWhole>(from, kShift, u);
     of[1].template load<kWhole>(from, kShift, v);
     if constexpr (kDifferences) {
-      Numbers third;
+      Floats third;
       of[2].template load<kWhole>(from, kShift, third);
       const float eps = static_cast<float>(g.eps);
 #pragma unroll
@@ -121,8 +121,8 @@ struct ContiguousVectors {
   }
 };
 
-// kGradients: gradients are wanted, so u and v stay in registers. kRagged: 16 bytes can have elements of two rows. In
-// one kernel for both kinds of rows, forwards of 8,192 aligned fp32 elements took 1.11 times as long, steps of 4,096
+// kGradients: gradients can be wanted, so u and v stay in registers. kRagged: 16 bytes can have elements of two rows.
+// In one kernel for both kinds of rows, forwards of 8,192 aligned fp32 elements took 1.11 times as long, steps of 4,096
 // bf16 elements 1.13 times (H100).
 template <class E, int kLanes, int kVectors, int kThreads, int kBlocks, bool kGradients, bool kRagged>
 __global__ void __launch_bounds__(kThreads, kBlocks)

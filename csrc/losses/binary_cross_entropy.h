@@ -27,7 +27,7 @@ struct binary_cross_entropy {
     return -fused(e.t, log_on.value, fused(off.value, log_off.value, rests));
   }
   CUDALOSS_INLINE F value_in_sum(const Terms& e) const {
-    const F log_on = clamped(log_in_sum(e.x)), log_off = clamped(log_in_sum<false>(e.x_off.value, e.x_off.rest));
+    const F log_on = clamped(log_in_sum(e.x)), log_off = clamped(log_in_sum(e.x_off.value, e.x_off.rest));
     return -fused(e.t, log_on, (F(1) - e.t) * log_off);
   }
   // (x - t) / (x (1 - x)). A product below 1e-12 becomes 1e-12; for x outside [0, 1] the product is NaN.
