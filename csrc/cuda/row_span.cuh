@@ -67,7 +67,8 @@ struct RowSpan {
       visit_at<0, kVectors>(last, visit);
     }
   }
-  // The vectors from class j on, 2^shift classes apart. All loads start before the first is used.
+  // The vectors from class j on, 2^shift classes apart, with `outside` outside the row. All loads start before the
+  // first is used.
   template <int kVectors>
   __device__ __forceinline__ void load(int32_t j, int shift, V (&v)[kVectors], E outside = kMinusInfinity<E>) const {
     const int32_t room = this->room(j);

@@ -80,12 +80,24 @@ void contiguous(const Pass& r, const VectorParameters<double>& g, const Memory& 
   });
 }
 
+// Step of cosine_similarity_loss (2^18, 301) and of triplet_margin_loss (2^16, 2047), fp32, one gradient, H100: 0.47
+// and 1.09 ms; in the kernel for rows of any strides 0.57 and 2.31.
+template <class E>
+void ragged_rows(const Pass& r, const VectorParameters<double>& g, const Memory& memory, Stream stream) {
+  const int64_t elements = r.rows.classes + elements_of_vector(r) - 1;
+  if (elements <= 512) return contiguous<E, 16, 32, 6, true, true>(r, g, memory, stream);
+  if (elements <= 1024) return contiguous<E, 32, 32, 4, true, true>(r, g, memory, stream);
+  if (elements <= 2048) return contiguous<E, 16, 128, 5, true, true>(r, g, memory, stream);
+  contiguous<E, 32, 128, 4, true, true>(r, g, memory, stream);
+}
+
 // H200, fp32, TB/s of the data that must move, forward and backward of triplet_margin_loss and cosine_similarity_loss.
 // 8,192 elements: 4.34 and 4.26 with 64 elements a thread, 3.69 and 3.62 with 16 and 512 threads; 4,096: 4.17 and 4.07
 // with 32, 3.12 and 2.87 with 64; 2,048: 4.21 and 4.14 with 16 and 5 blocks a processor, 3.81 and 3.24 with 32. Only
 // forward: 4.4 with 16 elements, from 2,048 on. bfloat16, 8,192: 3.16 and 3.10 with 32, 2.48 and 2.21 with 64.
 template <class E>
 void contiguous_rows(const Pass& r, const VectorParameters<double>& g, const Memory& memory, Stream stream) {
+  if (are_ragged(r)) return ragged_rows<E>(r, g, memory, stream);
   const int64_t elements = r.rows.classes;
   if (elements <= 128) return contiguous<E, 16, 8, 6>(r, g, memory, stream);
   if (elements <= 512) return contiguous<E, 16, 32, 6>(r, g, memory, stream);
@@ -97,21 +109,6 @@ void contiguous_rows(const Pass& r, const VectorParameters<double>& g, const Mem
   }
   contiguous<E, 32, 128, 4>(r, g, memory, stream);
 }
-// Step of cosine_similarity_loss (2^18, 301) and of triplet_margin_loss (2^16, 2047), fp32, one gradient, H100: 0.47
-// and 1.09 ms; in the kernel for rows of any strides 0.57 and 2.31.
-template <class E>
-void ragged_rows(const Pass& r, const VectorParameters<double>& g, const Memory& memory, Stream stream) {
-  const int64_t elements = r.rows.classes + elements_of_vector(r) - 1;
-  if (elements <= 512) return contiguous<E, 16, 32, 6, true, true>(r, g, memory, stream);
-  if (elements <= 1024) return contiguous<E, 32, 32, 4, true, true>(r, g, memory, stream);
-  if (elements <= 2048) return contiguous<E, 16, 128, 5, true, true>(r, g, memory, stream);
-  contiguous<E, 32, 128, 4, true, true>(r, g, memory, stream);
-}
-template <class E>
-void contiguous_or_ragged(const Pass& r, const VectorParameters<double>& g, const Memory& memory, Stream stream) {
-  are_ragged(r) ? ragged_rows<E>(r, g, memory, stream) : contiguous_rows<E>(r, g, memory, stream);
-}
-
 }  // namespace
 
 void any_vectors_pass(const Pass& r, VectorsOf vectors, bool needs_w, const Memory& memory, Stream stream) {
@@ -119,15 +116,15 @@ void any_vectors_pass(const Pass& r, VectorsOf vectors, bool needs_w, const Memo
   if (wants_float64_rows(r)) return general<double, Any<double>>(r, vectors, needs_w, memory, stream);
   if (!are_alike(r, has_third)) return general<float, Any<float>>(r, vectors, needs_w, memory, stream);
   const bool is_float = r.input.dtype == DType::Float32;
-  // The few elements of the shortest rows are read faster by one thread than by the lanes of a ragged row.
+  // The shortest ragged rows: the general kernel has a thread for each (`general_lanes_shift`), not a warp.
   const bool are_short = are_ragged(r) && r.rows.classes <= 8;
   if (needs_w || are_short || !lie_alike(r, has_third)) {
     if (is_float) return general<float, float>(r, vectors, needs_w, memory, stream);
     return general<float, Any<float>>(r, vectors, needs_w, memory, stream);
   }
   const auto g = vector_parameters<double>(r, vectors, needs_w);
-  if (is_float) return contiguous_or_ragged<float>(r, g, memory, stream);
-  contiguous_or_ragged<AnyHalf>(r, g, memory, stream);
+  if (is_float) return contiguous_rows<float>(r, g, memory, stream);
+  contiguous_rows<AnyHalf>(r, g, memory, stream);
 }
 
 }  // namespace cudaloss::cuda
