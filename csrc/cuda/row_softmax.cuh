@@ -34,7 +34,7 @@ template <>
 struct Elements<float> {
   using T = FloatFloat;
   using Parts = ExpParts<float>;
-  static constexpr float kBack = Parts::small;
+  static constexpr float kBack = Parts::small, kLift = 40.0f;  // kBack = 2^-kLift
 
   float magic, least;
   __device__ __forceinline__ explicit Elements(float power)
@@ -96,10 +96,14 @@ struct Elements<float> {
     // Adds exp(x) and returns it.
     __device__ __forceinline__ float add(const Elements& elements, float x) {
       const Exp e = elements.parts(x);
-      const float value = e.value(), next = sum + value, added = next - sum;
-      rest = fused(e.times_power(1.0f), e.rest(), rest) + (value - added);
+      rest = fused(e.times_power(1.0f), e.rest(), rest);
+      add_term(e.value());
+      return e.value();
+    }
+    __device__ __forceinline__ void add_term(float e) {
+      const float next = sum + e, added = next - sum;
+      rest += e - added;
       sum = next;
-      return value;
     }
     __device__ __forceinline__ void scale(float by) {
       const float scaled = (sum - kStart) * by, next = kStart + scaled;
@@ -137,6 +141,7 @@ struct HalfElements {
       sum += e;
       return e;
     }
+    __device__ __forceinline__ void add_term(float e) { sum += e; }
     __device__ __forceinline__ void scale(float by) { sum *= by; }
     __device__ __forceinline__ float total() const { return sum; }
   };

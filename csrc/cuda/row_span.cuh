@@ -67,16 +67,21 @@ struct RowSpan {
       visit_at<0, kVectors>(last, visit);
     }
   }
-  // The vectors from class j on, 2^shift classes apart, with `outside` outside the row. All loads start before the
-  // first is used.
+  // Whether all of these vectors from class j on, 2^shift classes apart, are the row's alone.
   template <int kVectors>
-  __device__ __forceinline__ void load(int32_t j, int shift, V (&v)[kVectors], E outside = kMinusInfinity<E>) const {
-    const int32_t room = this->room(j);
-    if (j >= 0 && room >= (kVectors - 1) << shift) {
+  __device__ __forceinline__ bool has_all(int32_t j, int shift) const {
+    return j >= 0 && room(j) >= (kVectors - 1) << shift;
+  }
+  // All loads start before the first is used.
+  template <int kVectors>
+  __device__ __forceinline__ void load_all(int32_t j, int shift, V (&v)[kVectors]) const {
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) v[i] = vector_at(j + (i << shift));
-      return;
-    }
+    for (int i = 0; i < kVectors; ++i) v[i] = vector_at(j + (i << shift));
+  }
+  // The same with `outside` outside the row.
+  template <int kVectors>
+  __device__ __forceinline__ void load_some(int32_t j, int shift, V (&v)[kVectors], E outside) const {
+    const int32_t room = this->room(j);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
@@ -89,6 +94,14 @@ struct RowSpan {
         if (has(j + (i << shift) + k)) v[i].element[k] = input[j + (i << shift) + k];
       }
     });
+  }
+  template <int kVectors>
+  __device__ __forceinline__ void load(int32_t j, int shift, V (&v)[kVectors]) const {
+    if (has_all<kVectors>(j, shift)) {
+      load_all(j, shift, v);
+    } else {
+      load_some(j, shift, v, kMinusInfinity<E>);
+    }
   }
   // Writes those that make(i) returns. kStreams: nothing reads them soon, so that logits that must be read again stay
   // in the L2.
@@ -140,6 +153,13 @@ __device__ __forceinline__ uint32_t max_of_pairs(uint32_t a, uint32_t b) {
   }
 #endif
   return result;
+}
+// The absolute values of a vector.
+template <class V>
+__device__ __forceinline__ V size_of(const V& v) {
+  constexpr uint32_t kMask = sizeof(v.element[0]) == sizeof(float) ? 0x7fffffffu : 0x7fff7fffu;
+  const uint4 words = bit_cast<uint4>(v);
+  return bit_cast<V>(uint4{words.x & kMask, words.y & kMask, words.z & kMask, words.w & kMask});
 }
 // The larger ones of two vectors, and the largest in one.
 __device__ __forceinline__ Vector<float, 4> max_of(const Vector<float, 4>& a, const Vector<float, 4>& b) {

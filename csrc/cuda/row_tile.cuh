@@ -89,6 +89,9 @@ struct RowTile {
     }
     return max_in(of_vectors, max);
   }
+  // A logit and its slope, as the row has them.
+  __device__ __forceinline__ static float logit(E x) { return widen<float>(x); }
+  __device__ __forceinline__ static float slope_at(int32_t) { return 1.0f; }
   // The class `at` places after the thread's first becomes -inf, if the thread has it.
   __device__ __forceinline__ void hide(int32_t at) {
     if (static_cast<uint32_t>(at) >= static_cast<uint32_t>(size()) || (at & (step() - 1)) >= n) return;
@@ -107,16 +110,19 @@ struct RowTile {
     });
   }
 
+  // Brings the sums to the reference of a larger maximum.
+  __device__ __forceinline__ static void raise(float max, bool is_first, PartSums<E>& part, Reference& own,
+                                               typename Elements<E>::Sum& of_exp) {
+    if (!is_first && max <= part.max) return;
+    const Reference higher = reference_of(max);
+    if (!is_first) of_exp.scale(ratio_of(own, higher));
+    part.max = max;
+    own = higher;
+  }
   // Adds the classes to the sums.
   __device__ __forceinline__ void take(int count, bool is_first, PartSums<E>& part, Reference& own,
                                        typename Elements<E>::Sum& of_exp) {
-    const float max = this->max(count, part.max);
-    if (is_first || !(max <= part.max)) {
-      const Reference higher = reference_of(max);
-      if (!is_first) of_exp.scale(ratio_of(own, higher));
-      part.max = max;
-      own = higher;
-    }
+    raise(this->max(count, part.max), is_first, part, own, of_exp);
     const Elements<E> elements(own.power);
     if (own.shift != 0.0f) {
       each(count, [&](int, E& x) { keep(x, of_exp.add(elements, widen<float>(x) - own.shift)); });

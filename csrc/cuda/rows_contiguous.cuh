@@ -3,7 +3,7 @@
 // shared memory while there is room. Those between are read again, backwards, because they are then still in the L2.
 #pragma once
 
-#include "cuda/row_tile.cuh"
+#include "cuda/row_cap.cuh"
 
 namespace cudaloss::cuda {
 
@@ -23,6 +23,11 @@ __device__ __forceinline__ PartSums<E> joined_part(PartSums<E> part, Reference o
   return part;
 }
 
+__device__ __forceinline__ WithRest<float> less_by(WithRest<float> x, float share) {
+  return {x.value, fused(-x.value, share, x.rest)};
+}
+__device__ __forceinline__ float less_by(float x, float share) { return fused(-x, share, x); }
+
 // What a row's loss is made of.
 template <class Sums>
 struct RowEnd {
@@ -33,17 +38,21 @@ struct RowEnd {
 };
 
 // Tiled: a row can have several tiles; the first `kept` go to shared memory. WithShares: each class has its own share;
-// rows are whole vectors then.
-enum class RowKind { Plain, Tiled, WithShares };
+// rows are whole vectors then. Capped: the logits have a softcap.
+enum class RowKind { Plain, Tiled, WithShares, Capped, CappedTiled };
+template <RowKind kind>
+constexpr bool kIsTiled = kind == RowKind::Tiled || kind == RowKind::CappedTiled;
+template <RowKind kind>
+constexpr bool kIsCapped = kind == RowKind::Capped || kind == RowKind::CappedTiled;
 template <class E, int kLanes, int kVectors, RowKind kKind, int kThreads, int kBlocks, class Loss>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     rows_of_contiguous_classes(const __grid_constant__ RowParameters<double> p,
                                const __grid_constant__ typename Loss::InFloat loss, RowLanes<kLanes> lanes, bool ragged,
                                int kept) {
-  using Tile = RowTile<E, kLanes, kVectors>;
+  constexpr bool kTiled = kIsTiled<kKind>, kWithShares = kKind == RowKind::WithShares, kCapped = kIsCapped<kKind>;
+  using Tile = std::conditional_t<kCapped, CappedTile<E, kLanes, kVectors>, RowTile<E, kLanes, kVectors>>;
   using V = typename Tile::V;
   using N = RowNumber<E>;
-  constexpr bool kTiled = kKind == RowKind::Tiled, kWithShares = kKind == RowKind::WithShares;
   using Sums = std::conditional_t<kWithShares, SumsWithShares<E>, RowSums<E>>;
   constexpr bool kOfBlock = kLanes > 32;  // a row
   constexpr int kMostRows = kOfBlock ? 1 : kThreads / 2, kWarps = kOfBlock ? kLanes / 32 : 1;
@@ -66,7 +75,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     if (kOfBlock && task.held) continue;
     const RowSpan<E> span = span_of<E>(p, task.at, ragged);
     const int32_t from = lane * Tile::n - span.skew();
-    Tile tile(lanes);
+    Tile tile = [&] {
+      if constexpr (kCapped) {
+        return Tile(lanes, RowCap<E>(p.softcap));
+      } else {
+        return Tile(lanes);
+      }
+    }();
     const int32_t tiles = kTiled ? (p.classes + span.skew() + tile.size() - 1) / tile.size() : 1;
     const int32_t last = p.classes - (tiles - 1) * tile.size() + (ragged ? Tile::n - 1 : 0);
     const int count = (last + tile.step() - 1) >> tile.shift;  // vectors of the last tile
@@ -85,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       }
     }
     const bool reads = Loss::kIsPart ? task.counts && task.is_class : task.target >= 0;
-    const float target = task.target >= 0 ? widen<float>(span.input[task.target]) : (Loss::kIsPart ? -INFINITY : 0.0f);
+    const float target = task.target >= 0 ? tile.logit(span.input[task.target]) : (Loss::kIsPart ? -INFINITY : 0.0f);
     PartSums<E> part = {-INFINITY, 0.0f, {}};
     Reference own = reference_of(part.max);
     typename Elements<E>::Sum of_exp;
@@ -100,10 +115,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           for (int i = 0; i < kVectors; ++i) stage[t][i][threadIdx.x] = tile.v[i];
         }
         const int vectors = t == tiles - 1 ? count : kVectors;
+        if constexpr (kCapped) tile.look(vectors, span, begin, task.target);
         if (!kWithShares && loss.smooths) {
           const float base = select(target == -INFINITY, 0.0f, target);
           tile.each(vectors,
-                    [&](int j, E x) { part.below += select(span.has(begin + j), base - widen<float>(x), 0.0f); });
+                    [&](int j, E x) { part.below += select(span.has(begin + j), base - tile.logit(x), 0.0f); });
         }
         if constexpr (kWithShares) shares = tile.shares(count, reader, begin, p.classes, task.target, target);
         if (task.target >= 0) tile.hide(task.target - begin);
@@ -126,6 +142,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const float unread = without_target(task.counts);
     Sums sums;
     static_cast<RowSums<E>&>(sums) = {part.max, part.others, part.below};
+    if constexpr (kCapped) {  // exp(target + rest) and these sums are to each other as exp(target) and others (1 -
+                              // rest)
+      if (task.target >= 0) sums.others = less_by(sums.others, tile.rest_at(task.target));
+    }
     if constexpr (kWithShares) {
       sums.shares = together<kThreads>(shares, lanes.count(), [](const auto& a, const auto& b) {
         return SharesOfRow<N>{plus(a.below, b.below), plus(a.others, b.others), a.own + b.own};
@@ -147,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           const Gain own_gain = Tile::kKeepsExp ? gain.in_reference(ratio_of(own, reference)) : gain;
           tile.to_gradients_with_shares(count, own_gain, task.factor, reference, reader, from, p.classes);
         } else if constexpr (Tile::kKeepsExp) {
-          tile.template to_gradients<true>(count, gain.in_reference(ratio_of(own, reference)), reference);
+          tile.template to_gradients<true>(count, gain.in_reference(ratio_of(own, reference)), own);
         } else {
           tile.template to_gradients<false>(count, gain, reference);
         }
@@ -160,13 +180,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           } else {
             span.load(from + t * tile.size(), tile.shift, tile.v);
           }
+          if constexpr (kCapped) tile.look(kVectors, span, from + t * tile.size(), task.target);
           tile.template to_gradients<false>(kVectors, gain, reference);
           tile.template store<true>(span, from + t * tile.size());
         }
         // Overwrites the gradient at the target, in the thread that wrote it.
         const int32_t at = task.target - from;
         if ((!Loss::kIsPart || task.target >= 0) && at >= 0 && (at & (tile.step() - 1)) < Tile::n)
-          span.gradient[task.target] = narrow<E>(gain.at_target);
+          span.gradient[task.target] = narrow<E>(gain.at_target * tile.slope_at(task.target));
       }
     }
     // The losses of the block's rows, by its first warp, when nothing waits for them.

@@ -127,13 +127,13 @@ struct ContiguousLauncher {
     return true;
   }
   // Tiles of 4 vectors a thread: those that do not fit in shared memory are read twice.
-  template <int kThreads, int kBlocks>
+  template <int kThreads, int kBlocks, RowKind kTiledKind = RowKind::Tiled>
   void in_tiles() const {
     constexpr int kTileVectors = 4, kTileBytes = kTileVectors * kThreads * kVectorBytes;
     const int64_t tiles = plan::ceil_div(vectors() * kVectorBytes, kTileBytes);
     const int64_t fit = r.grad_input.data ? shared_memory_of(kBlocks) / kTileBytes : 0;
     const int kept = static_cast<int>(std::min(tiles - 1, fit));
-    launch_rows(r, rows_of_contiguous_classes<E, kThreads, kTileVectors, RowKind::Tiled, kThreads, kBlocks, Loss>, 1,
+    launch_rows(r, rows_of_contiguous_classes<E, kThreads, kTileVectors, kTiledKind, kThreads, kBlocks, Loss>, 1,
                 kThreads, kept * kTileBytes, memory, stream, loss, RowLanes<kThreads>(), ragged(), kept);
   }
 };
@@ -195,6 +195,21 @@ bool fast_rows_with_shares(const Pass& r, const Memory& memory, Stream stream) {
   return rows.template fits<128, 5>() || rows.template fits<512, 1>();
 }
 
+// Rows with a softcap. Step of (32768, 4096), share of ...
+template <class E, class Loss>
+bool fast_rows_with_softcap(const Pass& r, const Memory& memory, Stream stream) {
+  const RowLayout layout = layout_of<E>(r);
+  if (!layout.vectors || r.rows.softcap < kLeastCap || r.rows.softcap > kMostCap) return false;
+  const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes));
+  const ContiguousLauncher<E, Loss, RowKind::Capped> rows = {r, loss, layout, memory, stream};
+  if (rows.vectors() <= 32 * kRowVectors) {
+    rows.template in_warps<6>();
+  } else if (!rows.template fits<128, 6>()) {
+    rows.template in_tiles<1024, 1, RowKind::CappedTiled>();
+  }
+  return true;
+}
+
 // Whether each class has a share of its own in a row's loss.
 template <class Loss>
 bool has_shares(const Pass& r) {
@@ -204,16 +219,19 @@ bool has_shares(const Pass& r) {
 template <class E, class Loss>
 bool fast_pass(const Pass& r, const Memory& memory, Stream stream) {
   if constexpr (Loss::kIsPart) {
-    return fast_parts<E, Loss>(r, memory, stream);
+    return r.rows.softcap == 0.0 && fast_parts<E, Loss>(r, memory, stream);
   } else {
-    return has_shares<Loss>(r) ? fast_rows_with_shares<E, Loss>(r, memory, stream)
-                               : fast_rows<E, Loss>(r, memory, stream);
+    if (r.rows.softcap == 0.0) {
+      return has_shares<Loss>(r) ? fast_rows_with_shares<E, Loss>(r, memory, stream)
+                                 : fast_rows<E, Loss>(r, memory, stream);
+    }
+    return !has_shares<Loss>(r) && fast_rows_with_softcap<E, Loss>(r, memory, stream);
   }
 }
 
 template <class Loss>
 bool is_fast(const Pass& r) {
-  return r.rows.softcap == 0.0 && !r.grad_target.data && (!r.grad_input.data || r.grad_input.dtype == r.input.dtype);
+  return !r.grad_target.data && (!r.grad_input.data || r.grad_input.dtype == r.input.dtype);
 }
 
 template <class Loss>

@@ -311,6 +311,49 @@ def test_own_arguments(device, name, shape, dtype):
     assert_right(input, target, bound=16 * ULPS[dtype] if "softcap" in own and dtype.itemsize > 2 else None, **own)
 
 
+def capped_logits(shape, dtype, device, cap):
+    """Most of them below the cap; in the last rows some up to four times as far."""
+    input, target = drawn(shape, dtype, device, cap / 4, confident=False)
+    far = torch.rand(shape, device=device) < 0.02
+    far[: len(far) // 2] = False
+    return torch.where(far, input * 8, input).clamp(-4 * cap, 4 * cap), target
+
+
+# Some lanes of a warp, a warp, a block, tiles in registers, shared memory and again; whole vectors and others.
+@pytest.mark.parametrize("classes", [1, 2, 10, 64, 250, 999, 1024, 2056, 4096, 4099, 8200, 32768, 50257])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_softcap(device, classes, dtype):
+    bound = 16 * ULPS[dtype] if dtype.itemsize > 2 else None
+    shape = (6 if classes < 5000 else 2, classes)
+    assert_right(*capped_logits(shape, dtype, device, 30.0), bound=bound, softcap=30.0)
+    input, target = capped_logits(shape, dtype, device, 40.0)
+    target[1] = -100
+    weight = torch.rand(classes, device=device) + 0.5
+    assert_right(input, target, bound=bound, softcap=40.0, weight=weight, z_loss=2.0**-10)
+    for cap in (4.0, 0.125):
+        assert_right(*capped_logits(shape, dtype, device, cap), bound=bound, softcap=cap, label_smoothing=0.125)
+
+
+@pytest.mark.parametrize("classes", [40, 5000, 70000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_softcap_at_the_edges(device, classes, dtype):
+    """A capped infinity is a number."""
+    input, target = capped_logits((5, classes), dtype, device, 30.0)
+    target[:4] = torch.tensor([0, 3, 3, 7])
+    input[0, 3], input[1, 3], input[2, 3], input[4, 5] = torch.inf, torch.inf, -torch.inf, torch.nan
+    input[3] = -torch.inf
+    finite = input.clamp(-1500, 1500).requires_grad_()  # NaN stays
+    leaf = input.clone().requires_grad_()
+    losses, others = (cudaloss.cross_entropy(x, target, softcap=30.0, reduction="none") for x in (leaf, finite))
+    losses[:4].sum().backward()
+    others[:4].sum().backward()
+    assert losses[4].isnan() and losses[:4].isfinite().all()
+    torch.testing.assert_close(losses[:4], others[:4], rtol=1e-6, atol=0)
+    torch.testing.assert_close(leaf.grad[:4], finite.grad[:4], rtol=1e-5, atol=1e-30)
+    (of_nan,) = torch.autograd.grad(cudaloss.cross_entropy(leaf, target, softcap=30.0, reduction="none")[4], leaf)
+    assert of_nan[4].isnan().all() and not of_nan[:4].any()
+
+
 # ---- a call's options ----
 
 
