@@ -93,7 +93,7 @@ struct CappedTile : RowTile<E, kLanes, kVectors> {
   }
 
   // Adds the classes to the sums.
-  __device__ __forceinline__ void take(int count, bool is_first, PartSums<E>& part, Reference& own,
+  __device__ __forceinline__ void take(int count, bool is_first, bool, PartSums<E>& part, Reference& own,
                                        typename Elements<E>::Sum& of_exp) {
     float max = cap.usual(this->max(count, -INFINITY)).value;
     if (is_far) {

@@ -99,6 +99,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         if (task.counts) task.target = largest;
       }
     }
+    const bool keeps = kCapped || span.gradient;  // exp, for gradients
     const bool reads = Loss::kIsPart ? task.counts && task.is_class : task.target >= 0;
     const float target = task.target >= 0 ? tile.logit(span.input[task.target]) : (Loss::kIsPart ? -INFINITY : 0.0f);
     PartSums<E> part = {-INFINITY, 0.0f, {}};
@@ -123,11 +124,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         }
         if constexpr (kWithShares) shares = tile.shares(count, reader, begin, p.classes, task.target, target);
         if (task.target >= 0) tile.hide(task.target - begin);
-        tile.take(vectors, !kTiled || t == 0, part, own, of_exp);
+        tile.take(vectors, !kTiled || t == 0, keeps, part, own, of_exp);
         if (!kTiled) break;
       }
     }
-    part.others = of_exp.total();
+    part.others = tile.total(keeps, part.max, own, of_exp);
     part = joined_part<E>(part, own, lanes.of_warp(), loss.smooths);
     if constexpr (kOfBlock) {
       if (threadIdx.x % 32 == 0) warps[buffer][threadIdx.x / 32] = part;
