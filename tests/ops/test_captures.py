@@ -149,7 +149,9 @@ def test_private_ops_are_differentiable_by_themselves(spec, tensors):
 
         calls = {
             "forward": lambda x, t, o=options: [private("forward")(x, t, how, spec.default, *o)[0]],
-            "forward_with_grad": lambda x, t, o=options: private("forward_with_grad")(x, t, how, spec.default, *o)[:3],
+            "forward_with_grads": lambda x, t, o=options: private("forward_with_grads")(x, t, how, spec.default, *o)[
+                :3
+            ],
             "backward": lambda x, t, o=options: private("backward")(one, None, x, t, how, spec.default, *o),
             "finish": lambda x, t, o=options: private("finish")(x, t, one, None, x, t, how, spec.default, *o),
         }
