@@ -92,8 +92,9 @@ __device__ __forceinline__ void general_vectors(const VectorParameters<Partial<F
   }
 }
 
+// Two blocks a processor: without the bound the fp32 kernel takes 70 registers, so that a processor has only one.
 template <class F, class E>
-__global__ void __launch_bounds__(kGeneralThreads)
+__global__ void __launch_bounds__(kGeneralThreads, 2)
     vectors_in_general(const __grid_constant__ VectorParameters<Partial<F>> g) {
   const RowParameters<Partial<F>>& p = g.rows;
   release_next();

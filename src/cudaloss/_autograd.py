@@ -138,8 +138,9 @@ def _backward(ctx, grad_output):
     if not (is_one and is_plain):
         (_, _, grad_third, denominators), call = _kept(ctx, saved)
         others = _OTHERS
+        beside = {} if grad_third is None else {"grad_third": grad_third}
         held = grad_input, grad_target, grad_output, denominators
-        if not is_one and not (is_first and _rescale_(*held, *call, grad_third=grad_third)):
+        if not is_one and not (is_first and _rescale_(*held, *call, **beside)):
             return _of_all(*gradients(grad_output, denominators, *call))
         if grad_third is None and call[2] & FOR_THIRD:
             grad_third = _of_third(grad_output, denominators, *call)

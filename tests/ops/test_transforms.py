@@ -54,7 +54,7 @@ def test_opcheck_of_the_private_ops(spec, device):
                 value, denominators = check("forward", *call)
                 if not flags:
                     continue
-                check("backward", torch.ones_like(value), denominators, *call)
+                check("gradients", torch.ones_like(value), denominators, *call)
                 if reduction == "none":
                     continue
                 check("forward_with_grads", *call)
