@@ -22,8 +22,9 @@ struct Result {
   DType dtype;
 };
 
-// Everything that has its own strides. A pass has two results: single losses or the input's gradient, and the target's.
-enum Place { kInput, kTarget, kWeight, kMask, kThird, kGradOutput, kResult, kSecondResult, kPlaces };
+// Everything that has its own strides. A pass has three results: single losses or the input's gradient, the target's
+// gradient, and that of a third vector.
+enum Place { kInput, kTarget, kWeight, kMask, kThird, kGradOutput, kResult, kSecondResult, kThirdResult, kPlaces };
 
 // Dimensions, the fastest first, with everyone's strides in elements; the stride is 0 if an operand is broadcast.
 struct Dims {
@@ -159,7 +160,10 @@ struct Pass {
   Result losses;       // at kResult; not together with gradients
   Result grad_input;   // at kResult
   Result grad_target;  // at kSecondResult
-  bool of_third;       // make the third operand's gradients, in the place of the input's
+  Result grad_third;   // at kThirdResult; only of vectors
+  bool of_third;       // only of elements: make the third operand's gradients, in the place of the input's
+
+  bool wants_gradients() const { return grad_input.data || grad_target.data || grad_third.data; }
 };
 
 }  // namespace cudaloss

@@ -28,9 +28,21 @@ enum class UsesW { No, Yes, Half };
 // A row's loss, and its gradients for an incoming gradient of 1.
 struct VectorRow {
   double loss;
-  Multiples input, target, third;
+  Multiples input, target;
   UsesW uses_w;
 };
+
+// Whether the gradients are 0, for any u and v.
+CUDALOSS_INLINE bool is_nothing(const VectorRow& row) {
+  return row.input.of_u == 0.0 && row.input.of_v == 0.0 && row.target.of_u == 0.0 && row.target.of_v == 0.0;
+}
+
+// The gradient of a third operand: the gradients of a loss of differences add up to 0.
+CUDALOSS_INLINE Multiples third_of(const VectorRow& row) {
+  const Multiples &x = row.input, &t = row.target;
+  if (row.uses_w == UsesW::Half) return {-t.of_v, -x.of_v};
+  return {-x.of_u - t.of_u, -x.of_v - t.of_v};
+}
 
 // From a norm's square: the power of two that brings the norm near 1, and its inverse. Products of u with 1 / (|u| |v|)
 // then stay in the range of float.
@@ -74,7 +86,6 @@ CUDALOSS_INLINE VectorRow row_of(double loss, double sign, const Cosine& cosine)
   return {loss,
           {sign * cosine.input.of_u, sign * cosine.input.of_v},
           {sign * cosine.target.of_u, sign * cosine.target.of_v},
-          {},
           UsesW::No};
 }
 

@@ -46,7 +46,7 @@ class RowRun {
         factors_(pass),
         groups_(groups),
         of_indices_(!is_floating(pass.target.dtype)),
-        wants_gradients_(pass.grad_input.data || pass.grad_target.data) {}
+        wants_gradients_(pass.wants_gradients()) {}
 
   bool is_held() const { return factors_.is_held(); }
 
@@ -148,6 +148,7 @@ class RowRun {
     if (pass_.third.data) find_offsets(walk, at, kThird, count, scratch.of_third);
     if (pass_.grad_input.data) find_offsets(walk, at, kResult, count, scratch.of_first);
     if (pass_.grad_target.data) find_offsets(walk, at, kSecondResult, count, scratch.of_second);
+    if (pass_.grad_third.data) find_offsets(walk, at, kThirdResult, count, scratch.of_last);
   }
 
   // Which of the selected rows have a class; for a part, one of all processes' classes.
@@ -187,7 +188,8 @@ class RowRun {
 template <class F, class Groups>
 void run_rows(const Pass& request, const Groups& groups, int64_t row_elements, ParallelFor parallel_for) {
   const Strips strips(request.segments, request.inner, kInput, kResult,
-                      {kInput, kTarget, kThird, kWeight, kMask, kGradOutput, kResult, kSecondResult}, row_elements);
+                      {kInput, kTarget, kThird, kWeight, kMask, kGradOutput, kResult, kSecondResult, kThirdResult},
+                      row_elements);
   Fault fault;
   const RowRun<F, Groups> run(request, strips, groups, fault);
   using Scratch = RowScratch<F>;

@@ -79,8 +79,7 @@ class VectorGroups {
       scratch.terms[row] = found.loss;
       const bool is_half = found.uses_w == UsesW::Half, all_w = found.uses_w == UsesW::Yes;
       // A row without a gradient gets no vectors, because 0 times a grad_output of NaN would be NaN.
-      const bool nothing = is_nothing(pass_.of_third ? found.third : found.input) && is_nothing(found.target);
-      if (nothing) vectors = {};
+      if (is_nothing(found)) vectors = {};
       const Part u = {vectors.u, sums.uu}, w = {vectors.w, sums.third}, v = all_w ? w : Part{vectors.v, sums.vv};
       const WithRest<double> factor = {scratch.factors[row], scratch.rests[row]};
       const auto write = [&](const Result& gradient, const Multiples& by, Part a, Part b, int64_t offset, Place place) {
@@ -88,12 +87,9 @@ class VectorGroups {
         write_gradient(gradient, {multiple(a, by.of_u, factor), multiple(b, by.of_v, factor)}, offset,
                        pass_.rows.class_stride[place], scratch);
       };
-      if (pass_.of_third) {
-        write(pass_.grad_input, found.third, is_half ? w : u, v, scratch.of_first[row], kResult);
-      } else {
-        write(pass_.grad_input, found.input, u, v, scratch.of_first[row], kResult);
-      }
+      write(pass_.grad_input, found.input, u, v, scratch.of_first[row], kResult);
       write(pass_.grad_target, found.target, u, is_half ? w : v, scratch.of_second[row], kSecondResult);
+      write(pass_.grad_third, third_of(found), is_half ? w : u, v, scratch.of_last[row], kThirdResult);
     }
   }
 
@@ -137,8 +133,6 @@ class VectorGroups {
   double label_of(int64_t row, const RowScratch<F>& scratch) const {
     return !kOfDifferences && Loss::kHasThird ? number_at<double>(pass_.third, scratch.of_third[row]) : 0.0;
   }
-
-  static bool is_nothing(const Multiples& by) { return by.of_u == 0.0 && by.of_v == 0.0; }
 
   // u, v or w, with the sum of its squares.
   struct Part {

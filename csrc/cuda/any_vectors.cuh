@@ -46,26 +46,22 @@ struct VectorParameters {
   AnyVectors loss;
   double eps;  // for losses of differences
   bool differences, needs_w;
-  bool of_third;    // make the third operand's gradient, in the place of the input's
   int lanes_shift;  // the log2 of a row's threads, in vectors_general.cuh
 };
 
-// A row's gradients: multiples of u and v times powers of two. nothing: they are 0, for any u and v.
+// The gradients of a row's operands (input, target, third): multiples of u and v times powers of two. nothing: they are
+// 0, for any u and v.
 template <class F>
 struct VectorGains {
-  Constant<F> input_u, input_v, target_u, target_v;
+  Constant<F> by_u[3], by_v[3];
   F power_u, power_v;
   bool nothing;
   UsesW uses_w;
 
-  __device__ __forceinline__ F input(F u, F v) const { return sum(input_u, u, input_v, v); }
-  __device__ __forceinline__ F target(F u, F v) const { return sum(target_u, u, target_v, v); }
-
- private:
-  __device__ __forceinline__ F sum(const Constant<F>& by_u, F u, const Constant<F>& by_v, F v) const {
+  __device__ __forceinline__ F gradient(int of, F u, F v) const {
     u *= power_u;
     v *= power_v;
-    const F found = fused(by_u.hi, u, fused(by_v.hi, v, fused(by_u.lo, u, by_v.lo * v)));
+    const F found = fused(by_u[of].hi, u, fused(by_v[of].hi, v, fused(by_u[of].lo, u, by_v[of].lo * v)));
     return nothing ? F(0) : found;
   }
 };
@@ -83,21 +79,20 @@ __device__ __forceinline__ VectorGains<F> finished(const VectorParameters<P>& g,
   const double label = has_label ? number_at<double>(p.third, offset(p, task.at, kThird)) : 0.0;
   const VectorRow row = g.loss.finish(sums, label);
   loss = row.loss;
-  if (!p.grad_input.data && !p.grad_target.data) return gains;
+  if (!p.wants_gradients) return gains;
   const double hi = static_cast<double>(task.factor.hi), lo = static_cast<double>(task.factor.lo);
   const NormPower u = norm_power(sums.uu), v = norm_power(row.uses_w == UsesW::Yes ? sums.third : sums.vv);
   const auto by = [&](double x, double back) { return constant_of(fused(x, hi, x * lo) * back, F()); };
-  // By value: a reference to one of two keeps the row in local memory, and rows of 128 elements took 1.2 times as long.
-  const Multiples input = {select(g.of_third, row.third.of_u, row.input.of_u),
-                           select(g.of_third, row.third.of_v, row.input.of_v)};
   gains.uses_w = row.uses_w;
-  gains.nothing = input.of_u == 0.0 && input.of_v == 0.0 && row.target.of_u == 0.0 && row.target.of_v == 0.0;
   gains.power_u = static_cast<F>(u.power);
   gains.power_v = static_cast<F>(v.power);
-  gains.input_u = by(input.of_u, u.back);
-  gains.input_v = by(input.of_v, v.back);
-  gains.target_u = by(row.target.of_u, u.back);
-  gains.target_v = by(row.target.of_v, v.back);
+  gains.nothing = is_nothing(row);
+  const Multiples of[] = {row.input, row.target, third_of(row)};
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    gains.by_u[i] = by(of[i].of_u, u.back);
+    gains.by_v[i] = by(of[i].of_v, v.back);
+  }
   return gains;
 }
 

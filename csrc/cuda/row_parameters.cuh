@@ -34,8 +34,9 @@ struct RowParameters {
   bool one_factor;  // all rows' gradients have the same one, apart from their weights
   bool hold_unit_gradients;
 
-  Result grad_input, grad_target, losses;
-  bool sums;  // the losses: one partial sum for each block, or for each row if there are several segments
+  Result grad_input, grad_target, grad_third, losses;
+  bool wants_gradients;  // at least one
+  bool sums;             // the losses: one partial sum for each block, or for each row if there are several segments
   Fold<P, SegmentLoss> fold;
   Part part;
 };
@@ -224,7 +225,7 @@ __device__ __forceinline__ void read_factors(const RowParameters<P>& p, RowFacto
   if (p.third.data && task.target >= 0) {
     task.class_weight = floating_at<F>(p.third, task.target * p.class_stride[kThird]);
   }
-  if (!p.grad_input.data && !p.grad_target.data) return;
+  if (!p.wants_gradients) return;
   task.factor = of_rows.at(p, task.at);
   if (p.weight.data) task.factor = times(task.factor, Constant<F>{task.weight, F(0)});
 }
@@ -350,6 +351,8 @@ RowParameters<P> row_parameters(const Pass& r) {
   p.hold_unit_gradients = r.hold_unit_gradients;
   p.grad_input = r.grad_input;
   p.grad_target = r.grad_target;
+  p.grad_third = r.grad_third;
+  p.wants_gradients = r.wants_gradients();
   p.losses = r.losses;
   p.sums = r.reduction.data != nullptr;
   p.part = r.part;

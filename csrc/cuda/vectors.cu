@@ -14,7 +14,6 @@ VectorParameters<P> vector_parameters(const Pass& r, VectorsOf vectors, bool nee
   g.eps = r.numbers.second;
   g.differences = vectors == VectorsOf::Differences;
   g.needs_w = needs_w;
-  g.of_third = r.of_third;
   return g;
 }
 
@@ -33,7 +32,8 @@ bool all_vectors(const Pass& r, bool has_third, const Holds& holds) {
   return holds(r.input.data, r.input.dtype, kInput) && holds(r.target.data, r.target.dtype, kTarget) &&
          (!has_third || holds(r.third.data, r.third.dtype, kThird)) &&
          holds(r.grad_input.data, r.grad_input.dtype, kResult) &&
-         holds(r.grad_target.data, r.grad_target.dtype, kSecondResult);
+         holds(r.grad_target.data, r.grad_target.dtype, kSecondResult) &&
+         holds(r.grad_third.data, r.grad_third.dtype, kThirdResult);
 }
 
 // Whether all have one dtype.
@@ -68,12 +68,10 @@ bool are_ragged(const Pass& r) {
 template <class E, int kEach, int kLanes, int kBlocks, bool kGradients = true, bool kRagged = false>
 void contiguous(const Pass& r, const VectorParameters<double>& g, const Memory& memory, Stream stream) {
   constexpr int kThreads = 128, kVectors = kEach * sizeof(E) / kVectorBytes;
-  const Spacing whole = {1, true};
+  const auto at = [&](const void* data) { return accessor_of<E>({data, r.input.dtype}, Spacing{1, true}); };
   ContiguousVectors<E> of = {g,
-                             {accessor_of<E>(r.input, whole), accessor_of<E>(r.target, whole),
-                              accessor_of<E>({g.differences ? r.third.data : nullptr, r.input.dtype}, whole)},
-                             accessor_of<E>({r.grad_input.data, r.input.dtype}, whole),
-                             accessor_of<E>({r.grad_target.data, r.input.dtype}, whole)};
+                             {at(r.input.data), at(r.target.data), at(g.differences ? r.third.data : nullptr)},
+                             {at(r.grad_input.data), at(r.grad_target.data), at(r.grad_third.data)}};
   start_rows(r, of.g.rows, kThreads / kLanes, memory, stream, [&](Start start, int64_t blocks) {
     launch(vectors_in_registers<E, kLanes, kVectors, kThreads, kBlocks, kGradients, kRagged>, start, blocks, kThreads,
            stream, of);
@@ -102,7 +100,7 @@ void contiguous_rows(const Pass& r, const VectorParameters<double>& g, const Mem
   if (elements <= 128) return contiguous<E, 16, 8, 6>(r, g, memory, stream);
   if (elements <= 512) return contiguous<E, 16, 32, 6>(r, g, memory, stream);
   if (elements <= 1024) return contiguous<E, 32, 32, 4>(r, g, memory, stream);
-  if (!r.grad_input.data && !r.grad_target.data) return contiguous<E, 16, 128, 6, false>(r, g, memory, stream);
+  if (!r.wants_gradients()) return contiguous<E, 16, 128, 6, false>(r, g, memory, stream);
   if (elements <= 2048) return contiguous<E, 16, 128, 5>(r, g, memory, stream);
   if constexpr (sizeof(E) == sizeof(float)) {
     if (elements > 4096) return contiguous<E, 64, 128, 2>(r, g, memory, stream);

@@ -104,19 +104,19 @@ struct VectorTile {
   }
 };
 
-// Operands and gradients; without data: not wanted.
+// Input, target and third: operands and gradients; without data: not wanted.
 template <class E>
 struct ContiguousVectors {
   VectorParameters<double> g;
-  Accessor<E> operands[3], first, second;
+  Accessor<E> operands[3], gradients[3];
 
   template <bool kRagged>
   __device__ __forceinline__ VectorSpan<E> operand(int which, int64_t begin) const {
     return {{operands[which].data + begin, nullptr, g.rows.classes, kRagged}, operands[which]};
   }
   template <bool kRagged>
-  __device__ __forceinline__ VectorSpan<E> gradient(const Accessor<E>& to, int64_t begin) const {
-    return {{nullptr, to.data + begin, g.rows.classes, kRagged}, to};
+  __device__ __forceinline__ VectorSpan<E> gradient(int which, int64_t begin) const {
+    return {{nullptr, gradients[which].data + begin, g.rows.classes, kRagged}, gradients[which]};
   }
 };
 
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       double loss;
       gains = finished(g, task, sums, loss);
       if (threadIdx.x % kLanes == 0 && !task.held) add_loss(p, task.at, weighted(p, task, loss), sum);
-      if (kWarps > 1 && threadIdx.x == 0) of_block = gains;
+      if (kWarps > 1 && kGradients && threadIdx.x == 0) of_block = gains;
     }
     if constexpr (kWarps > 1 && kGradients) {
       __syncthreads();
@@ -182,13 +182,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       if (task.held) continue;
       for (int32_t t = tiles - 1; t >= 0; --t) {
         if (t != tiles - 1) tile.load(g, rows, from + t * Tile::kSize);
-        if (of.first.data) {
-          tile.store(of.template gradient<kRagged>(of.first, offset(p, task.at, kResult)), from + t * Tile::kSize,
-                     [gains](float u, float v) { return gains.input(u, v); });
-        }
-        if (of.second.data) {
-          tile.store(of.template gradient<kRagged>(of.second, offset(p, task.at, kSecondResult)),
-                     from + t * Tile::kSize, [gains](float u, float v) { return gains.target(u, v); });
+        constexpr Place kPlaceOf[] = {kResult, kSecondResult, kThirdResult};
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {
+          if (!of.gradients[i].data) continue;
+          tile.store(of.template gradient<kRagged>(i, offset(p, task.at, kPlaceOf[i])), from + t * Tile::kSize,
+                     [gains, i](float u, float v) { return gains.gradient(i, u, v); });
         }
         if (kWarps == 1) break;
       }

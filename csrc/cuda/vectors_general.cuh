@@ -74,27 +74,27 @@ __device__ __forceinline__ void general_vectors(const VectorParameters<Partial<F
   double loss;
   const VectorGains<F> gains = finished(g, task, {value_in(part.uu), value_in(part.vv), value_in(part.third)}, loss);
   if (lane == 0) add_loss(p, task.at, P{loss * static_cast<double>(task.weight)}, sum);
-  if (!p.grad_input.data && !p.grad_target.data) return;
-  const int64_t first = offset(p, task.at, kResult), second = offset(p, task.at, kSecondResult);
-  const bool needs_w = gains.uses_w != UsesW::No;
+  if (!p.wants_gradients) return;
+  const int64_t first = offset(p, task.at, kResult), second = offset(p, task.at, kSecondResult),
+                last = offset(p, task.at, kThirdResult);
+  const bool needs_w = gains.uses_w != UsesW::No, is_half = gains.uses_w == UsesW::Half;
 #pragma unroll 4
   for (int32_t j = lane; j < p.classes; j += lanes) {
     F u = F(0), v = F(0), w = F(0);
     if (!gains.nothing) row.load(j, needs_w, u, v, w);
     if (gains.uses_w == UsesW::Yes) v = w;
-    if (p.grad_input.data) {
-      const bool is_half = gains.uses_w == UsesW::Half && g.of_third;
-      row.store(p.grad_input, first + j * p.class_stride[kResult], gains.input(is_half ? w : u, v));
-    }
-    if (p.grad_target.data) {
-      const F other = gains.uses_w == UsesW::Half ? w : v;
-      row.store(p.grad_target, second + j * p.class_stride[kSecondResult], gains.target(u, other));
-    }
+    const auto store = [&](const Result& to, int64_t begin, Place place, F value) {
+      if (to.data) row.store(to, begin + j * p.class_stride[place], value);
+    };
+    store(p.grad_input, first, kResult, gains.gradient(0, u, v));
+    store(p.grad_target, second, kSecondResult, gains.gradient(1, u, is_half ? w : v));
+    store(p.grad_third, last, kThirdResult, gains.gradient(2, is_half ? w : u, v));
   }
 }
 
+// Two blocks a processor: without the bound the fp32 kernel takes 70 registers, so that a processor has only one.
 template <class F, class E>
-__global__ void __launch_bounds__(kGeneralThreads)
+__global__ void __launch_bounds__(kGeneralThreads, 2)
     vectors_in_general(const __grid_constant__ VectorParameters<Partial<F>> g) {
   const RowParameters<Partial<F>>& p = g.rows;
   release_next();

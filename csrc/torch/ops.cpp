@@ -25,16 +25,47 @@ namespace cudaloss::tensors {
 
 constexpr char kReducedOnly[] = "only a reduced loss has its gradients in the same pass";
 
-// The results of a forward; without a value if it declines.
-struct Found {
-  Maybe value, grad_input, grad_target, denominators;
-};
-
 inline Result result(const Maybe& tensor) { return tensor ? result(*tensor) : Result{nullptr, DType::Float32}; }
 inline Tensor or_undefined(const Maybe& tensor) { return tensor ? *tensor : Tensor(); }
 inline Maybe gradient_as(const Tensor& operand, bool wanted) {
   return wanted ? Maybe(empty_as(operand, operand.scalar_type())) : Maybe();
 }
+
+// The gradients that a pass makes.
+struct Gradients {
+  Maybe input, target, third;
+
+  bool any() const { return input || target || third; }
+  void add_to(Layout& layout) const {
+    if (input) layout.add(kResult, *input);
+    if (target) layout.add(kSecondResult, *target);
+    if (third) layout.add(kThirdResult, *third);
+  }
+  void add_to(Pass& pass) const {
+    pass.grad_input = result(input);
+    pass.grad_target = result(target);
+    pass.grad_third = result(third);
+  }
+};
+
+// Whether the pass that makes the other gradients also makes the third operand's: if that is a vector.
+inline bool makes_third(const Call& call) {
+  return call.mode.for_third && call.of_vectors && call.third && same_sizes(call.input, *call.third);
+}
+
+// New memory for the gradients that the call wants, but not for those of operands that are broadcast.
+inline Gradients gradients_for(const Call& call, const Layout& layout) {
+  return {gradient_as(call.input, call.mode.for_input && layout.is_full(call.input)),
+          gradient_as(call.target, call.mode.for_target && layout.is_full(call.target)),
+          makes_third(call) ? gradient_as(*call.third, true) : Maybe()};
+}
+
+// The results of a forward; without a value if it declines.
+struct Found {
+  Maybe value;
+  Gradients gradients;
+  Maybe denominators;
+};
 
 // Single losses have the layout of the input, or of the target if only it has the result's shape.
 inline Tensor empty_losses(const Call& call, const Layout& layout) {
@@ -56,22 +87,21 @@ bool counts_inside(const Call& call, const Layout& layout) {
 // The loss, the gradients asked for (for a grad_output of 1, from the same pass), and the denominators that were
 // counted for it.
 template <class Engine>
-Found forward_of(const Call& call, bool for_input, bool for_target, bool keeps_denominators = true) {
+Found forward_of(const Call& call, bool with_grad, bool keeps_denominators = true) {
   Layout layout = layout_of(call);
   if (declines(call, fault_of(call, layout))) return {};
   // Unequal shapes: the Python layer checks the call and warns.
   if (call.mode.may_decline && !call.of_rows && !same_sizes(call.input, call.target)) return {};
-  require((!for_input || layout.is_full(call.input)) && (!for_target || layout.is_full(call.target)),
+  require(!with_grad || ((!call.mode.for_input || layout.is_full(call.input)) &&
+                         (!call.mode.for_target || layout.is_full(call.target))),
           "an operand that is broadcast has its gradient in a pass of its own");
   Found found = {call.elementwise()
                      ? empty_losses(call, layout)
                      : empty_contiguous(layout.leading_sizes(call.mode.batch_dims), call.mode.dtype, call.input),
-                 gradient_as(call.input, for_input),
-                 gradient_as(call.target, for_target),
+                 with_grad ? gradients_for(call, layout) : Gradients{},
                  {}};
   if (call.elementwise()) layout.add(kResult, *found.value);
-  if (for_input) layout.add(kResult, *found.grad_input);
-  if (for_target) layout.add(kSecondResult, *found.grad_target);
+  found.gradients.add_to(layout);
   // If nobody asks for the denominator and the CPU reads it, no tensor is made: saves 0.6 us.
   Divisor own;
   const bool is_own = !keeps_denominators && call.counts() && call.mode.batch_dims == 0 && call.input.is_cpu();
@@ -84,25 +114,25 @@ Found forward_of(const Call& call, bool for_input, bool for_target, bool keeps_d
                       found.denominators && found.denominators->numel() > 2);
   set_dims(pass, call, layout);
   (call.elementwise() ? pass.losses : pass.reduction) = result(found.value);
-  pass.grad_input = result(found.grad_input);
-  pass.grad_target = result(found.grad_target);
+  found.gradients.add_to(pass);
   Engine::pass(pass, call.input);
   return found;
 }
 
 template <class Engine>
 std::tuple<Tensor, Tensor> forward(CUDALOSS_PARAMETERS) {
-  const Found found = forward_of<Engine>(CUDALOSS_CALL, false, false);
+  const Found found = forward_of<Engine>(CUDALOSS_CALL, false);
   return {or_undefined(found.value), or_undefined(found.denominators)};
 }
 
 template <class Engine>
-std::tuple<Tensor, Tensor, Tensor, Tensor> forward_with_grad(CUDALOSS_PARAMETERS) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_with_grads(CUDALOSS_PARAMETERS) {
   const Call call = CUDALOSS_CALL;
   require(!call.elementwise(), kReducedOnly);
-  const Found found = forward_of<Engine>(call, call.mode.for_input, call.mode.for_target);
-  return {or_undefined(found.value), or_undefined(found.grad_input), or_undefined(found.grad_target),
-          or_undefined(found.denominators)};
+  const Found found = forward_of<Engine>(call, true);
+  const Gradients& gradients = found.gradients;
+  return {or_undefined(found.value), or_undefined(gradients.input), or_undefined(gradients.target),
+          or_undefined(gradients.third), or_undefined(found.denominators)};
 }
 
 // The two ops for calls without options. Five arguments and one result less save 0.9 of the dispatcher's 4.4 us (smooth
@@ -115,7 +145,7 @@ Found plain_call(const Tensor& input, const Tensor& target, int64_t mode, double
                      none,  divisor, none};
   require_below_autograd(call);
   require(!(with_grad && call.elementwise()), kReducedOnly);
-  return forward_of<Engine>(call, with_grad && call.mode.for_input, with_grad && call.mode.for_target, false);
+  return forward_of<Engine>(call, with_grad, false);
 }
 
 template <class Engine>
@@ -126,7 +156,7 @@ Tensor loss(Tensor input, Tensor target, int64_t mode, double parameter) {
 template <class Engine>
 std::tuple<Tensor, Tensor, Tensor> loss_with_grad(Tensor input, Tensor target, int64_t mode, double parameter) {
   const Found found = plain_call<Engine>(input, target, mode, parameter, true);
-  return {or_undefined(found.value), or_undefined(found.grad_input), or_undefined(found.grad_target)};
+  return {or_undefined(found.value), or_undefined(found.gradients.input), or_undefined(found.gradients.target)};
 }
 
 // Only the denominators of a mean, for a part of the data: processes add them up before they divide.
@@ -163,21 +193,19 @@ inline Pass backward_pass(const Call& call, Layout& layout, const Tensor& grad_o
   layout.add(kGradOutput, grad_output, true);
   Pass pass = pass_of(call, layout, divisors_in(denominators), denominators && denominators->numel() > 2);
   pass.grad_output = operand(grad_output);
-  pass.of_third = call.mode.for_third;
+  pass.of_third = call.mode.for_third && !call.of_rows && !call.mode.for_input && !call.mode.for_target;
   return pass;
 }
 
 // Fills the gradients asked for, of operands with the result's shape.
 template <class Engine>
 void full_gradients(const Call& call, Layout layout, const Tensor& grad_output, const Maybe& denominators,
-                    const Maybe& grad_input, const Maybe& grad_target, bool hold_unit_gradients) {
-  if (!grad_input && !grad_target) return;
-  if (grad_input) layout.add(kResult, *grad_input);
-  if (grad_target) layout.add(kSecondResult, *grad_target);
+                    const Gradients& gradients, bool hold_unit_gradients) {
+  if (!gradients.any()) return;
+  gradients.add_to(layout);
   Pass pass = backward_pass(call, layout, grad_output, denominators);
   set_dims(pass, call, layout);
-  pass.grad_input = result(grad_input);
-  pass.grad_target = result(grad_target);
+  gradients.add_to(pass);
   pass.hold_unit_gradients = hold_unit_gradients;
   Engine::pass(pass, call.input);
 }
@@ -199,38 +227,38 @@ Tensor summed_gradient(const Call& call, Layout layout, const Tensor& grad_outpu
   return gradient;
 }
 
-// The gradient of a third operand that is a tensor.
+// The gradient of a third operand of elements that is a tensor.
 template <class Engine>
 Tensor third_gradient(const Call& call, const Layout& layout, const Tensor& grad_output, const Maybe& denominators) {
   require(call.third && !call.mode.for_input && !call.mode.for_target,
           "the gradient of a third operand is of a tensor, and comes in a pass of its own");
-  require(!call.of_rows || (call.of_vectors && layout.is_full(*call.third)), "the third operand has no gradient");
   if (!layout.is_full(*call.third)) {
     return summed_gradient<Engine>(call, layout, grad_output, denominators, *call.third, Summed::GradInput);
   }
   const Maybe gradient = gradient_as(*call.third, true);
-  full_gradients<Engine>(call, layout, grad_output, denominators, gradient, {}, false);
+  full_gradients<Engine>(call, layout, grad_output, denominators, {gradient, {}, {}}, false);
   return *gradient;
 }
 
 // The gradients asked for, from the operands.
 template <class Engine>
-std::tuple<Tensor, Tensor> backward(Tensor grad_output, Maybe kept, CUDALOSS_PARAMETERS) {
+std::tuple<Tensor, Tensor, Tensor> gradients(Tensor grad_output, Maybe kept, CUDALOSS_PARAMETERS) {
   const Call call = CUDALOSS_CALL;
   const Layout layout = layout_of(call, &grad_output);
   if (declines(call, backward_fault(call, layout, grad_output, kept))) return {};
   const Maybe denominators = found_again<Engine>(call, layout, kept);
-  if (call.mode.for_third) return {third_gradient<Engine>(call, layout, grad_output, denominators), Tensor()};
-  const bool is_full[] = {layout.is_full(input), layout.is_full(target)};
-  Maybe grad_input = gradient_as(input, call.mode.for_input && is_full[0]);
-  Maybe grad_target = gradient_as(target, call.mode.for_target && is_full[1]);
-  full_gradients<Engine>(call, layout, grad_output, denominators, grad_input, grad_target, false);
+  if (call.mode.for_third && !call.of_rows) {
+    return {Tensor(), Tensor(), third_gradient<Engine>(call, layout, grad_output, denominators)};
+  }
+  require(!call.mode.for_third || makes_third(call), "the third operand has no gradient");
+  Gradients found = gradients_for(call, layout);
+  full_gradients<Engine>(call, layout, grad_output, denominators, found, false);
   const auto summed = [&](const Tensor& operand, Summed gradients) {
     return summed_gradient<Engine>(call, layout, grad_output, denominators, operand, gradients);
   };
-  if (call.mode.for_input && !is_full[0]) grad_input = summed(input, Summed::GradInput);
-  if (call.mode.for_target && !is_full[1]) grad_target = summed(target, Summed::GradTarget);
-  return {or_undefined(grad_input), or_undefined(grad_target)};
+  if (call.mode.for_input && !found.input) found.input = summed(input, Summed::GradInput);
+  if (call.mode.for_target && !found.target) found.target = summed(target, Summed::GradTarget);
+  return {or_undefined(found.input), or_undefined(found.target), or_undefined(found.third)};
 }
 
 // Whether grad_output is known to be 1 everywhere without waiting for a GPU.
@@ -239,10 +267,11 @@ inline bool is_unit_on_cpu(const Tensor& grad_output) {
          number_at<double>(operand(grad_output), 0) == 1.0;
 }
 
-// Turns the gradients of `forward_with_grad` into those for `grad_output`; if that is 1, there is nothing to do. False
+// Turns the gradients of `forward_with_grads` into those for `grad_output`; if that is 1, there is nothing to do. False
 // if the op declines: hooks on saved tensors may have returned anything.
 template <class Engine>
-bool rescale(Maybe grad_input, Maybe grad_target, Tensor grad_output, Maybe kept, CUDALOSS_PARAMETERS) {
+bool rescale(Maybe grad_input, Maybe grad_target, Tensor grad_output, Maybe kept, CUDALOSS_PARAMETERS,
+             Maybe grad_third) {
   const Call call = CUDALOSS_CALL;
   require_below_autograd(call);
   require(!call.elementwise(), kReducedOnly);
@@ -254,13 +283,14 @@ bool rescale(Maybe grad_input, Maybe grad_target, Tensor grad_output, Maybe kept
            (!wanted || (gradient->scalar_type() == operand.scalar_type() && same_device(operand, *gradient) &&
                         layout.is_full(*gradient)));
   };
-  if (!fault && !(fits(grad_input, input, call.mode.for_input) && fits(grad_target, target, call.mode.for_target))) {
+  if (!fault && !(fits(grad_input, input, call.mode.for_input) && fits(grad_target, target, call.mode.for_target) &&
+                  fits(grad_third, third ? *third : input, makes_third(call)))) {
     fault = "gradients must be of their operands' shapes and dtypes";
   }
   if (declines(call, fault)) return false;
   const Operand unless_one = is_broadcast_scalar(grad_output) ? operand(grad_output) : kNoOperand;
   const Maybe denominators = found_again<Engine>(call, layout, kept, unless_one);
-  full_gradients<Engine>(call, layout, grad_output, denominators, grad_input, grad_target, true);
+  full_gradients<Engine>(call, layout, grad_output, denominators, {grad_input, grad_target, grad_third}, true);
   return true;
 }
 
@@ -272,9 +302,9 @@ void register_ops(torch::stable::detail::StableLibrary& library) {
   library.impl("_pointwise_loss", TORCH_BOX(&loss<Engine>));
   library.impl("_pointwise_loss_with_grad", TORCH_BOX(&loss_with_grad<Engine>));
   library.impl("_pointwise_forward", TORCH_BOX(&forward<Engine>));
-  library.impl("_pointwise_forward_with_grad", TORCH_BOX(&forward_with_grad<Engine>));
+  library.impl("_pointwise_forward_with_grads", TORCH_BOX(&forward_with_grads<Engine>));
   library.impl("_pointwise_denominators", TORCH_BOX(&denominators<Engine>));
-  library.impl("_pointwise_backward", TORCH_BOX(&backward<Engine>));
+  library.impl("_pointwise_gradients", TORCH_BOX(&gradients<Engine>));
   library.impl("_pointwise_rescale_", TORCH_BOX(&rescale<Engine>));
   library.impl("_pointwise_part", TORCH_BOX(&vocabulary_part<Engine>));
   library.impl("_pointwise_part_backward", TORCH_BOX(&vocabulary_part_backward<Engine>));

@@ -88,20 +88,20 @@ def _kept(
     unpacked already, because checkpoints allow that only once."""
     tensors = ctx.saved_tensors if saved is None else saved
     if len(tensors) == 4:
-        input, target, grad_input, grad_target = tensors
-        return (grad_input, grad_target, None), (input, target, *ctx.numbers)
+        input, target, *made = tensors
+        return (*made, None, None), (input, target, *ctx.numbers)
     tensors = [ctx.held.get(i, x) for i, x in enumerate(tensors)] if ctx.held else tensors
-    input, target, grad_input, grad_target, denominators, *beside, third = tensors
+    input, target, *results, weight, mask, normalizer, third = tensors
     how, parameter, scale, divisor, second, *of_rows = ctx.numbers
-    call = input, target, how, parameter, scale, *beside, divisor
+    call = input, target, how, parameter, scale, weight, mask, normalizer, divisor
     if third is not None or second != 0 or of_rows:
         call = *call, third, second, *of_rows
-    return (grad_input, grad_target, denominators), call
+    return tuple(results), call
 
 
 def _one_pass_forward(ctx, input, target, how, parameter, *rest):
     if rest:
-        value, *results = _private.forward_with_grad(input, target, how, parameter, *rest)
+        value, *results = _private.forward_with_grads(input, target, how, parameter, *rest)
         if value is not None:
             _keep(ctx, (input, target, how, parameter, *rest), *results)
             ctx.unspent = True
@@ -110,7 +110,7 @@ def _one_pass_forward(ctx, input, target, how, parameter, *rest):
     if value is None:
         return None
     if target.is_inference() or input.is_inference():
-        _keep(ctx, (input, target, how, parameter), grad_input, grad_target, None)
+        _keep(ctx, (input, target, how, parameter), grad_input, grad_target, None, None)
     else:
         ctx.save_for_backward(input, target, grad_input, grad_target)
         ctx.numbers = how | MAY_DECLINE, parameter
@@ -124,7 +124,7 @@ def _backward(ctx, grad_output):
         return _differentiable_backward(ctx, grad_output)
     is_first = ctx.__dict__.pop("unspent", False)  # true in only one of several threads
     saved = ctx.saved_tensors
-    grad_input, grad_target = saved[2], saved[3]
+    grad_input, grad_target, grad_third = saved[2], saved[3], None
     is_plain, others = len(saved) == 4, _OTHERS_OF_PLAIN
     # Known to be 1 without waiting for a GPU, or asking a trace or a vmap, which cannot tell. Saves a training step on
     # the CPU 4 us.
@@ -136,40 +136,43 @@ def _backward(ctx, grad_output):
         and grad_output.item() == 1.0
     )
     if not (is_one and is_plain):
-        (_, _, denominators), call = _kept(ctx, saved)
-        others = _others(ctx, grad_output, denominators, call)
-        if not is_one and not (is_first and _rescale_(grad_input, grad_target, grad_output, denominators, *call)):
-            return *gradients(grad_output, denominators, *call), *others
+        (_, _, grad_third, denominators), call = _kept(ctx, saved)
+        others = _OTHERS
+        beside = {} if grad_third is None else {"grad_third": grad_third}
+        held = grad_input, grad_target, grad_output, denominators
+        if not is_one and not (is_first and _rescale_(*held, *call, **beside)):
+            return _of_all(*gradients(grad_output, denominators, *call))
+        if grad_third is None and call[2] & FOR_THIRD:
+            grad_third = _of_third(grad_output, denominators, *call)
     if _keeps_graph():  # the graph keeps the saved tensors, and would notice if the receiver changed them
         grad_input = None if grad_input is None else grad_input.data
         grad_target = None if grad_target is None else grad_target.data
+        grad_third = None if grad_third is None else grad_third.data
+    if grad_third is not None:
+        return _of_all(grad_input, grad_target, grad_third)
     return grad_input, grad_target, *others
 
 
-def _others(ctx, grad_output, denominators, call, find=None):
-    """The gradients of all arguments except input and target: that of a third operand that is a tensor, if wanted."""
-    if len(call) <= _THIRD or not ctx.needs_input_grad[_THIRD]:
-        return _OTHERS
-    input, target, how, *rest = call
-    third = input, target, how & ~(FOR_INPUT | FOR_TARGET) | FOR_THIRD, *rest
-    found = gradients(grad_output, denominators, *third) if find is None else find(grad_output, third)
-    return *_OTHERS[: _THIRD - 2], found[0], *_OTHERS[_THIRD - 1 :]
+def _of_all(grad_input, grad_target, grad_third):
+    """The gradients of all arguments, from those of the operands."""
+    if grad_third is None:
+        return grad_input, grad_target, *_OTHERS
+    return grad_input, grad_target, *_OTHERS[: _THIRD - 2], grad_third, *_OTHERS[_THIRD - 1 :]
 
 
 def _differentiable_backward(ctx, grad_output):
-    call = _kept(ctx)[1]
-    return *by_reference(grad_output, call), *_others(ctx, grad_output, None, call, by_reference)
+    return _of_all(*by_reference(grad_output, _kept(ctx)[1]))
 
 
 def _two_passes_forward(ctx, *call):
     value, denominators = _private.forward(*call)
     if value is not None:
-        _keep(ctx, call, None, None, denominators)
+        _keep(ctx, call, None, None, None, denominators)
     return value
 
 
 def _traced_forward(ctx, *call):
-    value, *results = _private.forward_with_grad(*call)
+    value, *results = _private.forward_with_grads(*call)
     _keep(ctx, call, *results)
     return value
 
@@ -178,17 +181,20 @@ def _traced_backward(ctx, grad_output):
     """The same for a compiler's trace, which cannot follow the stored gradients."""
     if _is_grad_enabled() or transformed():
         return _differentiable_backward(ctx, grad_output)
-    (grad_input, grad_target, denominators), call = _kept(ctx)
-    if grad_input is None and grad_target is None:
-        return *gradients(grad_output, denominators, *call), *_OTHERS
-    return *_private.finish(grad_input, grad_target, grad_output, denominators, *call), *_OTHERS
+    (*held, denominators), call = _kept(ctx)
+    if all(gradient is None for gradient in held):
+        return _of_all(*gradients(grad_output, denominators, *call))
+    return _of_all(*_private.finish_grads(*held, grad_output, denominators, *call))
 
 
 def gradients(grad_output, denominators, input, target, how, *rest):
     """The gradients wanted, from a second reading of the operands. The reference makes them if the kernels decline,
     because hooks on saved tensors have changed dtypes or devices."""
     if not how & (FOR_INPUT | FOR_TARGET | FOR_THIRD):
-        return None, None
+        return None, None, None
+    if how & FOR_THIRD and how & (FOR_INPUT | FOR_TARGET) and not is_of_rows(how):
+        found = gradients(grad_output, denominators, input, target, how & ~FOR_THIRD, *rest)
+        return *found[:2], _of_third(grad_output, denominators, input, target, how, *rest)
     given = grad_output, denominators
     if (
         denominators is not None
@@ -199,20 +205,25 @@ def gradients(grad_output, denominators, input, target, how, *rest):
         # A broadcast operand's gradient is a sum over segments: their denominators become factors of the summed terms.
         divided = grad_output.double() * denominators[:, 1].view(grad_output.shape)
         given = divided, denominators.new_ones(1, 2)
-    found = _private.backward(*given, input, target, how | MAY_DECLINE, *rest)
-    if found[0] is None and found[1] is None:
+    found = _private.gradients(*given, input, target, how | MAY_DECLINE, *rest)
+    if all(gradient is None for gradient in found):
         return by_reference(grad_output, (input, target, how, *rest))
     return found
 
 
+def _of_third(grad_output, denominators, input, target, how, *rest):
+    """The gradient of a third operand of elements, whose kernels make it in a pass of its own."""
+    return gradients(grad_output, denominators, input, target, how & ~(FOR_INPUT | FOR_TARGET), *rest)[2]
+
+
 def by_reference(grad_output, call):
-    """The results of the backward op."""
+    """The results of ``_pointwise_gradients``."""
     spec, input, target, reduction, third, dtype, options, second, rows = unpacked(*call)
     wanted = tuple(bool(call[2] & flag) for flag in (FOR_INPUT, FOR_TARGET, FOR_THIRD))
     found = _reference.gradients(
         spec, grad_output, input, target, reduction, third, dtype, wanted, options, second, rows
     )
-    return (found[2], None) if wanted[2] else found[:2]
+    return (*found, None)[:3]
 
 
 def _node(name: str, forward: Callable, backward: Callable) -> Callable[..., Tensor | None]:

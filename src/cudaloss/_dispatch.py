@@ -20,10 +20,12 @@ from ._modes import (
     DTYPES,
     FOR_INPUT,
     FOR_TARGET,
+    FOR_THIRD,
     IGNORE_NAN,
     INTEGERS,
     MAX_DIMS,
     MAY_DECLINE,
+    of_forward,
     pack,
 )
 from ._options import Options
@@ -235,7 +237,8 @@ def loss(
     decomposes = not is_plain and ((reduction == "none" and is_compiled()) or _is_exporting_to_onnx())
     for_third = third is not None and third.requires_grad and torch.is_grad_enabled()
     served = serves(spec, input, target, parameter, dtype, options, rows)
-    if for_third and not (is_plain and type(third) in PLAIN_TENSORS and spec.has_third_gradient):
+    of_vectors = isinstance(rows, VectorNumbers)
+    if for_third and not (spec.has_third_gradient and (type(third) in PLAIN_TENSORS if is_plain else of_vectors)):
         served = False
     if decomposes or varies or not served:
         value = _reference.loss(spec, input, target, reduction, parameter, dtype, options, second, rows)
@@ -245,7 +248,9 @@ def loss(
     wanting = []
     if torch.is_grad_enabled():
         how |= (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
-        wanting = [operand for operand in (input, target) if operand.requires_grad]
+        how |= FOR_THIRD if for_third else 0
+        in_forward = (input, target, third) if of_vectors and for_third else (input, target)
+        wanting = [operand for operand in in_forward if operand.requires_grad]
     if not wanting and not for_third:
         return _private.forward(input, target, how, number, *call)[0]
     if goes_in_one_pass(input, target, wanting, reduction, rows):
@@ -269,7 +274,8 @@ def _composed(*call):
     return _reference.loss(*unpacked(*call)), _denominators(*call)
 
 
-def _composed_with_grad(*call):
+def _composed_with_grad(input, target, how, *rest):
+    call = input, target, of_forward(how), *rest
     value, denominators = _composed(*call)
     return value, *by_reference(torch.ones_like(value), call), denominators
 
@@ -277,18 +283,19 @@ def _composed_with_grad(*call):
 # Each op in plain PyTorch.
 _COMPOSED: dict[str, Callable[..., Any]] = {
     "forward": _composed,
-    "forward_with_grad": _composed_with_grad,
+    "forward_with_grads": _composed_with_grad,
     "denominators": _denominators,
-    "backward": lambda grad_output, denominators, *call: by_reference(grad_output, call),
-    "finish": lambda grad_input, grad_target, grad_output, denominators, *call: by_reference(grad_output, call),
+    "gradients": lambda grad_output, denominators, *call: by_reference(grad_output, call),
+    "finish_grads": lambda *call: by_reference(call[3], call[5:]),
 }
 
 
-def _finish(grad_input, grad_target, grad_output, denominators, input, target, how, *rest):
-    """Gradients for `grad_output`, in the memory of ``forward_with_grad``'s if that is safe."""
+def _finish(grad_input, grad_target, grad_third, grad_output, denominators, input, target, how, *rest):
+    """Gradients for `grad_output`, in the memory of ``forward_with_grads``'s if that is safe."""
     call = input, target, how | MAY_DECLINE | BELOW_AUTOGRAD, *rest
-    held = grad_input, grad_target
-    if _private.claimed(*held) and _private.rescale_(*held, grad_output, denominators, *call):
+    held = grad_input, grad_target, grad_third
+    given = grad_output, denominators, *call
+    if _private.claimed(*held) and _private.rescale_(*held[:2], *given, grad_third=grad_third):
         # New tensors with their own version counters: the caller may change them.
         return tuple(None if gradient is None else gradient.data for gradient in held)
     return gradients(grad_output, denominators, *call)
@@ -303,11 +310,11 @@ def _register(kind: str, composed: Callable[..., Any]) -> None:
             if kind == "forward":  # with the kernels if they serve the call
                 return loss(*unpacked(*call)), _denominators(*call)
             return composed(*call)
-        if kind == "backward":
+        if kind == "gradients":
             return gradients(*call)
         found = overload.redispatch(keyset & torch._C._after_autograd_keyset, *call)
-        if kind == "forward_with_grad":
-            _private.mark(*found[1:3])
+        if kind == "forward_with_grads":
+            _private.mark(*found[1:4])
         return found
 
     name = overload._schema.name
@@ -320,5 +327,5 @@ _BATCHED = (_private.TRANSFORMS, "Batched")
 for _kind, _function in _COMPOSED.items():
     _register(_kind, _function)
 for _key in _BATCHED:  # a batched backward cannot use the stored gradients
-    _private.LIBRARY.impl("_pointwise_rescale_", lambda *call: False, _key)
-_private.LIBRARY.impl("_pointwise_finish", _finish, "CompositeExplicitAutograd")
+    _private.LIBRARY.impl("_pointwise_rescale_", lambda *call, **third: False, _key)
+_private.LIBRARY.impl("_pointwise_finish_grads", _finish, "CompositeExplicitAutograd")

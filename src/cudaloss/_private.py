@@ -2,11 +2,10 @@
 cross entropy whose classes are split over processes:
 
 ``_pointwise_forward``            the loss, and the denominators that were counted for it.
-``_pointwise_forward_with_grad``  the loss, the gradients wanted, for a grad_output of 1, and the denominators.
-``_pointwise_backward``           the gradients wanted, from the operands and the denominators. In the place of the
-                                  input's, it can make the gradient of a third operand that is a tensor.
+``_pointwise_forward_with_grads`` the loss, the gradients wanted, for a grad_output of 1, and the denominators.
+``_pointwise_gradients``          the gradients wanted, from the operands and the denominators.
 ``_pointwise_denominators``       only the denominators of a mean, for a part of the data; without a derivative.
-``_pointwise_finish``             turns the gradients of ``forward_with_grad`` into those for another grad_output, in a
+``_pointwise_finish_grads``       turns the gradients of ``forward_with_grads`` into those for another grad_output, in a
                                   form for compilers: see :func:`claimed`.
 
 ``how`` (``_modes``) says which loss, which reduction and which gradients. Anything that is not wanted, or missing, is
@@ -15,7 +14,7 @@ eager code below autograd can call them (``BELOW_AUTOGRAD``), which takes 0.5 us
 
 ``_pointwise_loss``, ``_pointwise_loss_with_grad``
                                   the first two for a call without options: saves 0.9 of 4.4 us.
-``_pointwise_rescale_``           does what ``finish`` does, in place; nothing if the grad_output is 1.
+``_pointwise_rescale_``           does what ``finish_grads`` does, in place; nothing if the grad_output is 1.
 ``_pointwise_part``, ``_pointwise_part_backward``
                                   see :mod:`._sharded_vocabulary`, which defines them only when it is imported.
 
@@ -43,6 +42,7 @@ from ._modes import (
     batch_dims_of,
     dtype_of,
     is_of_rows,
+    of_forward,
     reduction_of,
 )
 
@@ -82,15 +82,15 @@ _SCHEMAS = {
     "loss": "(Tensor input, Tensor target, int how, float parameter) -> Tensor",
     "loss_with_grad": "(Tensor input, Tensor target, int how, float parameter) -> (Tensor, Tensor, Tensor)",
     "forward": f"({_CALL}) -> (Tensor, Tensor)",
-    "forward_with_grad": f"({_CALL}) -> (Tensor, Tensor, Tensor, Tensor)",
+    "forward_with_grads": f"({_CALL}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     "denominators": f"({_CALL}) -> Tensor",
-    "backward": f"(Tensor grad_output, Tensor? denominators, {_CALL}) -> (Tensor, Tensor)",
+    "gradients": f"(Tensor grad_output, Tensor? denominators, {_CALL}) -> (Tensor, Tensor, Tensor)",
     "rescale_": "(Tensor(a!)? grad_input, Tensor(b!)? grad_target, Tensor grad_output, Tensor? denominators, "
-    f"{_CALL}) -> bool",
+    f"{_CALL}, *, Tensor(c!)? grad_third=None) -> bool",
     "part": f"({_PART}) -> (Tensor, Tensor)",
     "part_backward": f"(Tensor grad_log_sums, Tensor grad_targets, {_PART}) -> Tensor",
-    "finish": f"(Tensor? grad_input, Tensor? grad_target, Tensor grad_output, Tensor? denominators, {_CALL})"
-    " -> (Tensor, Tensor)",
+    "finish_grads": "(Tensor? grad_input, Tensor? grad_target, Tensor? grad_third, Tensor grad_output, "
+    f"Tensor? denominators, {_CALL}) -> (Tensor, Tensor, Tensor)",
 }
 
 
@@ -202,53 +202,54 @@ def _fake_forward(*arguments):
     return input.new_empty(shape, dtype=dtype_of(how)), denominators
 
 
-def _fake_forward_with_grad(input, target, how, *call):
-    value, denominators = _fake_forward(input, target, how, *call)
+def _gradients(how, call, like):
+    """`like` of each operand whose gradient is wanted, else None."""
+    wanted = ((call.input, FOR_INPUT), (call.target, FOR_TARGET), (call.third, FOR_THIRD))
+    return tuple(like(operand) if how & flag else None for operand, flag in wanted)
+
+
+def _fake_forward_with_grads(*arguments):
+    value, denominators = _fake_forward(*arguments)
     if value is None:
-        return None, None, None, None
-    wanted = ((input, FOR_INPUT), (target, FOR_TARGET))
-    return value, *(empty_as(x, x.dtype) if how & flag else None for x, flag in wanted), denominators
-
-
-def _fake_backward(grad_output, denominators, *arguments):
+        return (None,) * 5
     call = Call(*arguments)
-    input, target, how = call.input, call.target, call.how
-    shape = None if is_of_rows(how) else joint_shape(input, target)
+    return value, *_gradients(of_forward(call.how), call, lambda x: empty_as(x, x.dtype)), denominators
 
-    def gradient(operand, wanted):
-        if not how & wanted:
-            return None
+
+def _fake_gradients(grad_output, denominators, *arguments):
+    call = Call(*arguments)
+    shape = None if is_of_rows(call.how) else joint_shape(call.input, call.target)
+
+    def gradient(operand):
         return empty_as(operand, operand.dtype) if shape in (None, operand.shape) else operand.new_empty(operand.shape)
 
-    if how & FOR_THIRD:
-        return gradient(call.third, FOR_THIRD), None
-    return gradient(input, FOR_INPUT), gradient(target, FOR_TARGET)
+    return _gradients(call.how, call, gradient)
 
 
 def _fake_denominators(input, target, how, *rest):
     return _fake_forward(input, target, how & ~MAY_DECLINE, *rest)[1]
 
 
-def _fake_finish(grad_input, grad_target, *call):
+def _fake_finish(*call):
     # Aliases, so that the compiler does not take them for buffers that it can reuse: with such buffers PyTorch refuses
     # retain_graph.
-    return tuple(None if gradient is None else gradient.view_as(gradient) for gradient in (grad_input, grad_target))
+    return tuple(None if gradient is None else gradient.view_as(gradient) for gradient in call[:3])
 
 
 loss = define("loss", lambda *call: _fake_forward(*call)[0])
-loss_with_grad = define("loss_with_grad", lambda *call: _fake_forward_with_grad(*call)[:3])
+loss_with_grad = define("loss_with_grad", lambda *call: _fake_forward_with_grads(*call)[:3])
 forward = define("forward", _fake_forward)
-forward_with_grad = define("forward_with_grad", _fake_forward_with_grad)
+forward_with_grads = define("forward_with_grads", _fake_forward_with_grads)
 denominators = define("denominators", _fake_denominators)
-backward = define("backward", _fake_backward)
-rescale_ = define("rescale_", lambda *call: True)
-finish = define("finish", _fake_finish)
+gradients = define("gradients", _fake_gradients)
+rescale_ = define("rescale_", lambda *call, grad_third=None: True)
+finish_grads = define("finish_grads", _fake_finish)
 
 
 def _declining(answer: Any) -> Callable[..., Any]:
     """A kernel for cases without a compiled one."""
 
-    def decline(*call):
+    def decline(*call, **third):
         how = next(argument for argument in call if type(argument) is int)  # the first int of every schema
         if not how & MAY_DECLINE:
             found = next(argument for argument in call if isinstance(argument, torch.Tensor))
@@ -263,18 +264,18 @@ def _in_backward() -> bool:
 
 
 def mark(*gradients):
-    """Marks ``forward_with_grad``'s gradients: :func:`claimed` can take them over in a backward graph."""
+    """Marks ``forward_with_grads``'s gradients: :func:`claimed` can take them over in a backward graph."""
     for gradient in gradients:
         if gradient is not None:
             gradient._cudaloss_unspent = not _in_backward()
 
 
 def claimed(*gradients) -> bool:
-    """Whether a backward graph may take over the memory of ``forward_with_grad``'s gradients. True only once for each.
+    """Whether a backward graph may take over the memory of ``forward_with_grads``'s gradients. True only once for each.
 
-    For a compiler, ``finish`` is a function of its arguments. If it knew that they are changed in place and returned,
-    it would copy them first (8 of then 20 bytes for each element, as much as the saved pass). So the memory is reused
-    only where no compiler can notice:
+    For a compiler, ``finish_grads`` is a function of its arguments. If it knew that they are changed in place and
+    returned, it would copy them first (8 of then 20 bytes for each element, as much as the saved pass). So the memory
+    is reused only where no compiler can notice:
 
     - The gradients come from a graph that ran outside any backward, and this graph runs inside one. So there are two
       graphs, and this op is the only reader of the tensors between them: their memory holds nothing else.
@@ -308,6 +309,6 @@ for _kind, _answer in {
     "rescale_": False,
     "forward": (None,) * 2,
     "denominators": None,
-    "forward_with_grad": (None,) * 4,
+    "forward_with_grads": (None,) * 5,
 }.items():
     decline(_kind, _answer)

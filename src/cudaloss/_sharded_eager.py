@@ -80,7 +80,6 @@ def _local(x: DTensor) -> Tensor:
 class _Kept:
     """Replaces a node of :mod:`._autograd`: keeps what its forward leaves to its backward."""
 
-    needs_input_grad = (False,) * 16
     saved_tensors: tuple[Tensor | None, ...]
     numbers: tuple[Any, ...]
 
@@ -202,5 +201,5 @@ def _value_of_few(own: _sharded.Call, plan: Plan, flags: int, kept: _Kept, count
     if flags & (FOR_INPUT | FOR_TARGET):
         how, number, rest = _packed(own._replace(options=own.options._replace(normalizer=both[1])))
         call = own.input, own.target, how | flags | NORMALIZER_IS_COUNT, number, *rest
-        _autograd._keep(kept, call, None, None, None)
+        _autograd._keep(kept, call, None, None, None, None)
     return both[0] / both[1]

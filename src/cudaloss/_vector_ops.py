@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from . import _dispatch, _private, _reference
 from ._build import DEVICES
 from ._dispatch import PLAIN_TENSORS
-from ._modes import BELOW_AUTOGRAD, DTYPES, INTEGERS, LOSS
+from ._modes import BELOW_AUTOGRAD, DTYPES, FOR_THIRD, INTEGERS, LOSS
 from ._ops import _AUTOCAST_WAYS, _WAYS, Kernel, _is_autocast, _none, _usual
 from ._options import Options
 from ._specs import RowSpec
@@ -99,10 +99,12 @@ def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
         way = None
         if is_grad_enabled():
             wants = input.requires_grad + 2 * target.requires_grad
-            if wants or (is_triplet and third.requires_grad):
-                if not wants or is_captured():  # two passes would not notice it
+            wants_third = is_triplet and third.requires_grad
+            if wants or wants_third:
+                if is_captured():  # two passes would not notice it
                     return None
-                how, way = how | wants << 4, nodes[wants]
+                how, way = how | wants << 4, nodes[wants or 1]  # a triplet's operands have one dtype
+                how |= FOR_THIRD if wants_third else 0
         how |= modes[swap]
         second = eps if has_margin else 0.0
         rest = ()

@@ -149,9 +149,13 @@ def test_private_ops_are_differentiable_by_themselves(spec, tensors):
 
         calls = {
             "forward": lambda x, t, o=options: [private("forward")(x, t, how, spec.default, *o)[0]],
-            "forward_with_grad": lambda x, t, o=options: private("forward_with_grad")(x, t, how, spec.default, *o)[:3],
-            "backward": lambda x, t, o=options: private("backward")(one, None, x, t, how, spec.default, *o),
-            "finish": lambda x, t, o=options: private("finish")(x, t, one, None, x, t, how, spec.default, *o),
+            "forward_with_grads": lambda x, t, o=options: private("forward_with_grads")(x, t, how, spec.default, *o)[
+                :3
+            ],
+            "gradients": lambda x, t, o=options: private("gradients")(one, None, x, t, how, spec.default, *o)[:2],
+            "finish_grads": lambda x, t, o=options: private("finish_grads")(
+                x, t, None, one, None, x, t, how, spec.default, *o
+            )[:2],
         }
         for kind in ("loss", "loss_with_grad"):  # which autograd does not see
             with pytest.raises(RuntimeError, match="autograd does not see this op"):
@@ -159,7 +163,7 @@ def test_private_ops_are_differentiable_by_themselves(spec, tensors):
         for name, call in calls.items():
             ours, theirs = leaves(), leaves()
             found, truth = call(*ours), expected(*theirs)
-            truth = truth[: len(found)] if name not in ("backward", "finish") else truth[1:]
+            truth = truth[: len(found)] if name not in ("gradients", "finish_grads") else truth[1:]
             for a, b in zip(found, truth, strict=True):
                 assert a.requires_grad, name
                 torch.testing.assert_close(a, b)

@@ -166,15 +166,15 @@ def test_private_ops_refuse_what_they_cannot_read(spec):
     flags = FOR_INPUT | BELOW_AUTOGRAD
     mean, none = (pack(reduction, torch.float32, spec.mode) | flags for reduction in ("mean", "none"))
     for bad in (torch.ones(4), torch.ones(3, dtype=torch.float8_e4m3fn)):
-        for kind in ("loss", "forward", "loss_with_grad", "forward_with_grad"):
+        for kind in ("loss", "forward", "loss_with_grad", "forward_with_grads"):
             with pytest.raises(RuntimeError):
                 private(kind)(X, bad, mean, 1.0)
-    for kind in ("loss", "loss_with_grad", "forward", "forward_with_grad"):
+    for kind in ("loss", "loss_with_grad", "forward", "forward_with_grads"):
         for declined in (private(kind)(X, torch.ones(3, 1), mean | MAY_DECLINE, 1.0),):
             assert declined is None or set(declined) == {None}
     for grad_output, mode in ((torch.ones(9), mean), (torch.ones(1), none), (torch.ones(()), none)):
         with pytest.raises(RuntimeError, match="cudaloss: grad_output must be of the result's shape"):
-            _private.backward(grad_output, None, X, X, mode, 1.0)
+            _private.gradients(grad_output, None, X, X, mode, 1.0)
     with pytest.raises(RuntimeError, match=r"cudaloss: mode must be one of _modes\.py's"):
         private("loss")(X, X, 3, 1.0)
     for kind in ("loss", "loss_with_grad"):
@@ -206,12 +206,14 @@ def test_private_ops_refuse_foreign_denominators(spec, denominators):
     x, mask = torch.ones(4, 3), torch.ones(4, 3, dtype=torch.bool)
     how = pack("mean", torch.float32, spec.mode, batch_dims=1) | FOR_INPUT | BELOW_AUTOGRAD
     options = 1.0, None, mask
-    _, gradient, _, right = private("forward_with_grad")(x, x, how, 1.0, *options)
+    _, gradient, *_, right = private("forward_with_grads")(x, x, how, 1.0, *options)
     assert right.shape == (4, 2)
     with pytest.raises(RuntimeError, match="cudaloss: denominators must be those of the forward"):
         private("rescale_")(gradient, None, torch.full((4,), 2.0), denominators, x, x, how, 1.0, *options)
-    for found in private("backward")(torch.ones(4), right, x, x, how, 1.0, *options)[:1]:
-        torch.testing.assert_close(private("backward")(torch.ones(4), denominators, x, x, how, 1.0, *options)[0], found)
+    for found in private("gradients")(torch.ones(4), right, x, x, how, 1.0, *options)[:1]:
+        torch.testing.assert_close(
+            private("gradients")(torch.ones(4), denominators, x, x, how, 1.0, *options)[0], found
+        )
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_private_ops_refuse_foreign_denominators(spec, denominators):
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of their deprecation
 def test_private_ops_decline_backends_without_kernels(spec, strange):
     mean = pack("mean", torch.float32, spec.mode)
-    for kind in ("loss", "forward", "loss_with_grad", "forward_with_grad"):
+    for kind in ("loss", "forward", "loss_with_grad", "forward_with_grads"):
         found = private(kind)(strange(X), strange(X), mean | MAY_DECLINE, 1.0)
         assert found is None or set(found) == {None}
         with pytest.raises(NotImplementedError, match="cudaloss has no compiled kernel"):

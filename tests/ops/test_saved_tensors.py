@@ -121,7 +121,7 @@ def test_gradients_of_a_graph_inside_of_a_backward_are_not_claimed(spec, is_in_b
 
     monkeypatch.setattr(_private, "_in_backward", lambda: is_in_backward)
     how = pack("mean", torch.float32, spec.mode) | FOR_INPUT
-    gradient = torch.ops.cudaloss._pointwise_forward_with_grad(torch.ones(8), torch.zeros(8), how, 1.0)[1]
+    gradient = torch.ops.cudaloss._pointwise_forward_with_grads(torch.ones(8), torch.zeros(8), how, 1.0)[1]
     monkeypatch.setattr(_private, "_in_backward", lambda: True)
     assert _private.claimed(gradient) is not is_in_backward
 

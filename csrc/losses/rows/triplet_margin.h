@@ -24,12 +24,10 @@ struct triplet_margin {
     const double u = select(near == 0.0, 0.0, inverse_norm(near)), v = select(far == 0.0, 0.0, inverse_norm(far));
     const double loss = norm_of(near, u) - norm_of(far, v) + margin;
     if (loss < 0.0) return {};  // at 0 it has a gradient, like PyTorch's clamp
-    if (loss != loss) return {loss, {loss, loss}, {loss, loss}, {loss, loss}, UsesW::No};
-    if (uses_w) return {loss, {u, 0.0}, {-u, -v}, {0.0, v}, UsesW::Yes};
-    if (swap && sums.third == sums.vv) {
-      return {loss, {u, -0.5 * v}, {-u, -0.5 * v}, {0.5 * v, 0.5 * v}, UsesW::Half};
-    }
-    return {loss, {u, -v}, {-u, 0.0}, {0.0, v}, UsesW::No};
+    if (loss != loss) return {loss, {loss, loss}, {loss, loss}, UsesW::No};
+    if (uses_w) return {loss, {u, 0.0}, {-u, -v}, UsesW::Yes};
+    if (swap && sums.third == sums.vv) return {loss, {u, -0.5 * v}, {-u, -0.5 * v}, UsesW::Half};
+    return {loss, {u, -v}, {-u, 0.0}, UsesW::No};
   }
 };
 
