@@ -22,9 +22,10 @@ struct PairedClass {
   bool has_p;
 };
 
-// What the classes of a row have in common. p is exp((t - shift) / T) times a number that makes the sum of all p about
-// 1 to 4; the row's end divides by that sum. The number is chosen so that p (exp(d) - 1) has the significand of the
-// gradient that it becomes: then its rounding, too, is half a unit in the gradient's last place, and not up to one.
+// What the classes of a row have in common. p is exp((t - shift) / T) times a number that brings the sum of all p to
+// between 0.7 and 2.9; the row's end divides by that sum. The number is chosen so that p (exp(d) - 1) has the
+// significand of the gradient that it becomes: then its rounding, too, is half a unit in the gradient's last place, and
+// not up to one.
 struct PairedLogits {
   using Parts = ExpParts<float>;
   static constexpr float kLowest = -64.0f;  // for a lower d, exp(d) is nothing beside 1
@@ -89,45 +90,30 @@ struct PairedLogits {
   CUDALOSS_INLINE WithRest<float> exponent(float t) const {
     return divided<kScales>(WithRest<float>{kScales ? t - shift : t, 0.0f});
   }
-  struct Grown {
-    WithRest<float> exp;
-    float lost;
-  };
-  // 2^-25 of p; if kIsExact, 2^-27. The exponent has a rest only if kScales.
-  template <bool kScales, bool kIsExact, bool kIsFar>
+  // 2^-27 of p. The exponent has a rest only if kScales.
+  template <bool kScales, bool kIsFar>
   CUDALOSS_INLINE WithRest<float> p_of(WithRest<float> x) const {
     const float magic = Parts::magic_half + (kIsFar ? kLift + 1.0f : 1.0f) - power;
     const float shifted = fused(x.value, Parts::log2_e, magic), k = shifted - magic;
-    const float whole = fused(k, -Parts::ln2, x.value);
-    const auto of = [&](float r) {
-      const float tail = exp_tail(r), growth = fused(r * r, tail, r);
-      const float scale = bit_cast<float>((bit_cast<uint32_t>(shifted) << Parts::kMantissa) + fraction);
-      const float p = fused(scale, growth, scale), rest = fused(scale, growth, scale - p);
-      return Grown{{p, rest}, scale * fused(r * r, tail, r - growth)};
-    };
-    if constexpr (kIsExact) {
-      const Grown e = of(whole);
-      const float small = fused(k, -Parts::ln2_rest, kScales ? x.rest : 0.0f);
-      return {e.exp.value, fused(e.exp.value, small, e.exp.rest + e.lost)};
-    } else {
-      const float r = fused(k, -Parts::ln2_rest, whole);
-      return of(kScales ? r + x.rest : r).exp;
-    }
+    const float r = fused(k, -Parts::ln2, x.value), small = fused(k, -Parts::ln2_rest, kScales ? x.rest : 0.0f);
+    const float square = r * r, tail = exp_tail(r), growth = fused(square, tail, r);
+    const float scale = bit_cast<float>((bit_cast<uint32_t>(shifted) << Parts::kMantissa) + fraction);
+    const float p = fused(scale, growth, scale), rest = fused(scale, growth, scale - p);
+    return {p, fused(p, small, fused(scale, fused(square, tail, r - growth), rest))};
   }
 
-  template <bool kScales, bool kIsExact>
+  template <bool kScales>
   CUDALOSS_INLINE PairedClass near_class(float t, WithRest<float> distance) const {
-    return {p_of<kScales, kIsExact, false>(exponent<kScales>(t)), divided<kScales>(normalized(distance)), true};
+    return {p_of<kScales, false>(exponent<kScales>(t)), divided<kScales>(normalized(distance)), true};
   }
   // With logits of any size, of which some are infinite.
-  template <bool kIsExact>
   CUDALOSS_INLINE PairedClass far_class(float x, float t) const {
     const bool has_p = t >= least_far;
     WithRest<float> d = sound(divided<true>(sound(normalized(sound(distance(x, select(has_p, t, shift)))))));
     WithRest<float> at = select(has_p, exponent<true>(t), d);
     const float lowest_exponent = (power - 125.5f - kLift) * Parts::ln2;
     if (at.value < lowest_exponent) at = {lowest_exponent, 0.0f};
-    return {p_of<true, kIsExact, true>(at), select(has_p, d, WithRest<float>{0.0f, 0.0f}), has_p};
+    return {p_of<true, true>(at), select(has_p, d, WithRest<float>{0.0f, 0.0f}), has_p};
   }
 };
 

@@ -148,9 +148,9 @@ struct PairedClasses {
     each(
         x, t,
         [&](int k, const WithRest<float>& distance) {
-          visit(k, Loss::template paired_term<false>(row.near_class<kScales, false>(t[k], distance)));
+          visit(k, Loss::template paired_term<false>(row.near_class<kScales>(t[k], distance)));
         },
-        [&](int k) { visit(k, Loss::template paired_term<true>(row.far_class<false>(x[k], t[k]))); });
+        [&](int k) { visit(k, Loss::template paired_term<true>(row.far_class(x[k], t[k]))); });
   }
   template <bool kScales, class Loss, int n, class Visit>
   __device__ __forceinline__ void each_gradient(const float (&x)[n], const float (&t)[n], const OfPairedTarget& of,
@@ -158,12 +158,12 @@ struct PairedClasses {
     each(
         x, t,
         [&](int k, const WithRest<float>& distance) {
-          const PairedClass one = row.near_class<kScales, true>(t[k], distance);
+          const PairedClass one = row.near_class<kScales>(t[k], distance);
           visit(k, Loss::template paired_term<false>(one),
                 Loss::template paired_grad_target<false>(one, of.above, of.factor));
         },
         [&](int k) {
-          const PairedClass one = row.far_class<true>(x[k], t[k]);
+          const PairedClass one = row.far_class(x[k], t[k]);
           visit(k, Loss::template paired_term<true>(one),
                 Loss::template paired_grad_target<true>(one, of.above, of.factor));
         });

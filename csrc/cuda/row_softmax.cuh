@@ -105,12 +105,6 @@ struct Elements<float> {
       rest += e - added;
       sum = next;
     }
-    // Also a sum of terms, which can be above the start.
-    __device__ __forceinline__ void add_any(float e) {
-      const float next = sum + e, added = next - sum;
-      rest += (sum - (next - added)) + (e - added);
-      sum = next;
-    }
     __device__ __forceinline__ void scale(float by) {
       const float scaled = (sum - kStart) * by, next = kStart + scaled;
       rest = fused(rest, by, scaled - (next - kStart));
@@ -148,7 +142,6 @@ struct HalfElements {
       return e;
     }
     __device__ __forceinline__ void add_term(float e) { sum += e; }
-    __device__ __forceinline__ void add_any(float e) { sum += e; }
     __device__ __forceinline__ void scale(float by) { sum *= by; }
     __device__ __forceinline__ float total() const { return sum; }
   };

@@ -119,7 +119,8 @@ struct RowTile {
     part.max = max;
     own = higher;
   }
-  // Adds the classes to the sums. keeps: exp replaces the logits, for gradients.
+  // Adds the classes to the sums. keeps: exp replaces the logits, for gradients, and the sum is as precise. Otherwise
+  // its terms lack their rests, except the largest, in 4 instructions a class in place of 8.
   __device__ __forceinline__ void take(int count, bool is_first, bool keeps, PartSums<E>& part, Reference& own,
                                        typename Elements<E>::Sum& of_exp) {
     raise(this->max(count, part.max), is_first, part, own, of_exp);
@@ -127,28 +128,12 @@ struct RowTile {
     if (own.shift != 0.0f) {
       each(count, [&](int, E& x) { keep(x, of_exp.add(elements, widen<float>(x) - own.shift)); });
     } else if (kKeepsExp && !keeps) {
-      take_fours(count, elements, of_exp);
+      each(count, [&](int, E& x) { of_exp.add_term(elements.exp(widen<float>(x))); });
     } else {
       each(count, [&](int, E& x) { keep(x, of_exp.add(elements, widen<float>(x))); });
     }
   }
-  // Without gradients the sum is all that is wanted of exp: four terms are added in float, and only their sum with its
-  // rounding error, in 2 instructions a class in place of 8. That is one ulp at most, where a gradient has the rounding
-  // error of its own exp already.
-  __device__ __forceinline__ void take_fours(int count, const Elements<E>& elements,
-                                             typename Elements<E>::Sum& of_exp) const {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      if (i > 0 && i >= count) break;
-#pragma unroll
-      for (int k = 0; k < n; k += 4) {
-        const auto exp = [&](int at) { return elements.exp(widen<float>(v[i].element[k + at])); };
-        of_exp.add_any((exp(0) + exp(1)) + (exp(2) + exp(3)));
-      }
-    }
-  }
-  // The sum of all tiles. take_fours has left out the rests of exp: that of the largest class is added here, because
-  // `mended` expects it.
+  // The sum of all tiles, with the rest of the largest term, which `mended` expects.
   __device__ __forceinline__ static RowNumber<E> total(bool keeps, float max, Reference own,
                                                        const typename Elements<E>::Sum& of_exp) {
     RowNumber<E> sum = of_exp.total();
