@@ -88,4 +88,17 @@ inline bool lies_in_vectors(const Pass& r, const void* data, Place place, int64_
   return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
 }
 
+// Whether a row's elements are contiguous, if there is data, and at the same place in vectors of n as the input's.
+inline bool lies_like_input(const Pass& r, const void* data, Place place, int64_t n) {
+  const auto within = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % kVectorBytes; };
+  if (!data) return true;
+  if (r.rows.class_stride[place] != 1 || within(data) != within(r.input.data)) return false;
+  for (const Dims* dims : {&r.inner, &r.segments}) {
+    for (int d = 0; d < dims->rank; ++d) {
+      if ((dims->stride[d][place] - dims->stride[d][kInput]) % n != 0) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace cudaloss::cuda

@@ -34,19 +34,6 @@ void launch_rows(const Pass& r, Kernel kernel, int64_t rows_a_block, int threads
   });
 }
 
-inline bool aligned_alike(const Dims& dims, int64_t elements, bool gradient) {
-  for (int d = 0; d < dims.rank; ++d) {
-    if (gradient && (dims.stride[d][kInput] - dims.stride[d][kResult]) % elements != 0) return false;
-  }
-  return true;
-}
-inline bool all_aligned(const Dims& dims, int64_t elements) {
-  for (int d = 0; d < dims.rank; ++d) {
-    if (dims.stride[d][kInput] % elements != 0) return false;
-  }
-  return true;
-}
-
 // The memory layout of a pass's rows.
 struct RowLayout {
   bool vectors;  // classes contiguous; each one at the same place in 16 bytes in input and gradient
@@ -70,10 +57,9 @@ RowLayout layout_of(const Pass& r) {
     return r.rows.class_stride[place] == 1 || r.rows.classes == 1;
   };
   RowLayout layout = {};
-  layout.vectors = r.rows.class_stride[kInput] == 1 && (!gradient || r.rows.class_stride[kResult] == 1) &&
-                   input % sizeof(E) == 0 && (!gradient || (input - first) % kVectorBytes == 0) &&
-                   aligned_alike(r.segments, n, gradient) && aligned_alike(r.inner, n, gradient);
-  layout.aligned = layout.vectors && input % kVectorBytes == 0 && all_aligned(r.segments, n) && all_aligned(r.inner, n);
+  layout.vectors =
+      r.rows.class_stride[kInput] == 1 && input % sizeof(E) == 0 && lies_like_input(r, r.grad_input.data, kResult, n);
+  layout.aligned = layout.vectors && lies_in_vectors(r, r.input.data, kInput, n);
   layout.dense =
       input % kVectorBytes == 0 && is_dense(kInput) && (!gradient || (first % kVectorBytes == 0 && is_dense(kResult)));
   layout.across = r.inner.rank > 0 && r.inner.stride[0][kInput] == 1 && r.rows.class_stride[kInput] >= 32 &&

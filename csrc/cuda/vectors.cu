@@ -46,16 +46,8 @@ int64_t elements_of_vector(const Pass& r) { return kVectorBytes / size_of(r.inpu
 
 // Whether all are contiguous, and their elements at the same place in 16 bytes.
 bool lie_alike(const Pass& r, bool has_third) {
-  const auto within = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % kVectorBytes; };
   return all_vectors(r, has_third, [&](const void* data, DType, Place place) {
-    if (!data) return true;
-    if (r.rows.class_stride[place] != 1 || within(data) != within(r.input.data)) return false;
-    for (const Dims* dims : {&r.inner, &r.segments}) {
-      for (int d = 0; d < dims->rank; ++d) {
-        if ((dims->stride[d][place] - dims->stride[d][kInput]) % elements_of_vector(r) != 0) return false;
-      }
-    }
-    return true;
+    return lies_like_input(r, data, place, elements_of_vector(r));
   });
 }
 // Whether 16 bytes can have elements of two rows.

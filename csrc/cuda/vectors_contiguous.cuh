@@ -110,6 +110,9 @@ struct ContiguousVectors {
   VectorParameters<double> g;
   Accessor<E> operands[3], gradients[3];
 
+  __device__ __forceinline__ bool wants_gradients() const {
+    return gradients[0].data || gradients[1].data || gradients[2].data;
+  }
   template <bool kRagged>
   __device__ __forceinline__ VectorSpan<E> operand(int which, int64_t begin) const {
     return {{operands[which].data + begin, nullptr, g.rows.classes, kRagged}, operands[which]};
@@ -179,7 +182,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     buffer ^= 1;
     if constexpr (kGradients) {
-      if (task.held) continue;
+      if (task.held || !of.wants_gradients()) continue;
       for (int32_t t = tiles - 1; t >= 0; --t) {
         if (t != tiles - 1) tile.load(g, rows, from + t * Tile::kSize);
         constexpr Place kPlaceOf[] = {kResult, kSecondResult, kThirdResult};
