@@ -19,16 +19,16 @@ bool holds(DType dtype) {
 // Calls body with a pointer to an operand's const elements, of any dtype or of a floating one, or to a result's
 // elements.
 template <class Body>
-void with_any_elements(const Operand& operand, const Body& body) {
+CUDALOSS_INLINE void with_any_elements(const Operand& operand, const Body& body) {
   dispatch_any(operand.dtype,
                [&](auto type) { body(static_cast<const typename decltype(type)::type*>(operand.data)); });
 }
 template <class Body>
-void with_elements(const Operand& operand, const Body& body) {
+CUDALOSS_INLINE void with_elements(const Operand& operand, const Body& body) {
   dispatch(operand.dtype, [&](auto type) { body(static_cast<const typename decltype(type)::type*>(operand.data)); });
 }
 template <class Body>
-void with_elements(const Result& result, const Body& body) {
+CUDALOSS_INLINE void with_elements(const Result& result, const Body& body) {
   dispatch(result.dtype, [&](auto type) { body(static_cast<typename decltype(type)::type*>(result.data)); });
 }
 

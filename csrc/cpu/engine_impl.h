@@ -21,9 +21,9 @@ namespace cudaloss::cpu {
 constexpr int64_t kFewTerms = 96;
 constexpr int64_t kSmallRequest = 4096;
 
-// The buffers of one thread. It touches only those that a pass needs.
+// The buffers of one thread, each aligned to a cache line. It touches only those that a pass needs.
 template <class TV, class T, class F>
-struct PassScratch {
+struct alignas(64) PassScratch {
   static constexpr bool kHasRests = false;
   F input[kBlock], target[kBlock], weights[kBlock], third[kBlock], grad_output[kBlock], gradient[kBlock];
   TV values[kBlock];

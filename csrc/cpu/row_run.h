@@ -31,9 +31,9 @@ class Fault {
   int64_t index_ = 0;
 };
 
-// The buffers of a thread. The first arrays have an element for each row of a block.
+// The buffers of a thread, aligned like those of PassScratch. The first arrays have an element for each row of a block.
 template <class F>
-struct RowScratch {
+struct alignas(64) RowScratch {
   static constexpr bool kHasRests = true;
   int64_t of_input[kBlock], of_target[kBlock], of_third[kBlock], of_first[kBlock], of_second[kBlock];
   int64_t between;                      // the distance between the input's rows
