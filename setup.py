@@ -234,7 +234,7 @@ def extension(found):
     """The extension with CUDA kernels from the toolkit `found`, or without CUDA kernels."""
     include_dirs = [pybind11.get_include(), str(ROOT / "csrc"), str(GENERATED)]
     sources = ["csrc/binding.cpp", "csrc/torch/ops.cpp"]
-    sources += [f"csrc/cpu/{name}.cpp" for name in ("blocks", "convert", "count", "gather", "row_tiles", "vocabulary")]
+    sources += [f"csrc/cpu/{name}.cpp" for name in ("blocks", "count", "gather", "row_tiles", "vocabulary")]
     target = f"0x{TORCH_TARGET[0]:02x}{TORCH_TARGET[1]:02x}000000000000"
     macros = [
         ("TORCH_TARGET_VERSION", target),

@@ -105,13 +105,6 @@ CUDALOSS_INLINE WithRest<F> sound(WithRest<F> x) {
   return {x.value, select(absolute(x.value) <= largest(F()), x.rest, F(0))};
 }
 CUDALOSS_INLINE float sound(float x) { return x; }
-// 1 + x for |x| <= 1.
-template <class F>
-CUDALOSS_INLINE WithRest<F> one_plus(WithRest<F> x) {
-  const F value = F(1) + x.value;
-  return {value, ((F(1) - value) + x.value) + x.rest};
-}
-CUDALOSS_INLINE float one_plus(float x) { return 1.0f + x; }
 // x^2 + y, rounded in its value's last place.
 template <class F>
 CUDALOSS_INLINE WithRest<F> square_plus(WithRest<F> x, WithRest<F> y) {

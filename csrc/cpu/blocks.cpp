@@ -20,79 +20,9 @@ CUDALOSS_MULTIVERSION void keep_numbers_too(const F* target, int64_t count, Keep
   for (int64_t i = 0; i < count; ++i) keep[i] &= -static_cast<Keep<F>>(target[i] == target[i]);
 }
 
-template <class Bits>
-CUDALOSS_MULTIVERSION int64_t total_kept(const Bits* keep, int64_t count) {
-  Bits total = 0;
-  for (int64_t i = 0; i < count; ++i) total -= keep[i];
-  return total;
-}
-
-CUDALOSS_MULTIVERSION int64_t total_nonzero(const uint8_t* bytes, int64_t count) {
-  constexpr int kColumns = 64;
-  static_assert(kBlock / kColumns < 256, "a column's count is one byte");
-  uint8_t columns[kColumns] = {};
-  int64_t i = 0;
-  for (; i + kColumns <= count; i += kColumns) {
-    for (int k = 0; k < kColumns; ++k) columns[k] = static_cast<uint8_t>(columns[k] + (bytes[i + k] != 0));
-  }
-  int total = 0;
-  for (int k = 0; k < kColumns; ++k) total += columns[k];
-  for (; i < count; ++i) total += bytes[i] != 0;
-  return total;
-}
-
-template <class Bits, class T>
-CUDALOSS_MULTIVERSION void keep_selected(const Bits* keep, int64_t count, T* values) {
-  for (int64_t i = 0; i < count; ++i) values[i] = kept(values[i], keep[i]);
-}
-
-template <class F, class T>
-CUDALOSS_MULTIVERSION void assign(const F* values, int64_t count, T* out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(values[i]);
-}
-
-template <class F, class T>
-CUDALOSS_MULTIVERSION void times(const F* factors, int64_t count, T* product) {
-  for (int64_t i = 0; i < count; ++i) product[i] *= static_cast<T>(factors[i]);
-}
-
-template <class T>
-CUDALOSS_MULTIVERSION void times_segments(const double* factors, Grid grid, T* product) {
-  if (grid.step == 1) {
-    for (int64_t s = 0; s < grid.segments; ++s) {
-      const T factor = static_cast<T>(factors[s]);
-      T* line = product + s * grid.segment_step;
-      for (int64_t e = 0; e < grid.length; ++e) line[e] *= factor;
-    }
-  } else {
-    for (int64_t e = 0; e < grid.length; ++e) {
-      T* line = product + e * grid.step;
-      for (int64_t s = 0; s < grid.segments; ++s) line[s] *= static_cast<T>(factors[s]);
-    }
-  }
-}
-
-template <class T, class F>
-CUDALOSS_MULTIVERSION void times_constant(const T* values, T scale, int64_t count, F* out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<F>(values[i] * scale);
-}
-
-template <class T>
-struct Terms {
-  const T* terms;
-  CUDALOSS_INLINE T operator()(int64_t i) const { return terms[i]; }
-};
-
 template <class T>
 CUDALOSS_MULTIVERSION Sum sum_of_terms(const T* terms, int64_t count) {
-  return sum_of<T>(Terms<T>{terms}, count);
-}
-
-CUDALOSS_INLINE void add_to(double* value, double* rest, double term) {
-  Sum sum = {*value, *rest};
-  sum.add(term);
-  *value = sum.value;
-  *rest = sum.rest;
+  return sum_of<T>([terms](int64_t i) CUDALOSS_INLINE_LAMBDA { return terms[i]; }, count);
 }
 
 // Adds line[i * step] to sum i, for each i.
@@ -101,7 +31,10 @@ CUDALOSS_INLINE void add_line(const T* line, int64_t step, int64_t count, double
   for (int64_t i = 0; i < count; ++i) {
     const double term = static_cast<double>(line[i * step]);
     if constexpr (kCompensated) {
-      add_to(value + i, rest + i, term);
+      Sum sum = {value[i], rest[i]};
+      sum.add(term);
+      value[i] = sum.value;
+      rest[i] = sum.rest;
     } else {
       value[i] += term;
     }
@@ -121,11 +54,11 @@ CUDALOSS_MULTIVERSION void add_lines(const T* terms, int64_t lines, int64_t betw
 
 template <class T>
 CUDALOSS_INLINE double sum_of_row(const T* row, int64_t length) {
-  constexpr int kParts = 4;  // sums at a time, so that none waits for its last addition
-  Doubles part[kParts] = {}, terms;
+  constexpr int kSums = 4;  // at a time, so that none waits for its last addition
+  Doubles part[kSums] = {}, terms;
   int64_t i = 0;
-  for (; i + kParts * kDoubles <= length; i += kParts * kDoubles) {
-    for (int k = 0; k < kParts; ++k) {
+  for (; i + kSums * kDoubles <= length; i += kSums * kDoubles) {
+    for (int k = 0; k < kSums; ++k) {
       load(row + i + k * kDoubles, terms);
       part[k] += terms;
     }
@@ -174,35 +107,60 @@ void make_keep(const uint8_t* mask, const F* target, int64_t count, Keep<F>* kee
 }
 
 template <class F>
-int64_t count_kept(const Keep<F>* keep, int64_t count) {
-  return total_kept(keep, count);
+CUDALOSS_MULTIVERSION int64_t count_kept(const Keep<F>* keep, int64_t count) {
+  Keep<F> total = 0;
+  for (int64_t i = 0; i < count; ++i) total -= keep[i];
+  return total;
 }
 
-int64_t count_nonzero(const uint8_t* mask, int64_t count) { return total_nonzero(mask, count); }
-
-template <class F, class T>
-void select_out(const Keep<F>* keep, int64_t count, T* values) {
-  keep_selected(keep, count, values);
+CUDALOSS_MULTIVERSION int64_t count_nonzero(const uint8_t* bytes, int64_t count) {
+  constexpr int kColumns = 64;
+  static_assert(kBlock / kColumns < 256, "a column's count is one byte");
+  uint8_t columns[kColumns] = {};
+  int64_t i = 0;
+  for (; i + kColumns <= count; i += kColumns) {
+    for (int k = 0; k < kColumns; ++k) columns[k] = static_cast<uint8_t>(columns[k] + (bytes[i + k] != 0));
+  }
+  int total = 0;
+  for (int k = 0; k < kColumns; ++k) total += columns[k];
+  for (; i < count; ++i) total += bytes[i] != 0;
+  return total;
 }
 
 template <class F, class T>
-void convert(const F* values, int64_t count, T* out) {
-  assign(values, count, out);
+CUDALOSS_MULTIVERSION void select_out(const Keep<F>* keep, int64_t count, T* values) {
+  for (int64_t i = 0; i < count; ++i) values[i] = kept(values[i], keep[i]);
 }
 
 template <class F, class T>
-void multiply(const F* factors, int64_t count, T* product) {
-  times(factors, count, product);
+CUDALOSS_MULTIVERSION void convert(const F* values, int64_t count, T* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(values[i]);
+}
+
+template <class F, class T>
+CUDALOSS_MULTIVERSION void multiply(const F* factors, int64_t count, T* product) {
+  for (int64_t i = 0; i < count; ++i) product[i] *= static_cast<T>(factors[i]);
 }
 
 template <class T>
-void multiply_segments(const double* factors, const Grid& grid, T* product) {
-  times_segments(factors, grid, product);
+CUDALOSS_MULTIVERSION void multiply_segments(const double* factors, const Grid& grid, T* product) {
+  if (grid.step == 1) {
+    for (int64_t s = 0; s < grid.segments; ++s) {
+      const T factor = static_cast<T>(factors[s]);
+      T* line = product + s * grid.segment_step;
+      for (int64_t e = 0; e < grid.length; ++e) line[e] *= factor;
+    }
+  } else {
+    for (int64_t e = 0; e < grid.length; ++e) {
+      T* line = product + e * grid.step;
+      for (int64_t s = 0; s < grid.segments; ++s) line[s] *= static_cast<T>(factors[s]);
+    }
+  }
 }
 
 template <class T, class F>
-void scaled(const T* values, T scale, int64_t count, F* out) {
-  times_constant(values, scale, count, out);
+CUDALOSS_MULTIVERSION void scaled(const T* values, T scale, int64_t count, F* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<F>(values[i] * scale);
 }
 
 template <class T>

@@ -1,10 +1,10 @@
-// Converts blocks of elements to and from the two types that the CPU kernels compute with. Other dtypes pass through a
-// buffer of one block, which stays in the first-level cache; fp32 and fp64 operands are read in place.
+// Conversions between elements of any dtype in memory and the two types that the CPU kernels compute with.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
-#include "core/dtype.h"
+#include "core/arith.h"
 #include "core/pass.h"
 
 namespace cudaloss::cpu {
@@ -16,15 +16,31 @@ bool holds(DType dtype) {
   return dtype == kDTypeOf<F>;
 }
 
-// Elements [begin, begin + count) of `operand` as F: in place if it holds F already, otherwise through `buffer`.
-template <class F>
-const F* read(const Operand& operand, int64_t begin, int64_t count, F* buffer);
+// Calls body with a pointer to an operand's const elements, of any dtype or of a floating one, or to a result's
+// elements.
+template <class Body>
+CUDALOSS_INLINE void with_any_elements(const Operand& operand, const Body& body) {
+  dispatch_any(operand.dtype,
+               [&](auto type) { body(static_cast<const typename decltype(type)::type*>(operand.data)); });
+}
+template <class Body>
+CUDALOSS_INLINE void with_elements(const Operand& operand, const Body& body) {
+  dispatch(operand.dtype, [&](auto type) { body(static_cast<const typename decltype(type)::type*>(operand.data)); });
+}
+template <class Body>
+CUDALOSS_INLINE void with_elements(const Result& result, const Body& body) {
+  dispatch(result.dtype, [&](auto type) { body(static_cast<typename decltype(type)::type*>(result.data)); });
+}
 
-// Where a kernel writes elements [begin, ...) of `result` as F: in place, or `buffer`, which `write` then converts.
-template <class F>
-F* writable(const Result& result, int64_t begin, F* buffer);
-
-template <class F>
-void write(const Result& result, int64_t begin, int64_t count, const F* values);
+// Moves an element between memory and a kernel's own F: reads if the memory is const, writes otherwise. So each loop
+// over elements in memory is there once, for both ways.
+template <class Element, class F>
+CUDALOSS_INLINE void move(Element& memory, F& own) {
+  if constexpr (std::is_const_v<Element>) {
+    own = widen<F>(memory);
+  } else {
+    memory = narrow<Element>(own);
+  }
+}
 
 }  // namespace cudaloss::cpu

@@ -2,14 +2,18 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "cpu/blocks.h"
 #include "cpu/engine.h"
-#include "cpu/gather.h"
 #include "cpu/row_tiles.h"
-#include "cpu/strips.h"
+#include "cpu/segments.h"
 
 namespace cudaloss::cpu {
 namespace {
+
+bool counts(int64_t index, const Rows& rows) {
+  return index != rows.ignore_index && index >= 0 && index < rows.classes;
+}
+
+Divisor counted(double found) { return {found, found == 0.0 ? 0.0 : 1.0 / found}; }
 
 template <class F, class Term>
 struct CountScratch {
@@ -35,12 +39,11 @@ class CountRun {
     const bool only_mask = selection_.mask.data && !selection_.weight.data && !selection_.ignore_nan && !of_indices_;
     strips_.for_each_block(strip, [&](const Block& block) {
       const Position at = strips_.walk().after(block.before);
-      const uint8_t* mask = nullptr;
-      if (selection_.mask.data) mask = read_mask(selection_.mask, strips_.walk(), at, block.count(), scratch.mask);
       if (only_mask && block.segments == 1) {
+        const uint8_t* mask = read_mask(selection_.mask, strips_.walk(), at, block.count(), scratch.mask);
         return sums.add(block.segment, {static_cast<double>(count_nonzero(mask, block.count())), 0.0});
       }
-      read_terms(at, block.count(), mask, scratch);
+      read_terms(at, block.count(), scratch);
       strips_.add_terms(block, scratch.terms, std::is_same_v<Term, double>, sums);
     });
   }
@@ -50,12 +53,12 @@ class CountRun {
     double values[kBlock];
     finish(sums, count, {request_.multiplicity, &one, false, false, true}, values);
     for (int64_t s = 0; s < count; ++s) {
-      request_.output[segment + s] = {values[s], values[s] == 0.0 ? 0.0 : 1.0 / values[s]};
+      request_.output[segment + s] = counted(values[s]);
     }
   }
 
  private:
-  void read_terms(const Position& at, int64_t count, const uint8_t* mask, CountScratch<F, Term>& scratch) const {
+  void read_terms(const Position& at, int64_t count, CountScratch<F, Term>& scratch) const {
     const Walk& walk = strips_.walk();
     if (selection_.weight.data) {
       convert(read(selection_.weight, walk, at, kWeight, count, scratch.weights), count, scratch.terms);
@@ -63,11 +66,10 @@ class CountRun {
       std::fill(scratch.terms, scratch.terms + count, Term(1));
     }
     if (of_indices_) weigh_by_class(at, count, scratch);
-    if (!mask && !selection_.ignore_nan) return;
     const F* target = nullptr;
     if (selection_.ignore_nan) target = read(request_.target, walk, at, kTarget, count, scratch.target);
-    make_keep(mask, target, count, scratch.keep);
-    select_out<F>(scratch.keep, count, scratch.terms);
+    const Keep<F>* keep = read_selection(selection_, walk, at, count, target, scratch);
+    if (keep) select_out<F>(keep, count, scratch.terms);
   }
 
   // For rows: the weight of each row's class, or 0 if its index does not count.
@@ -77,8 +79,7 @@ class CountRun {
     const Rows& rows = request_.rows;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t index = scratch.index[i];
-      const bool counts = index != rows.ignore_index && index >= 0 && index < rows.classes;
-      if (!counts) {
+      if (!counts(index, rows)) {
         scratch.terms[i] = Term(0);
       } else if (request_.third.data) {
         scratch.terms[i] *= number_at<Term>(request_.third, index * rows.class_stride[kThird]);
@@ -107,8 +108,7 @@ int64_t count_few(const Count& request) {
   const int64_t size = request.inner.count(), step = request.inner.rank ? request.inner.stride[0][kTarget] : 0;
   int64_t count = 0;
   for (int64_t i = 0; i < size; ++i) {
-    const int64_t index = target[i * step];
-    count += index != request.rows.ignore_index && index >= 0 && index < request.rows.classes;
+    count += counts(target[i * step], request.rows);
   }
   return count;
 }
@@ -125,8 +125,7 @@ void count(const Count& request, ParallelFor parallel_for) {
     return std::fill(request.output, request.output + request.segments.count(), Divisor{0.0, 0.0});
   }
   if (is_of_few(request)) {
-    const double found = static_cast<double>(count_few(request)) * request.multiplicity;
-    *request.output = {found, found == 0.0 ? 0.0 : 1.0 / found};
+    *request.output = counted(static_cast<double>(count_few(request)) * request.multiplicity);
     return;
   }
   const Selection& selection = request.selection;

@@ -11,8 +11,7 @@
 #include "cpu/engine.h"
 #include "cpu/gather.h"
 #include "cpu/kernels.h"
-#include "cpu/segment_factors.h"
-#include "cpu/strips.h"
+#include "cpu/segments.h"
 #include "cpu/tiles.h"
 
 namespace cudaloss::cpu {
@@ -22,11 +21,11 @@ namespace cudaloss::cpu {
 constexpr int64_t kFewTerms = 96;
 constexpr int64_t kSmallRequest = 4096;
 
-// The buffers of one thread. It touches only those that a pass needs.
+// The buffers of one thread, each aligned to a cache line. It touches only those that a pass needs.
 template <class TV, class T, class F>
-struct PassScratch {
-  F input[kBlock], target[kBlock], weights[kBlock], third[kBlock], grad_output[kBlock], gradient[kBlock],
-      mirrored[kBlock];
+struct alignas(64) PassScratch {
+  static constexpr bool kHasRests = false;
+  F input[kBlock], target[kBlock], weights[kBlock], third[kBlock], grad_output[kBlock], gradient[kBlock];
   TV values[kBlock];
   T terms[kBlock], factors[kBlock];
   uint8_t mask[kBlock];
@@ -41,9 +40,10 @@ struct PassBlock {
   Position at;
   int64_t count;
   const F *input, *target;
-  const F* weights;     // null: 1
-  const F* third;       // null: a number
-  const Keep<F>* keep;  // null: all
+  const F* weights;       // null: 1
+  const F* third;         // null: a number
+  const Keep<F>* keep;    // null: all
+  const double* factors;  // of the gradients of its segments, or the one of all segments
 };
 
 // TV is the arithmetic of the losses that are summed up, T the arithmetic of single results, F the type read.
@@ -52,64 +52,11 @@ class PassRun {
  public:
   using Scratch = PassScratch<TV, T, F>;
 
-  PassRun(const Pass& pass, const Strips& strips)
-      : pass_(pass),
-        strips_(strips),
-        summed_loss_(pass.numbers),
-        loss_(pass.numbers),
-        factors_(pass, sums_gradients() && strips.inner() == 0),
-        wants_gradients_(pass.grad_input.data || pass.grad_target.data || sums_gradients()) {}
+  PassRun(const Pass& pass, const Strips& strips, const Segments<F>& segments)
+      : pass_(pass), strips_(strips), segments_(segments), summed_loss_(pass.numbers), loss_(pass.numbers) {}
 
-  bool is_held() const { return factors_.is_held(); }
-
-  void operator()(const Strip& strip, Sums* sums, Scratch& scratch) const {
-    double* factors = scratch.of_segments;
-    if (!wants_gradients_) return visit(strip, factors, sums, scratch);
-    const int64_t count = factors_.one() ? 1 : strip.segments;
-    factors_.read_outgoing(strip.segment, count, factors);
-    if (factors_.one() || !pass_.hold_unit_gradients) {
-      if (!sums_gradients()) factors_.make(strip.segment, count, factors);
-      return visit(strip, factors, sums, scratch);
-    }
-    for (int64_t from = 0, to = 0; from < count; from = to) {
-      const bool held = factors[from] == 1.0;
-      for (to = from; to < count && (factors[to] == 1.0) == held;) ++to;
-      if (held) continue;
-      if (!sums_gradients()) factors_.make(strip.segment + from, to - from, factors + from);
-      visit({strip.segment + from, to - from, strip.begin, strip.end}, factors + from, sums, scratch);
-    }
-  }
-
-  void finish_segments(int64_t segment, int64_t count, const Sums& sums) const {
-    const bool each = pass_.denominator.counted_each;
-    const Divisor* divisors = each ? pass_.denominator.counted + segment : &factors_.divisor();
-    double buffer[kBlock];
-    double* out = writable(pass_.reduction, segment, buffer);
-    finish(sums, count, {pass_.scale, divisors, each, sums_gradients(), pass_.reduction.dtype == DType::Float64}, out);
-    write(pass_.reduction, segment, count, out);
-  }
-
- private:
-  using Read = PassBlock<F>;
-  static constexpr bool kCompensated = std::is_same_v<F, double>;
-  static constexpr bool kSharesTerms = kIsOfOperands<Loss>;
-
-  bool sums_gradients() const { return pass_.summed != Summed::Losses; }
-
-  const F* read_at(const Operand& operand, const Position& at, Place place, int64_t count, F* buffer) const {
-    return operand.data ? read(operand, strips_.walk(), at, place, count, buffer) : nullptr;
-  }
-
-  const Keep<F>* read_selection(const Position& at, int64_t count, const F* target, Scratch& scratch) const {
-    const Selection& selection = pass_.selection;
-    if (!selection.mask.data && !selection.ignore_nan) return nullptr;
-    const uint8_t* mask = nullptr;
-    if (selection.mask.data) mask = read_mask(selection.mask, strips_.walk(), at, count, scratch.mask);
-    make_keep(mask, selection.ignore_nan ? target : nullptr, count, scratch.keep);
-    return scratch.keep;
-  }
-
-  void visit(const Strip& strip, const double* segment_factors, Sums* sums, Scratch& scratch) const {
+  // `first` is the index of the strip's first segment in the array of factors.
+  void operator()(const Strip& strip, int64_t first, Sums* sums, Scratch& scratch) const {
     strips_.for_each_block(strip, [&](const Block& block) {
       const int64_t count = block.count();
       const Position at = strips_.walk().after(block.before);
@@ -117,27 +64,38 @@ class PassRun {
       const F* target = read_at(pass_.target, at, kTarget, count, scratch.target);
       const F* weights = read_at(pass_.selection.weight, at, kWeight, count, scratch.weights);
       const F* third = read_at(pass_.third, at, kThird, count, scratch.third);
-      const Read found = {block, at, count, input, target, weights, third, read_selection(at, count, target, scratch)};
+      const Keep<F>* keep = read_selection(pass_.selection, strips_.walk(), at, count, target, scratch);
+      const double* factors = scratch.of_segments + (segments_.one() ? 0 : first + block.segment);
+      const Read found = {block, at, count, input, target, weights, third, keep, factors};
       if constexpr (kSharesTerms) {
-        if (shares_terms(found)) return add_and_write(found, segment_factors, *sums, scratch);
+        if (shares_terms(found)) return add_and_write(found, *sums, scratch);
       }
-      if (pass_.reduction.data && !sums_gradients()) add_losses(found, *sums, scratch);
+      if (pass_.reduction.data && !segments_.sums_gradients()) add_losses(found, *sums, scratch);
       if (pass_.losses.data) write_losses(found, scratch);
-      if (sums_gradients()) add_gradients(found, segment_factors, *sums, scratch);
-      if (pass_.grad_input.data) write_gradients<Of::Input>(found, segment_factors, scratch);
-      if (pass_.grad_target.data) write_gradients<Of::Target>(found, segment_factors, scratch);
+      if (segments_.sums_gradients()) add_gradients(found, *sums, scratch);
+      if (pass_.grad_input.data) write_gradients<Of::Input>(found, scratch);
+      if (pass_.grad_target.data) write_gradients<Of::Target>(found, scratch);
     });
+  }
+
+ private:
+  using Read = PassBlock<F>;
+  static constexpr bool kCompensated = std::is_same_v<F, double>;
+  static constexpr bool kSharesTerms = kIsOfOperands<Loss>;
+
+  const F* read_at(const Operand& operand, const Position& at, Place place, int64_t count, F* buffer) const {
+    return operand.data ? read(operand, strips_.walk(), at, place, count, buffer) : nullptr;
   }
 
   // Whether the pass makes only the losses and the input's gradients, with one factor for the block.
   bool shares_terms(const Read& found) const {
     return pass_.reduction.data && pass_.grad_input.data && !pass_.grad_target.data && !found.weights && !found.third &&
-           !factors_.elementwise() && (factors_.one() || found.block.segments == 1);
+           !segments_.elementwise() && (segments_.one() || found.block.segments == 1);
   }
 
-  void add_and_write(const Read& found, const double* segment_factors, Sums& sums, Scratch& scratch) const {
+  void add_and_write(const Read& found, Sums& sums, Scratch& scratch) const {
     F* out = writable(pass_.grad_input, strips_.walk(), found.at, kResult, found.count, scratch.gradient);
-    const Constant<T> scale = constant_of(segment_factors[factors_.one() ? 0 : found.block.segment], T());
+    const Constant<T> scale = constant_of(found.factors[0], T());
     losses_and_gradients<T, F>(loss_, scale, found.input, found.target, found.count, scratch.terms, out);
     if (found.keep) select_out<F>(found.keep, found.count, scratch.terms);
     if (found.keep) select_out<F>(found.keep, found.count, out);
@@ -223,81 +181,60 @@ class PassRun {
     return scratch.factors;
   }
 
-  // Fills `out` with the gradients of the input, or of the third operand instead.
-  template <class Out>
-  void fill_first(const Read& found, const double* segment_factors, Scratch& scratch, Out* out) const {
-    if constexpr (kHasGradThird<decltype(loss_)>) {
-      if (pass_.of_third) return fill_gradients<Of::Third>(found, segment_factors, scratch, out);
-    }
-    fill_gradients<Of::Input>(found, segment_factors, scratch, out);
-  }
-
-  // Fills `out` with one operand's gradients. If they mirror the other's, the other's loops make them, with a negative
-  // factor.
+  // Fills `out` with one operand's gradients; the third operand's can be in the place of the input's. If they mirror
+  // the other's, the other's loops make them, with a negative factor.
   template <Of kWanted, class Out>
-  void fill_gradients(const Read& found, const double* segment_factors, Scratch& scratch, Out* out) const {
+  void fill_gradients(const Read& found, Scratch& scratch, Out* out) const {
+    if constexpr (kWanted == Of::Input && kHasGradThird<decltype(loss_)>) {
+      if (pass_.of_third) return fill_gradients<Of::Third>(found, scratch, out);
+    }
     constexpr Of kOf = decltype(loss_)::kMirrors && kWanted == Of::Target ? Of::Input : kWanted;
-    const bool each = found.block.segments > 1 && !factors_.one();
-    const double* own_factors = segment_factors + (factors_.one() ? 0 : found.block.segment);
-    const Constant<T> scale = constant_of((kOf == kWanted ? 1.0 : -1.0) * (each ? 1.0 : own_factors[0]), T());
+    const bool each = found.block.segments > 1 && !segments_.one();
+    const Constant<T> scale = constant_of((kOf == kWanted ? 1.0 : -1.0) * (each ? 1.0 : found.factors[0]), T());
     const F* outgoing = nullptr;
-    if (factors_.elementwise()) {
+    if (segments_.elementwise()) {
       outgoing = read_at(pass_.grad_output, found.at, kGradOutput, found.count, scratch.grad_output);
     }
     if (each || found.weights || outgoing || found.third) {
-      fill_gradients<kOf>(found, scale.hi, factors_of(found, outgoing, each ? own_factors : nullptr, scratch), out);
+      fill_gradients<kOf>(found, scale.hi, factors_of(found, outgoing, each ? found.factors : nullptr, scratch), out);
     } else {
       gradients<kOf, T, F>(loss_, scale, found.input, found.target, found.count, out);
     }
     if (found.keep) select_out<F>(found.keep, found.count, out);
   }
 
-  void add_gradients(const Read& found, const double* segment_factors, Sums& sums, Scratch& scratch) const {
+  void add_gradients(const Read& found, Sums& sums, Scratch& scratch) const {
     if (pass_.summed == Summed::GradInput) {
-      fill_first(found, segment_factors, scratch, scratch.terms);
+      fill_gradients<Of::Input>(found, scratch, scratch.terms);
     } else {
-      fill_gradients<Of::Target>(found, segment_factors, scratch, scratch.terms);
+      fill_gradients<Of::Target>(found, scratch, scratch.terms);
     }
     strips_.add_terms(found.block, scratch.terms, kCompensated, sums);
   }
 
   template <Of kOf>
-  void write_gradients(const Read& found, const double* segment_factors, Scratch& scratch) const {
+  void write_gradients(const Read& found, Scratch& scratch) const {
     const Result& result = kOf == Of::Input ? pass_.grad_input : pass_.grad_target;
     constexpr Place kPlace = kOf == Of::Input ? kResult : kSecondResult;
     F* out = writable(result, strips_.walk(), found.at, kPlace, found.count, scratch.gradient);
-    if constexpr (kOf == Of::Input) {
-      fill_first(found, segment_factors, scratch, out);
-    } else {
-      fill_gradients<kOf>(found, segment_factors, scratch, out);
-    }
+    fill_gradients<kOf>(found, scratch, out);
     write(result, strips_.walk(), found.at, kPlace, found.count, out);
   }
 
   const Pass& pass_;
   const Strips& strips_;
+  const Segments<F>& segments_;
   const SingleFunctor<Loss, TV, F> summed_loss_;
   const SingleFunctor<Loss, T, F> loss_;
-  const SegmentFactors<F> factors_;
-  const bool wants_gradients_;
 };
 
 template <class TV, class T, class F, template <class> class Loss>
 void pass_as(const Pass& request, ParallelFor parallel_for) {
   const Strips strips(request.segments, tiled(request.inner), kInput, kTarget,
                       {kInput, kTarget, kWeight, kMask, kThird, kGradOutput, kResult, kSecondResult});
-  const PassRun<TV, T, F, Loss> run(request, strips);
-  using Scratch = PassScratch<TV, T, F>;
-  if (request.reduction.data) {
-    sum_strips<Scratch>(
-        strips, parallel_for, [&](const Strip& strip, Sums& sums, Scratch& scratch) { run(strip, &sums, scratch); },
-        [&](int64_t segment, int64_t count, const Sums& sums) { run.finish_segments(segment, count, sums); });
-  } else if (strips.segments() * strips.inner() > 0 && !run.is_held()) {
-    strips.share_out(parallel_for, [&](int64_t first, int64_t last) {
-      Scratch scratch;
-      for (int64_t index = first; index < last; ++index) run(strips.strip(index), nullptr, scratch);
-    });
-  }
+  const Segments<F> segments(request);
+  const PassRun<TV, T, F, Loss> run(request, strips, segments);
+  segments.template run<PassScratch<TV, T, F>>(strips, parallel_for, run);
 }
 
 // The arithmetic of single results over fp32 data: fp64 costs no time at memory speed. Exception: a loss with
@@ -307,17 +244,12 @@ using Single = std::conditional_t<kIsOfOperands<Loss> && !kHasRests<Loss>, F, do
 
 template <template <class> class Loss>
 void pass_in_form(const Pass& r, ParallelFor parallel_for) {
-  const auto is = [](const auto& has, DType dtype) { return has.data && has.dtype == dtype; };
-  const auto any = [&](DType dtype) {
-    return is(r.input, dtype) || is(r.target, dtype) || is(r.selection.weight, dtype) || is(r.third, dtype) ||
-           is(r.losses, dtype);
-  };
-  if (any(DType::Float64) || is(r.reduction, DType::Float64) ||
-      (is(r.grad_output, DType::Float64) && varies(r.inner, kGradOutput))) {
-    return pass_as<double, double, double, Loss>(r, parallel_for);
-  }
+  if (wants_float64(r)) return pass_as<double, double, double, Loss>(r, parallel_for);
+  const auto is_float = [](const auto& has) { return has.data && has.dtype == DType::Float32; };
+  const bool has_float = is_float(r.input) || is_float(r.target) || is_float(r.selection.weight) || is_float(r.third) ||
+                         is_float(r.losses);
   const bool many = distinct_terms(r.inner) > kFewTerms && r.inner.count() * r.segments.count() > kSmallRequest;
-  const bool are_halves = !any(DType::Float32) && (many || !is(r.reduction, DType::Float32));
+  const bool are_halves = !has_float && (many || !is_float(r.reduction));
   using Exact = Single<Loss, float>;
   // A form that is not the usual one has only the exact loops: the others would be a tenth of the binary.
   if constexpr (!kHasUsual<Loss<float>>) {

@@ -40,103 +40,93 @@ bool goes_down(const Patch& patch) {
   return patch.columns < kShortRow && patch.columns < patch.rows;
 }
 
-template <int kStride, class Element>
-CUDALOSS_INLINE void gather_stepped(const Element* source, int64_t count, Element* out) {
-  for (int64_t i = 0; i < count; ++i) out[i].word = source[i * kStride].word;
+// Reads if the memory is const, writes otherwise.
+template <class Element, class Own>
+CUDALOSS_INLINE void move_bits(Element& memory, Own& packed) {
+  if constexpr (std::is_const_v<Element>) {
+    packed.word = memory.word;
+  } else {
+    memory.word = packed.word;
+  }
+}
+
+template <int kStride, class Element, class Own>
+CUDALOSS_INLINE void move_stepped(Element* memory, int64_t count, Own* packed) {
+  for (int64_t i = 0; i < count; ++i) move_bits(memory[i * kStride], packed[i]);
 }
 
 // The commonest strides each have their own loop: it vectorises if the stride is a constant.
-template <class Element>
-CUDALOSS_INLINE void gather_line(const Element* source, int64_t stride, int64_t count, Element* out) {
+template <class Element, class Own>
+CUDALOSS_INLINE void move_line(Element* memory, int64_t stride, int64_t count, Own* packed) {
   switch (stride) {
     case 0:
-      return gather_stepped<0>(source, count, out);
+      return move_stepped<0>(memory, count, packed);
     case 1:
-      return gather_stepped<1>(source, count, out);
+      return move_stepped<1>(memory, count, packed);
     case 2:
-      return gather_stepped<2>(source, count, out);
+      return move_stepped<2>(memory, count, packed);
     case 3:
-      return gather_stepped<3>(source, count, out);
+      return move_stepped<3>(memory, count, packed);
     case 4:
-      return gather_stepped<4>(source, count, out);
+      return move_stepped<4>(memory, count, packed);
     default:
-      for (int64_t i = 0; i < count; ++i) out[i].word = source[i * stride].word;
+      for (int64_t i = 0; i < count; ++i) move_bits(memory[i * stride], packed[i]);
   }
 }
 
-template <class Element>
-CUDALOSS_MULTIVERSION void gather_patch(const Element* source, Patch patch, bool down, Element* out) {
+template <class Element, class Own>
+CUDALOSS_MULTIVERSION void move_patch(Element* memory, Patch patch, bool down, Own* packed) {
   if (down) {
     for (int64_t column = 0; column < patch.columns; ++column) {
-      const Element* from = source + column * patch.column_stride;
-      Element* to = out + column;
-      for (int64_t row = 0; row < patch.rows; ++row) to[row * patch.columns].word = from[row * patch.row_stride].word;
+      Element* from = memory + column * patch.column_stride;
+      Own* to = packed + column;
+      for (int64_t row = 0; row < patch.rows; ++row) move_bits(from[row * patch.row_stride], to[row * patch.columns]);
     }
   } else {
     for (int64_t row = 0; row < patch.rows; ++row) {
-      gather_line(source + row * patch.row_stride, patch.column_stride, patch.columns, out + row * patch.columns);
+      move_line(memory + row * patch.row_stride, patch.column_stride, patch.columns, packed + row * patch.columns);
     }
   }
 }
 
-template <class Element>
-CUDALOSS_INLINE void scatter_line(const Element* values, int64_t step, int64_t count, Element* out, int64_t stride) {
-  if (step == 1 && stride == 1) {
-    for (int64_t i = 0; i < count; ++i) out[i].word = values[i].word;
-  } else {
-    for (int64_t i = 0; i < count; ++i) out[i * stride].word = values[i * step].word;
-  }
-}
-
-template <class Element>
-CUDALOSS_MULTIVERSION void scatter_patch(const Element* values, Patch patch, bool down, Element* out) {
-  if (down) {
-    for (int64_t column = 0; column < patch.columns; ++column) {
-      scatter_line(values + column, patch.columns, patch.rows, out + column * patch.column_stride, patch.row_stride);
-    }
-  } else {
-    for (int64_t row = 0; row < patch.rows; ++row) {
-      scatter_line(values + row * patch.columns, 1, patch.columns, out + row * patch.row_stride, patch.column_stride);
-    }
-  }
-}
-
-// Packs the elements that `walk` visits next into `packed`.
-void gather(const Operand& operand, const Walk& walk, const Position& at, Place place, int64_t count, void* packed) {
-  dispatch_size(operand.dtype, [&](auto type) {
-    using Element = typename decltype(type)::type;
+// Moves the elements that `walk` visits next from `data` to `packed`, or back if the data is not const.
+template <class Data, class Packed>
+void move_packed(Data* data, DType dtype, const Walk& walk, const Position& at, Place place, int64_t count,
+                 Packed* packed) {
+  dispatch_size(dtype, [&](auto type) {
+    using Bits = typename decltype(type)::type;
+    using Element = std::conditional_t<std::is_const_v<Data>, const Bits, Bits>;
+    using Own = std::conditional_t<std::is_const_v<Data>, Bits, const Bits>;
     walk.for_each_patch(at, count, place, [&](int64_t offset, const Patch& patch, int64_t done) {
-      const Element* source = static_cast<const Element*>(operand.data) + offset;
-      gather_patch(source, patch, goes_down(patch), static_cast<Element*>(packed) + done);
+      move_patch(static_cast<Element*>(data) + offset, patch, goes_down(patch), static_cast<Own*>(packed) + done);
     });
   });
 }
 
-void scatter(const void* packed, const Result& result, const Walk& walk, const Position& at, Place place,
-             int64_t count) {
-  dispatch_size(result.dtype, [&](auto type) {
-    using Element = typename decltype(type)::type;
-    walk.for_each_patch(at, count, place, [&](int64_t offset, const Patch& patch, int64_t done) {
-      const Element* values = static_cast<const Element*>(packed) + done;
-      scatter_patch(values, patch, goes_down(patch), static_cast<Element*>(result.data) + offset);
-    });
-  });
+template <class Element, class F>
+CUDALOSS_MULTIVERSION void move_block(Element* memory, int64_t count, F* own) {
+  for (int64_t i = 0; i < count; ++i) move(memory[i], own[i]);
 }
 
 }  // namespace
 
 template <class F>
 const F* read(const Operand& operand, const Walk& walk, const Position& at, Place place, int64_t count, F* buffer) {
-  if (walk.is_run(at, count, place)) return read(operand, walk.offset(at, place), count, buffer);
+  const bool is_run = walk.is_run(at, count, place), is_own = holds<F>(operand.dtype);
+  const int64_t begin = is_run ? walk.offset(at, place) : 0;
+  if (is_run && is_own) return static_cast<const F*>(operand.data) + begin;
   Packed block;
-  void* packed = holds<F>(operand.dtype) ? static_cast<void*>(buffer) : &block;
-  gather(operand, walk, at, place, count, packed);
-  return read(Operand{packed, operand.dtype}, 0, count, buffer);
+  void* packed = is_own ? static_cast<void*>(buffer) : &block;
+  if (!is_run) move_packed(operand.data, operand.dtype, walk, at, place, count, packed);
+  if (is_own) return buffer;
+  const Operand found = {is_run ? operand.data : packed, operand.dtype};
+  with_any_elements(found, [&](const auto* data) { move_block(data + begin, count, buffer); });
+  return buffer;
 }
 
 const uint8_t* read_mask(const Operand& mask, const Walk& walk, const Position& at, int64_t count, uint8_t* buffer) {
   if (walk.is_run(at, count, kMask)) return static_cast<const uint8_t*>(mask.data) + walk.offset(at, kMask);
-  gather(mask, walk, at, kMask, count, buffer);
+  move_packed(mask.data, mask.dtype, walk, at, kMask, count, static_cast<void*>(buffer));
   return buffer;
 }
 
@@ -150,13 +140,27 @@ void write(const Result& result, const Walk& walk, const Position& at, Place pla
   if (walk.is_run(at, count, place)) return write(result, walk.offset(at, place), count, values);
   Packed block;
   write(Result{&block, result.dtype}, 0, count, values);
-  scatter(holds<F>(result.dtype) ? static_cast<const void*>(values) : &block, result, walk, at, place, count);
+  const void* packed = holds<F>(result.dtype) ? static_cast<const void*>(values) : &block;
+  move_packed(result.data, result.dtype, walk, at, place, count, packed);
 }
 
-#define CUDALOSS_INSTANTIATE(F)                                                                \
-  template const F* read<F>(const Operand&, const Walk&, const Position&, Place, int64_t, F*); \
-  template F* writable<F>(const Result&, const Walk&, const Position&, Place, int64_t, F*);    \
-  template void write<F>(const Result&, const Walk&, const Position&, Place, int64_t, const F*);
+template <class F>
+F* writable(const Result& result, int64_t begin, F* buffer) {
+  return holds<F>(result.dtype) ? static_cast<F*>(result.data) + begin : buffer;
+}
+
+template <class F>
+void write(const Result& result, int64_t begin, int64_t count, const F* values) {
+  if (holds<F>(result.dtype)) return;  // written in place
+  with_elements(result, [&](auto* data) { move_block(data + begin, count, values); });
+}
+
+#define CUDALOSS_INSTANTIATE(F)                                                                  \
+  template const F* read<F>(const Operand&, const Walk&, const Position&, Place, int64_t, F*);   \
+  template F* writable<F>(const Result&, const Walk&, const Position&, Place, int64_t, F*);      \
+  template void write<F>(const Result&, const Walk&, const Position&, Place, int64_t, const F*); \
+  template F* writable<F>(const Result&, int64_t, F*);                                           \
+  template void write<F>(const Result&, int64_t, int64_t, const F*);
 CUDALOSS_INSTANTIATE(float)
 CUDALOSS_INSTANTIATE(double)
 #undef CUDALOSS_INSTANTIATE

@@ -18,6 +18,7 @@ constexpr int kTilesABlock = 16;  // a lane's running sum restarts after this ma
 // Sums that stay in registers; GCC 12 would move an array of sums through memory between tiles. They are as wide as
 // AVX2's registers, because GCC 12 puts wider ones in memory there.
 constexpr int kDoubles = 4;
+constexpr int kParts = kLanes / kDoubles;
 typedef double Doubles __attribute__((vector_size(kDoubles * sizeof(double))));
 
 template <class T>
@@ -32,7 +33,6 @@ CUDALOSS_INLINE void load(const T* values, Doubles& loaded) {
 // values are equal), then in fp64, compensated from the second block on.
 template <class T, class Term>
 CUDALOSS_INLINE Sum sum_of(const Term& term, int64_t count) {
-  constexpr int kParts = kLanes / kDoubles;
   SumOf<Doubles> total[kParts] = {};
   int64_t i = 0;
   while (i + kTile <= count) {
@@ -79,26 +79,17 @@ CUDALOSS_INLINE T kept(T value, Bits keep) {
   return bit_cast<T>(bit_cast<Keep<T>>(value) & static_cast<Keep<T>>(keep));
 }
 
-// The loss of element i, times its weight; 0 if it is not selected.
-template <class T, bool kWeighed, bool kSelected, class F, class Loss>
-struct TermOf {
-  const Loss& loss;
-  const F *input, *target, *weights;
-  const Keep<F>* keep;
-
-  CUDALOSS_INLINE T operator()(int64_t i) const {
-    T value = loss.value(loss.terms(input[i], target[i]));
-    if constexpr (kWeighed) value *= static_cast<T>(weights[i]);
-    if constexpr (kSelected) value = kept(value, keep[i]);
-    return value;
-  }
-};
-
 // The sum of the losses of the selected ones of `count` elements, times their weights.
 template <class T, bool kWeighed, bool kSelected, class F, class Loss>
 CUDALOSS_MULTIVERSION Sum sum_of_losses(Loss loss, const F* input, const F* target, const F* weights,
                                         const Keep<F>* keep, int64_t count) {
-  return sum_of<T>(TermOf<T, kWeighed, kSelected, F, Loss>{loss, input, target, weights, keep}, count);
+  const auto term = [&loss, input, target, weights, keep](int64_t i) CUDALOSS_INLINE_LAMBDA {
+    T value = loss.value(loss.terms(input[i], target[i]));
+    if constexpr (kWeighed) value *= static_cast<T>(weights[i]);
+    if constexpr (kSelected) value = kept(value, keep[i]);
+    return value;
+  };
+  return sum_of<T>(term, count);
 }
 
 // The loss for element i; with kThird, one with the element's own third operand.

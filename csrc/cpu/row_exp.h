@@ -48,78 +48,55 @@ struct Ahead {
   }
 };
 
-// tile = exp(tile - reference) / small, with maxima or references.
-template <class F>
-CUDALOSS_INLINE void exp_far_lines(F* tile, int64_t lines, const F* max, Ahead ahead, LaneSums& total) {
-  F floor[kLanes];
-  for (int lane = 0; lane < kLanes; ++lane) floor[lane] = floor_below(max[lane]);
+// tile = exp(tile - reference) / small, by exp(x, lane).
+template <class F, class Exp>
+CUDALOSS_INLINE void exp_lines(F* tile, int64_t lines, Ahead ahead, LaneSums& total, const Exp& exp) {
   for (int64_t i = 0; i < lines; ++i) {
     F e[kLanes];
     ahead.fetch(i);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      e[lane] = exp_below_max(tile[i * kLanes + lane], max[lane], floor[lane]);
-    }
-    memcpy(tile + i * kLanes, e, sizeof e);
-    total.add<kIsCompensated<F>>(e);
-  }
-}
-template <class F>
-CUDALOSS_INLINE void exp_near_lines(F* tile, int64_t lines, const F* magic, const F* floor, Ahead ahead,
-                                    LaneSums& total) {
-  for (int64_t i = 0; i < lines; ++i) {
-    F e[kLanes];
-    ahead.fetch(i);
-    for (int lane = 0; lane < kLanes; ++lane) e[lane] = exp_near(tile[i * kLanes + lane], magic[lane], floor[lane]);
+    for (int lane = 0; lane < kLanes; ++lane) e[lane] = exp(tile[i * kLanes + lane], lane);
     memcpy(tile + i * kLanes, e, sizeof e);
     total.add<kIsCompensated<F>>(e);
   }
 }
 
-// A tile of kLanes rows, and their sums.
-template <class F>
-CUDALOSS_MULTIVERSION void lanes_exp(F* tile, int64_t lines, Ahead ahead, RowLanes<F>& rows) {
+// The same for a tile's rows, and their sums; kRows: kLanes of them, or the one that has all lanes, `row`.
+template <int kRows, class F>
+CUDALOSS_MULTIVERSION void rows_exp(F* tile, int64_t lines, Ahead ahead, int row, RowLanes<F>& rows) {
   LaneSums total = {};
-  F max[kLanes], magic[kLanes], floor[kLanes];
-  F largest[kLanes];
-  double top[kLanes], behind[kLanes];
+  F of_rows[kRows], largest[kRows], row_magic[kRows], row_floor[kRows], max[kLanes], magic[kLanes], floor[kLanes];
+  double top[kRows], behind[kRows];
   int32_t far = 0;
-  copy_lanes(rows.max, max);
-  for (int lane = 0; lane < kLanes; ++lane) far |= !is_near(max[lane]);
+  memcpy(of_rows, rows.max + row, sizeof of_rows);
+  for (int i = 0; i < kRows; ++i) far |= !is_near(of_rows[i]);
   const bool are_near = far == 0;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const Reference<F> of = reference_of(max[lane]);
-    magic[lane] = of.magic;
-    floor[lane] = of.floor;
-    top[lane] = are_near ? of.max : bounded(static_cast<double>(max[lane]));
-    behind[lane] = are_near ? of.behind : 0.0;
-    largest[lane] = are_near ? exp_near(max[lane], of.magic, of.floor) : F(kLifted<F>);
+  for (int i = 0; i < kRows; ++i) {
+    const Reference<F> of = reference_of(of_rows[i]);
+    row_magic[i] = of.magic;
+    row_floor[i] = are_near ? of.floor : floor_below(of_rows[i]);
+    top[i] = are_near ? of.max : bounded(static_cast<double>(of_rows[i]));
+    behind[i] = are_near ? of.behind : 0.0;
+    largest[i] = are_near ? exp_near(of_rows[i], of.magic, of.floor) : F(kLifted<F>);
   }
-  are_near ? exp_near_lines(tile, lines, magic, floor, ahead, total) : exp_far_lines(tile, lines, max, ahead, total);
-  copy_lanes(top, rows.reference);
-  copy_lanes(behind, rows.behind);
-  copy_lanes(largest, rows.largest);
-  total.store(rows.sums, rows.rests);
-}
-// A tile of one row, in the same way.
-template <class F>
-CUDALOSS_MULTIVERSION void row_exp(F* tile, int64_t lines, Ahead ahead, int row, RowLanes<F>& rows) {
-  LaneSums total = {};
-  F max[kLanes], magic[kLanes], floor[kLanes];
-  const F own = rows.max[row];
-  const Reference<F> of = reference_of(own);
   for (int lane = 0; lane < kLanes; ++lane) {
-    max[lane] = own;
-    magic[lane] = of.magic;
-    floor[lane] = of.floor;
+    const int i = kRows == 1 ? 0 : lane;
+    max[lane] = of_rows[i];
+    magic[lane] = row_magic[i];
+    floor[lane] = row_floor[i];
   }
-  const bool near = is_near(own);
-  near ? exp_near_lines(tile, lines, magic, floor, ahead, total) : exp_far_lines(tile, lines, max, ahead, total);
-  const Sum sum = total.total();
-  rows.reference[row] = near ? of.max : bounded(static_cast<double>(own));
-  rows.behind[row] = near ? of.behind : 0.0;
-  rows.largest[row] = near ? exp_near(own, of.magic, of.floor) : F(kLifted<F>);
-  rows.sums[row] = sum.value;
-  rows.rests[row] = sum.rest;
+  const auto near = [&](F x, int lane) CUDALOSS_INLINE_LAMBDA { return exp_near(x, magic[lane], floor[lane]); };
+  const auto below = [&](F x, int lane) CUDALOSS_INLINE_LAMBDA { return exp_below_max(x, max[lane], floor[lane]); };
+  are_near ? exp_lines(tile, lines, ahead, total, near) : exp_lines(tile, lines, ahead, total, below);
+  memcpy(rows.reference + row, top, sizeof top);
+  memcpy(rows.behind + row, behind, sizeof behind);
+  memcpy(rows.largest + row, largest, sizeof largest);
+  if constexpr (kRows == 1) {
+    const Sum sum = total.total();
+    rows.sums[row] = sum.value;
+    rows.rests[row] = sum.rest;
+  } else {
+    total.store(rows.sums, rows.rests);
+  }
 }
 
 }  // namespace cudaloss::cpu

@@ -38,22 +38,9 @@ CUDALOSS_INLINE double lost_of(double max, double reference, double behind, doub
   return select(reference == -DBL_MAX, 0.0, (exp - largest) + ((1.0 - exp) + growth));
 }
 
-// The kind of targets. For probabilities, a class with the largest logit replaces the target's class, and its share
-// replaces the class weight.
-enum class Targets { Indices, Probabilities };
-
-template <Targets kOf, class Loss>
-CUDALOSS_INLINE ClassRow finish_row(const Loss& loss, const OtherClasses<double>& others, double target, double weight,
-                                    const ClassShares& shared, double classes) {
-  if constexpr (kOf == Targets::Indices) {
-    return loss.finish(others, target, weight, shared, classes);
-  } else {
-    return loss.finish(others, target, weight, shared);
-  }
-}
-
-// The losses, and with kGradients the gradients' factors too.
-template <Targets kOf, bool kGradients, class F, class Loss>
+// The losses, and with kGradients the gradients' factors too. For probabilities, a class with the largest logit
+// replaces the target's class, and its share replaces the class weight.
+template <bool kOfIndices, bool kGradients, class F, class Loss>
 CUDALOSS_MULTIVERSION void finish_rows(Loss loss, double classes, RowLanes<F>& rows) {
   constexpr double small = static_cast<double>(ExpParts<F>::small);
   RowLanes<F> own = rows;
@@ -66,8 +53,12 @@ CUDALOSS_MULTIVERSION void finish_rows(Loss loss, double classes, RowLanes<F>& r
     const OtherClasses<double> others = {reference, {sum, fused(sum, behind, own.rests[lane] * small) + lost}};
     const double top = select(target > reference, target, reference), moved = top - select(target > max, target, max);
     const double below = own.below_max[lane] + own.shares[lane] * moved;
-    const auto row = finish_row<kOf>(loss, others, target, own.weight[lane], {below, own.shares[lane]}, classes);
-    if constexpr (kOf == Targets::Probabilities) {
+    const ClassShares shared = {below, own.shares[lane]};
+    ClassRow row;
+    if constexpr (kOfIndices) {
+      row = loss.finish(others, target, own.weight[lane], shared, classes);
+    } else {
+      row = loss.finish(others, target, own.weight[lane], shared);
       own.reference[lane] = top;
       own.log_all[lane] = row.log_all.value;
       own.log_rest[lane] = row.log_all.rest;
@@ -128,46 +119,39 @@ CUDALOSS_MULTIVERSION void multiply_slopes(const F* slopes, int64_t count, F* ti
   for (int64_t i = 0; i < count; ++i) tile[i] = select(tile[i] == F(0), tile[i], tile[i] * slopes[i]);
 }
 
-// For each lane: approximately the maximum, log(sum of exp(x - that)), a factor, and whether it counts.
-struct LaneLogs {
+// tile = scale factor weight (lse - tile), with the rows' factors: gradients of probabilities.
+template <bool kEach, class F>
+CUDALOSS_INLINE void below_log(F* tile, int64_t lines, const F* weights, double scale, const RowLanes<F>& rows,
+                               int row) {
   double top[kLanes], log_all[kLanes], log_rest[kLanes], factor[kLanes], factor_rest[kLanes];
   int64_t keep[kLanes];
-};
-// For kLanes rows, or for one in all lanes; `scale` is another factor.
-template <class F>
-LaneLogs logs_of(const RowLanes<F>& rows, double scale, int row = -1) {
-  LaneLogs logs;
+  take(rows.reference, row, top);
+  take(rows.log_all, row, log_all);
+  take(rows.log_rest, row, log_rest);
+  take(rows.factor, row, factor);
+  take(rows.factor_rest, row, factor_rest);
+  take(rows.keep, row, keep);
   for (int lane = 0; lane < kLanes; ++lane) {
-    const int from = row < 0 ? lane : row;
-    logs.top[lane] = rows.reference[from];
-    logs.log_all[lane] = rows.log_all[from];
-    logs.log_rest[lane] = rows.log_rest[from];
-    logs.factor[lane] = rows.factor[from] * scale;
-    logs.factor_rest[lane] = fma(rows.factor[from], scale, -logs.factor[lane]) + rows.factor_rest[from] * scale;
-    logs.keep[lane] = rows.keep[from];
+    const double scaled = factor[lane] * scale;
+    factor_rest[lane] = fma(factor[lane], scale, -scaled) + factor_rest[lane] * scale;
+    factor[lane] = scaled;
   }
-  return logs;
-}
-
-// tile = factor weight (lse - tile): gradients of probabilities.
-template <bool kEach, class F>
-CUDALOSS_INLINE void below_log(F* tile, int64_t lines, const F* weights, const LaneLogs& own) {
   for (int64_t i = 0; i < lines; ++i) {
     for (int lane = 0; lane < kLanes; ++lane) {
-      const WithRest<double> log = {own.log_all[lane], own.log_rest[lane]},
-                             factor = {own.factor[lane], own.factor_rest[lane]};
+      const WithRest<double> log = {log_all[lane], log_rest[lane]}, of_row = {factor[lane], factor_rest[lane]};
       const double weight = static_cast<double>(share_at<kEach>(weights, i, lane));
-      const WithRest<double> below = difference_of(own.top[lane], static_cast<double>(tile[i * kLanes + lane]));
-      const WithRest<double> by = factor * WithRest<double>{weight, 0.0};
+      const WithRest<double> below = difference_of(top[lane], static_cast<double>(tile[i * kLanes + lane]));
+      const WithRest<double> by = of_row * WithRest<double>{weight, 0.0};
       const double gradient = rounded_product(difference_of(below, -log), Constant<double>{by.value, by.rest});
-      tile[i * kLanes + lane] = static_cast<F>(kept(gradient, own.keep[lane]));
+      tile[i * kLanes + lane] = static_cast<F>(kept(gradient, keep[lane]));
     }
   }
 }
 template <class F>
-CUDALOSS_MULTIVERSION void lanes_below_log(F* tile, int64_t lines, Shares<F> weights, const LaneLogs& logs) {
-  const LaneLogs own = logs;
-  weights.each ? below_log<true>(tile, lines, weights.values, own) : below_log<false>(tile, lines, weights.values, own);
+CUDALOSS_MULTIVERSION void rows_below_log(F* tile, int64_t lines, Shares<F> weights, double scale,
+                                          const RowLanes<F>& rows, int row) {
+  weights.each ? below_log<true>(tile, lines, weights.values, scale, rows, row)
+               : below_log<false>(tile, lines, weights.values, scale, rows, row);
 }
 
 }  // namespace cudaloss::cpu

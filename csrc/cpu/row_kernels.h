@@ -12,10 +12,31 @@
 
 namespace cudaloss::cpu {
 
-constexpr int kParts = kLanes / kDoubles;
 // fp64 shows what additions round away.
 template <class F>
 constexpr bool kIsCompensated = sizeof(F) == sizeof(double);
+
+// The row that all lanes of a tile belong to; or this, if each lane is a row.
+constexpr int kEachLane = -1;
+// From numbers of rows to those of a tile's lanes.
+template <class From, class To>
+CUDALOSS_INLINE void take(const From* rows, int row, To* lanes) {
+  if (row == kEachLane) {
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = static_cast<To>(rows[lane]);
+  } else {
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = static_cast<To>(rows[row]);
+  }
+}
+// From sums of a tile's lanes to those of rows.
+CUDALOSS_INLINE void put(const double* lanes, int row, double* rows) {
+  if (row == kEachLane) {
+    std::copy(lanes, lanes + kLanes, rows);
+  } else {
+    Sum total = {};
+    for (int lane = 0; lane < kLanes; ++lane) total.add(lanes[lane]);
+    rows[row] = rounded(WithRest<double>{total.value, total.rest});
+  }
+}
 
 // A sum for each lane, and the rounding errors of its additions.
 struct LaneSums {
@@ -48,6 +69,12 @@ struct LaneSums {
       memcpy(rests + k * kDoubles, &part[k].rest, sizeof(Doubles));
     }
   }
+  CUDALOSS_INLINE void put(int row, double* rows) const {
+    double values[kLanes], rests[kLanes];
+    store(values, rests);
+    for (int lane = 0; lane < kLanes; ++lane) values[lane] = rounded(WithRest<double>{values[lane], rests[lane]});
+    cpu::put(values, row, rows);
+  }
 };
 
 // GCC 12 keeps an array of them in a register, but not a struct of them.
@@ -56,7 +83,7 @@ CUDALOSS_INLINE void copy_lanes(const F* from, F* to) {
   memcpy(to, from, kLanes * sizeof(F));
 }
 
-// The shares of a row's classes: one for each element of a tile, or one for each line.
+// The shares of a row's classes: one for each element of a tile, or one for each line. Without values: none.
 template <class F>
 struct Shares {
   const F* values;
@@ -113,34 +140,38 @@ CUDALOSS_INLINE void find_max(const F* tile, int64_t lines, F* max) {
     memcpy(max + k * kWide, &found[0][k], sizeof(Vector));
   }
 }
+// The largest of each row.
 template <class F>
-CUDALOSS_MULTIVERSION void lanes_max(const F* tile, int64_t lines, F* max) {
-  find_max(tile, lines, max);
-}
-// The largest of all elements.
-template <class F>
-CUDALOSS_MULTIVERSION F row_max(const F* tile, int64_t lines) {
+CUDALOSS_MULTIVERSION void rows_max(const F* tile, int64_t lines, int row, F* rows) {
   F max[kLanes];
   find_max(tile, lines, max);
+  if (row == kEachLane) return copy_lanes(max, rows);
   for (int width = kLanes / 2; width > 0; width /= 2) {
     for (int lane = 0; lane < width; ++lane)
       max[lane] = select(max[lane + width] > max[lane], max[lane + width], max[lane]);
   }
-  return max[0];
+  rows[row] = max[0];
 }
 
-// For each column the last line that equals its maximum, or -1.
+// For each row its last class that equals its maximum, or -1.
 template <class F>
-CUDALOSS_MULTIVERSION void lines_of_max(const F* tile, int64_t lines, const F* max, int64_t* found) {
+CUDALOSS_MULTIVERSION void classes_of_max(const F* tile, int64_t lines, int row, const F* max, int64_t* found) {
   F own[kLanes];
   Keep<F> last[kLanes];
-  copy_lanes(max, own);
+  take(max, row, own);
   for (int lane = 0; lane < kLanes; ++lane) last[lane] = -1;
   for (int64_t i = 0; i < lines; ++i) {
     const auto line = static_cast<Keep<F>>(i);
     for (int lane = 0; lane < kLanes; ++lane) last[lane] = tile[i * kLanes + lane] == own[lane] ? line : last[lane];
   }
-  for (int lane = 0; lane < kLanes; ++lane) found[lane] = last[lane];
+  if (row == kEachLane) {
+    for (int lane = 0; lane < kLanes; ++lane) found[lane] = last[lane];
+    return;
+  }
+  found[row] = -1;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (last[lane] >= 0) found[row] = std::max<int64_t>(found[row], int64_t{last[lane]} * kLanes + lane);
+  }
 }
 
 // Sums of share (top - x), and of the shares. The rounding of a product is too small to show in the sum.
@@ -158,54 +189,31 @@ CUDALOSS_INLINE void add_below(const F* tile, int64_t lines, const F* shares, co
   }
 }
 template <class F>
-CUDALOSS_MULTIVERSION void lanes_below(const F* tile, int64_t lines, Shares<F> shares, const double* top, double* below,
-                                       double* all) {
+CUDALOSS_MULTIVERSION void rows_below(const F* tile, int64_t lines, Shares<F> shares, const double* top, int row,
+                                      double* below, double* all) {
   LaneSums of_below = {}, of_all = {};
-  double from[kLanes], rests[kLanes];
-  std::copy(top, top + kLanes, from);
+  double from[kLanes];
+  take(top, row, from);
   shares.each ? add_below<true>(tile, lines, shares.values, from, of_below, of_all)
               : add_below<false>(tile, lines, shares.values, from, of_below, of_all);
-  of_below.store(below, rests);
-  for (int lane = 0; lane < kLanes; ++lane) below[lane] = rounded(WithRest<double>{below[lane], rests[lane]});
-  of_all.store(all, rests);
-  for (int lane = 0; lane < kLanes; ++lane) all[lane] = rounded(WithRest<double>{all[lane], rests[lane]});
-}
-
-// The factors of a tile's lanes.
-template <class F>
-struct LaneFactors {
-  F unlifted[kLanes], hi[kLanes], lo[kLanes], share[kLanes];
-  Keep<F> keep[kLanes];
-};
-// Of kLanes rows, or of one row in all lanes.
-template <class F>
-LaneFactors<F> factors_of(const RowLanes<F>& rows, int row = -1) {
-  LaneFactors<F> factors;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const int from = row < 0 ? lane : row;
-    factors.unlifted[lane] = rows.unlifted[from];
-    factors.hi[lane] = rows.hi[from];
-    factors.lo[lane] = rows.lo[from];
-    factors.share[lane] = rows.share[from];
-    factors.keep[lane] = static_cast<Keep<F>>(rows.keep[from]);
-  }
-  return factors;
+  of_below.put(row, below);
+  of_all.put(row, all);
 }
 
 // The shares that are subtracted from exp in the gradients.
 enum class Less { Nothing, Line, Each };
 
-// out = tile * factors minus the shares, line i at i * step. `out` may be the tile itself.
+// out = tile * the rows' factors minus the shares, line i at i * step. `out` may be the tile itself.
 template <Less kLess, class F>
-CUDALOSS_INLINE void times(const F* tile, int64_t lines, const LaneFactors<F>& by, const F* shares, F* out,
+CUDALOSS_INLINE void times(const F* tile, int64_t lines, const RowLanes<F>& rows, int row, const F* shares, F* out,
                            int64_t step) {
   F unlifted[kLanes], hi[kLanes], lo[kLanes], less[kLanes];
   Keep<F> keep[kLanes];
-  copy_lanes(by.unlifted, unlifted);
-  copy_lanes(by.hi, hi);
-  copy_lanes(by.lo, lo);
-  copy_lanes(by.share, less);
-  copy_lanes(by.keep, keep);
+  take(rows.unlifted, row, unlifted);
+  take(rows.hi, row, hi);
+  take(rows.lo, row, lo);
+  take(rows.share, row, less);
+  take(rows.keep, row, keep);
   for (int64_t i = 0; i < lines; ++i) {
     F gradient[kLanes];
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -220,14 +228,11 @@ CUDALOSS_INLINE void times(const F* tile, int64_t lines, const LaneFactors<F>& b
   }
 }
 template <class F>
-CUDALOSS_MULTIVERSION void lanes_times(const F* tile, int64_t lines, const LaneFactors<F>& by, F* out, int64_t step) {
-  times<Less::Nothing, F>(tile, lines, by, nullptr, out, step);
-}
-template <class F>
-CUDALOSS_MULTIVERSION void lanes_times_less(const F* tile, int64_t lines, const LaneFactors<F>& by, Shares<F> shares,
-                                            F* out, int64_t step) {
-  shares.each ? times<Less::Each>(tile, lines, by, shares.values, out, step)
-              : times<Less::Line>(tile, lines, by, shares.values, out, step);
+CUDALOSS_MULTIVERSION void rows_times(const F* tile, int64_t lines, const RowLanes<F>& rows, int row, Shares<F> shares,
+                                      F* out, int64_t step) {
+  if (!shares.values) return times<Less::Nothing, F>(tile, lines, rows, row, nullptr, out, step);
+  shares.each ? times<Less::Each>(tile, lines, rows, row, shares.values, out, step)
+              : times<Less::Line>(tile, lines, rows, row, shares.values, out, step);
 }
 
 }  // namespace cudaloss::cpu

@@ -5,13 +5,12 @@
 #include <atomic>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "cpu/engine.h"
 #include "cpu/row_finish.h"
-#include "cpu/row_scratch.h"
 #include "cpu/row_tiles.h"
-#include "cpu/segment_factors.h"
-#include "cpu/strips.h"
+#include "cpu/segments.h"
 
 namespace cudaloss::cpu {
 
@@ -32,6 +31,22 @@ class Fault {
   int64_t index_ = 0;
 };
 
+// The buffers of a thread, aligned like those of PassScratch. The first arrays have an element for each row of a block.
+template <class F>
+struct alignas(64) RowScratch {
+  static constexpr bool kHasRests = true;
+  int64_t of_input[kBlock], of_target[kBlock], of_third[kBlock];
+  int64_t of_first[kBlock], of_second[kBlock], of_last[kBlock];  // results
+  int64_t between;                                               // the distance between the input's rows
+  int64_t index[kBlock], keep[kBlock];                           // index: a target; -1 if there is none that counts
+  double weights[kBlock], factors[kBlock], rests[kBlock], terms[kBlock], of_segments[kBlock], segment_rests[kBlock],
+      of_targets[kBlock],  // for a part: the targets' gradients, then their logits
+      buffer[kBlock];
+  uint8_t mask[kBlock];
+  RowLanes<F> lanes = {};
+  std::vector<F> tiles, shares, slopes;
+};
+
 // Groups: made from a pass. `run(first, rows, scratch)` takes up to `batch()` rows, fills scratch.terms with losses and
 // writes gradients.
 template <class F, class Groups>
@@ -39,53 +54,20 @@ class RowRun {
  public:
   using Scratch = RowScratch<F>;
 
-  RowRun(const Pass& pass, const Strips& strips, const Groups& groups, Fault& fault)
+  RowRun(const Pass& pass, const Strips& strips, const Segments<F>& segments, const Groups& groups, Fault& fault)
       : pass_(pass),
         strips_(strips),
-        fault_(fault),
-        factors_(pass),
+        segments_(segments),
         groups_(groups),
-        of_indices_(!is_floating(pass.target.dtype)),
-        wants_gradients_(pass.wants_gradients()) {}
-
-  bool is_held() const { return factors_.is_held(); }
-
-  void operator()(const Strip& strip, Sums* sums, Scratch& scratch) const {
-    double *factors = scratch.of_segments, *rests = scratch.segment_rests;
-    if (!wants_gradients_) return visit(strip, 0, sums, scratch);
-    const int64_t count = factors_.one() ? 1 : strip.segments;
-    factors_.read_outgoing(strip.segment, count, factors);
-    if (factors_.one() || !pass_.hold_unit_gradients) {
-      factors_.make(strip.segment, count, factors, rests);
-      return visit(strip, 0, sums, scratch);
-    }
-    for (int64_t from = 0, to = 0; from < count; from = to) {
-      const bool held = factors[from] == 1.0;
-      for (to = from; to < count && (factors[to] == 1.0) == held;) ++to;
-      if (held) continue;
-      factors_.make(strip.segment + from, to - from, factors + from, rests + from);
-      visit({strip.segment + from, to - from, strip.begin, strip.end}, from, sums, scratch);
-    }
-  }
-
-  void finish_segments(int64_t segment, int64_t count, const Sums& sums) const {
-    const bool each = pass_.denominator.counted_each;
-    const Divisor* divisors = each ? pass_.denominator.counted + segment : &factors_.divisor();
-    double buffer[kBlock];
-    double* out = writable(pass_.reduction, segment, buffer);
-    finish(sums, count, {pass_.scale, divisors, each, false, pass_.reduction.dtype == DType::Float64}, out);
-    write(pass_.reduction, segment, count, out);
-  }
-
- private:
-  static constexpr bool kCompensated = sizeof(F) == sizeof(double);
+        fault_(fault),
+        of_indices_(!is_floating(pass.target.dtype)) {}
 
   // `first` is the index of the strip's first segment in the array of factors.
-  void visit(const Strip& strip, int64_t first, Sums* sums, Scratch& scratch) const {
+  void operator()(const Strip& strip, int64_t first, Sums* sums, Scratch& scratch) const {
     strips_.for_each_block(strip, [&](const Block& block) {
       const int64_t count = block.count();
       const Position at = strips_.walk().after(block.before);
-      read_selection(at, count, scratch);
+      select(at, count, scratch);
       read_factors(block, at, first, scratch);
       find_all_offsets(at, count, scratch);
       if (of_indices_) select_indices(count, scratch);
@@ -100,34 +82,28 @@ class RowRun {
     });
   }
 
-  void read_selection(const Position& at, int64_t count, Scratch& scratch) const {
+ private:
+  static constexpr bool kCompensated = sizeof(F) == sizeof(double);
+
+  void select(const Position& at, int64_t count, Scratch& scratch) const {
     const Selection& selection = pass_.selection;
-    if (selection.weight.data) {
-      const double* found = read(selection.weight, strips_.walk(), at, kWeight, count, scratch.weights);
-      if (found != scratch.weights) std::copy(found, found + count, scratch.weights);
-    }
+    if (selection.weight.data) read_into(selection.weight, strips_.walk(), at, kWeight, count, scratch.weights);
+    if (read_selection<double>(selection, strips_.walk(), at, count, nullptr, scratch)) return;
     std::fill(scratch.keep, scratch.keep + count, int64_t{-1});
-    if (!selection.mask.data) return;
-    const uint8_t* mask = read_mask(selection.mask, strips_.walk(), at, count, scratch.mask);
-    for (int64_t row = 0; row < count; ++row) scratch.keep[row] = -static_cast<int64_t>(mask[row] != 0);
   }
 
   // The factors of each row's gradients.
   void read_factors(const Block& block, const Position& at, int64_t first, Scratch& scratch) const {
-    if (!wants_gradients_) return;
-    const int64_t count = block.count(), own = factors_.one() ? 0 : first + block.segment;
-    const Grid grid = strips_.grid(block);
-    const bool each = block.segments > 1 && !factors_.one();
-    std::fill(scratch.factors, scratch.factors + count, scratch.of_segments[own]);
-    std::fill(scratch.rests, scratch.rests + count, scratch.segment_rests[own]);
-    for (int64_t segment = 1; each && segment < grid.segments; ++segment) {
-      for (int64_t element = 0; element < grid.length; ++element) {
-        const int64_t row = segment * grid.segment_step + element * grid.step;
-        scratch.factors[row] = scratch.of_segments[own + segment];
-        scratch.rests[row] = scratch.segment_rests[own + segment];
-      }
+    if (!segments_.wants_gradients()) return;
+    const int64_t count = block.count(), own = segments_.one() ? 0 : first + block.segment;
+    const bool each = block.segments > 1 && !segments_.one();
+    std::fill(scratch.factors, scratch.factors + count, each ? 1.0 : scratch.of_segments[own]);
+    std::fill(scratch.rests, scratch.rests + count, each ? 1.0 : scratch.segment_rests[own]);
+    if (each) {
+      multiply_segments(scratch.of_segments + own, strips_.grid(block), scratch.factors);
+      multiply_segments(scratch.segment_rests + own, strips_.grid(block), scratch.rests);
     }
-    if (factors_.elementwise()) {
+    if (segments_.elementwise()) {
       const double* outgoing = read(pass_.grad_output, strips_.walk(), at, kGradOutput, count, scratch.buffer);
       multiply_with_rests<F>(outgoing, count, scratch.factors, scratch.rests);
     }
@@ -135,8 +111,7 @@ class RowRun {
       multiply_with_rests<F>(scratch.weights, count, scratch.factors, scratch.rests);
     }
     if (pass_.part.grad_targets.data) {
-      const double* found = read(pass_.part.grad_targets, strips_.walk(), at, kGradOutput, count, scratch.of_targets);
-      if (found != scratch.of_targets) std::copy(found, found + count, scratch.of_targets);
+      read_into(pass_.part.grad_targets, strips_.walk(), at, kGradOutput, count, scratch.of_targets);
     }
   }
 
@@ -178,10 +153,10 @@ class RowRun {
 
   const Pass& pass_;
   const Strips& strips_;
-  Fault& fault_;
-  const SegmentFactors<F> factors_;
+  const Segments<F>& segments_;
   const Groups& groups_;
-  const bool of_indices_, wants_gradients_;
+  Fault& fault_;
+  const bool of_indices_;
 };
 
 // row_elements: the work of a row, in elements.
@@ -190,28 +165,11 @@ void run_rows(const Pass& request, const Groups& groups, int64_t row_elements, P
   const Strips strips(request.segments, request.inner, kInput, kResult,
                       {kInput, kTarget, kThird, kWeight, kMask, kGradOutput, kResult, kSecondResult, kThirdResult},
                       row_elements);
+  const Segments<F> segments(request);
   Fault fault;
-  const RowRun<F, Groups> run(request, strips, groups, fault);
-  using Scratch = RowScratch<F>;
-  if (request.reduction.data) {
-    sum_strips<Scratch>(
-        strips, parallel_for, [&](const Strip& strip, Sums& sums, Scratch& scratch) { run(strip, &sums, scratch); },
-        [&](int64_t segment, int64_t count, const Sums& sums) { run.finish_segments(segment, count, sums); });
-  } else if (strips.segments() * strips.inner() > 0 && !run.is_held()) {
-    strips.share_out(parallel_for, [&](int64_t first, int64_t last) {
-      Scratch scratch;
-      for (int64_t index = first; index < last; ++index) run(strips.strip(index), nullptr, scratch);
-    });
-  }
+  const RowRun<F, Groups> run(request, strips, segments, groups, fault);
+  segments.template run<RowScratch<F>>(strips, parallel_for, run);
   fault.raise(request.all_classes());
-}
-
-// Whether an operand, or a result that is not a gradient, is float64.
-inline bool wants_float64_rows(const Pass& r) {
-  const auto is_float64 = [](const auto& has) { return has.data && has.dtype == DType::Float64; };
-  if (r.part.all_classes) return is_float64(r.input);  // the losses of a part are float64 for all logits
-  return is_float64(r.input) || is_float64(r.target) || is_float64(r.selection.weight) || is_float64(r.third) ||
-         is_float64(r.losses) || is_float64(r.reduction) || (is_float64(r.grad_output) && varies(r.inner, kGradOutput));
 }
 
 }  // namespace cudaloss::cpu

@@ -8,43 +8,37 @@
 namespace cudaloss::cpu {
 namespace {
 
-template <class F, class Element>
-CUDALOSS_MULTIVERSION void widen_row(const Element* source, int64_t stride, int64_t count, F* out) {
+template <class Element, class F>
+CUDALOSS_MULTIVERSION void move_row(Element* memory, int64_t stride, int64_t count, F* own) {
   if (stride == 1) {
-    for (int64_t j = 0; j < count; ++j) out[j] = widen<F>(source[j]);
+    for (int64_t i = 0; i < count; ++i) move(memory[i], own[i]);
   } else {
-    for (int64_t j = 0; j < count; ++j) out[j] = widen<F>(source[j * stride]);
+    for (int64_t i = 0; i < count; ++i) move(memory[i * stride], own[i]);
   }
 }
-template <class F, class Element>
-CUDALOSS_MULTIVERSION void narrow_row(const F* row, int64_t count, Element* out, int64_t stride) {
-  if (stride == 1) {
-    for (int64_t j = 0; j < count; ++j) out[j] = narrow<Element>(row[j]);
+
+// kLanes elements side by side; through a local array, so that the loop vectorises.
+template <class Element, class F>
+CUDALOSS_INLINE void move_line(Element* memory, F* own) {
+  std::conditional_t<std::is_const_v<Element>, F, Element> line[kLanes];
+  if constexpr (std::is_const_v<Element>) {
+    for (int lane = 0; lane < kLanes; ++lane) move(memory[lane], line[lane]);
+    memcpy(own, line, sizeof line);
   } else {
-    for (int64_t j = 0; j < count; ++j) out[j * stride] = narrow<Element>(row[j]);
+    for (int lane = 0; lane < kLanes; ++lane) move(line[lane], own[lane]);
+    memcpy(static_cast<void*>(memory), line, sizeof line);
   }
 }
 
 // Tiles for rows that are side by side: takes all the lines of a class first, because they are neighbours.
-template <class F, class Element>
-CUDALOSS_MULTIVERSION void widen_lines(const Element* source, int64_t stride, const TileShape& shape, int64_t tiles,
-                                       F* out) {
+template <class Element, class F>
+CUDALOSS_MULTIVERSION void move_lines(Element* memory, int64_t stride, const TileShape& shape, int64_t count,
+                                      F* tiles) {
   const int64_t classes = shape.classes, size = shape.size();
   for (int64_t j = 0; j < classes; ++j) {
-    for (int64_t tile = 0; tile < tiles; ++tile) {
-      const Element* from = source + j * stride + tile * kLanes;
-      F line[kLanes];
-      for (int lane = 0; lane < kLanes; ++lane) line[lane] = widen<F>(from[lane]);
-      memcpy(out + tile * size + j * kLanes, line, sizeof line);
+    for (int64_t tile = 0; tile < count; ++tile) {
+      move_line(memory + j * stride + tile * kLanes, tiles + tile * size + j * kLanes);
     }
-  }
-}
-template <class F, class Element>
-CUDALOSS_MULTIVERSION void narrow_lines(const F* tiles, int64_t lines, Element* out, int64_t stride) {
-  for (int64_t j = 0; j < lines; ++j) {
-    Element line[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) line[lane] = narrow<Element>(tiles[j * kLanes + lane]);
-    memcpy(static_cast<void*>(out + j * stride), line, sizeof line);
   }
 }
 
@@ -84,69 +78,47 @@ struct Turn {
   }
 };
 
-// Turns kLanes rows of adjacent elements into a tile. The last turn overlaps the one before, so that it ends with the
-// row.
-template <class F>
-CUDALOSS_MULTIVERSION void turn_in(const F* source, const int64_t* offsets, int64_t classes, F* tile) {
-  constexpr int kSize = Turn<F>::kSize;
-  for (int lane = 0; lane < kLanes; lane += kSize) {
-    for (int64_t next = 0; next < classes; next += kSize) {
-      const int64_t j = std::min(next, classes - kSize);
-      Turn<F>::run([&](int i) CUDALOSS_INLINE_LAMBDA { return source + offsets[lane + i] + j; },
-                   [&](int i) CUDALOSS_INLINE_LAMBDA { return tile + (j + i) * kLanes + lane; });
+// Turns kLanes rows of adjacent elements into a tile, or back. The last turn overlaps the one before, so that it ends
+// with the row.
+template <class Element, class F>
+CUDALOSS_MULTIVERSION void turn(Element* memory, const int64_t* offsets, int64_t classes, F* tile) {
+  using Square = Turn<std::remove_const_t<F>>;
+  for (int lane = 0; lane < kLanes; lane += Square::kSize) {
+    for (int64_t next = 0; next < classes; next += Square::kSize) {
+      const int64_t j = std::min(next, classes - Square::kSize);
+      const auto row = [&](int i) CUDALOSS_INLINE_LAMBDA { return memory + offsets[lane + i] + j; };
+      const auto line = [&](int i) CUDALOSS_INLINE_LAMBDA { return tile + (j + i) * kLanes + lane; };
+      if constexpr (std::is_const_v<Element>) {
+        Square::run(row, line);
+      } else {
+        Square::run(line, row);
+      }
     }
   }
 }
-template <class F>
-CUDALOSS_MULTIVERSION void turn_out(const F* tile, const int64_t* offsets, int64_t classes, F* out) {
-  constexpr int kSize = Turn<F>::kSize;
-  for (int lane = 0; lane < kLanes; lane += kSize) {
-    for (int64_t next = 0; next < classes; next += kSize) {
-      const int64_t j = std::min(next, classes - kSize);
-      Turn<F>::run([&](int i) CUDALOSS_INLINE_LAMBDA { return tile + (j + i) * kLanes + lane; },
-                   [&](int i) CUDALOSS_INLINE_LAMBDA { return out + offsets[lane + i] + j; });
+
+// A tile of rows at any offsets; lanes without a row read 0.
+template <class Element, class F>
+CUDALOSS_MULTIVERSION void move_lanes(Element* memory, const int64_t* offsets, int64_t stride, int64_t classes,
+                                      int64_t rows, F* tile) {
+  for (int64_t lane = 0; lane < rows; ++lane) {
+    Element* row = memory + offsets[lane];
+    for (int64_t j = 0; j < classes; ++j) move(row[j * stride], tile[j * kLanes + lane]);
+  }
+  if constexpr (std::is_const_v<Element>) {
+    for (int64_t j = 0; rows < kLanes && j < classes; ++j) {
+      std::fill(tile + j * kLanes + rows, tile + (j + 1) * kLanes, F(0));
     }
   }
 }
-template <class F>
-bool can_turn(int64_t stride, int64_t classes, int64_t rows) {
-  return stride == 1 && rows == kLanes && classes >= Turn<F>::kSize;
-}
 
-// A tile of rows at any offsets.
-template <class F, class Element>
-CUDALOSS_MULTIVERSION void widen_lanes(const Element* source, const int64_t* offsets, int64_t stride, int64_t classes,
-                                       int64_t rows, F* tile) {
-  for (int64_t lane = 0; lane < rows; ++lane) {
-    const Element* row = source + offsets[lane];
-    for (int64_t j = 0; j < classes; ++j) tile[j * kLanes + lane] = widen<F>(row[j * stride]);
+template <class Element, class F>
+void move_tile(Element* memory, const int64_t* offsets, int64_t stride, int64_t classes, int64_t rows, F* tile) {
+  if constexpr (std::is_same_v<std::remove_const_t<Element>, std::remove_const_t<F>>) {
+    const bool can_turn = stride == 1 && rows == kLanes && classes >= Turn<std::remove_const_t<F>>::kSize;
+    if (can_turn) return turn(memory, offsets, classes, tile);
   }
-  for (int64_t j = 0; rows < kLanes && j < classes; ++j) {
-    std::fill(tile + j * kLanes + rows, tile + (j + 1) * kLanes, F(0));
-  }
-}
-template <class F, class Element>
-CUDALOSS_MULTIVERSION void narrow_lanes(const F* tile, int64_t classes, int64_t rows, Element* out,
-                                        const int64_t* offsets, int64_t stride) {
-  for (int64_t lane = 0; lane < rows; ++lane) {
-    Element* row = out + offsets[lane];
-    for (int64_t j = 0; j < classes; ++j) row[j * stride] = narrow<Element>(tile[j * kLanes + lane]);
-  }
-}
-
-template <class F, class Element>
-void widen_tile(const Element* source, const int64_t* offsets, int64_t stride, int64_t classes, int64_t rows, F* tile) {
-  if constexpr (std::is_same_v<F, Element>) {
-    if (can_turn<F>(stride, classes, rows)) return turn_in(source, offsets, classes, tile);
-  }
-  widen_lanes(source, offsets, stride, classes, rows, tile);
-}
-template <class F, class Element>
-void narrow_tile(const F* tile, int64_t classes, int64_t rows, Element* out, const int64_t* offsets, int64_t stride) {
-  if constexpr (std::is_same_v<F, Element>) {
-    if (can_turn<F>(stride, classes, rows)) return turn_out(tile, offsets, classes, out);
-  }
-  narrow_lanes(tile, classes, rows, out, offsets, stride);
+  move_lanes(memory, offsets, stride, classes, rows, tile);
 }
 
 // How many tiles from `first` on have rows that follow each other.
@@ -159,68 +131,50 @@ int64_t tiles_in_line(const int64_t* offsets, int64_t first, int64_t rows) {
   return tiles;
 }
 
-template <class F, class Element>
-void read_across(const Element* data, const int64_t* offsets, int64_t stride, const TileShape& shape, int64_t rows,
+template <class Element, class F>
+void move_across(Element* memory, const int64_t* offsets, int64_t stride, const TileShape& shape, int64_t rows,
                  F* tiles) {
   for (int64_t row = 0; row < rows;) {
     F* tile = tiles + shape.at(row, 0);
     const int64_t in_line = tiles_in_line(offsets, row, rows), left = std::min<int64_t>(kLanes, rows - row);
     if (in_line > 0) {
-      widen_lines(data + offsets[row], stride, shape, in_line, tile);
+      move_lines(memory + offsets[row], stride, shape, in_line, tile);
     } else {
-      widen_tile(data, offsets + row, stride, shape.classes, left, tile);
+      move_tile(memory, offsets + row, stride, shape.classes, left, tile);
     }
     row += std::max<int64_t>(1, in_line) * kLanes;
-  }
-}
-
-template <class F, class Element>
-void read_along(const Element* data, const int64_t* offsets, int64_t stride, const TileShape& shape, int64_t rows,
-                const int64_t* keep, F* tiles) {
-  for (int64_t row = 0; row < rows; ++row) {
-    F* tile = tiles + shape.at(row, 0);
-    if (!keep[row]) continue;
-    widen_row(data + offsets[row], stride, shape.classes, tile);
-    std::fill(tile + shape.classes, tile + shape.size(), F(-INFINITY));
   }
 }
 
 }  // namespace
 
 void read_indices(const Operand& operand, const int64_t* offsets, int64_t count, int64_t* out) {
-  dispatch_any(operand.dtype, [&](auto type) {
-    using Element = typename decltype(type)::type;
-    const Element* data = static_cast<const Element*>(operand.data);
-    for (int64_t i = 0; i < count; ++i) out[i] = widen<int64_t>(data[offsets[i]]);
+  with_any_elements(operand, [&](const auto* data) {
+    for (int64_t i = 0; i < count; ++i) move(data[offsets[i]], out[i]);
   });
 }
 
 template <class F>
 void read_rows(const Operand& operand, const int64_t* offsets, int64_t class_stride, const TileShape& shape,
                int64_t rows, const int64_t* keep, F* tiles) {
-  dispatch(operand.dtype, [&](auto type) {
-    const auto* data = static_cast<const typename decltype(type)::type*>(operand.data);
-    if (shape.across) return read_across(data, offsets, class_stride, shape, rows, tiles);
-    read_along(data, offsets, class_stride, shape, rows, keep, tiles);
+  with_elements(operand, [&](const auto* data) {
+    if (shape.across) return move_across(data, offsets, class_stride, shape, rows, tiles);
+    for (int64_t row = 0; row < rows; ++row) {
+      F* tile = tiles + shape.at(row, 0);
+      if (!keep[row]) continue;
+      move_row(data + offsets[row], class_stride, shape.classes, tile);
+      std::fill(tile + shape.classes, tile + shape.size(), F(-INFINITY));
+    }
   });
 }
 
 template <class F>
 void write_rows(const Result& result, const int64_t* offsets, int64_t class_stride, const TileShape& shape,
                 int64_t rows, const F* tiles) {
-  dispatch(result.dtype, [&](auto type) {
-    auto* data = static_cast<typename decltype(type)::type*>(result.data);
-    const int64_t step = shape.across ? kLanes : 1;
-    for (int64_t row = 0; row < rows; row += step) {
-      const F* tile = tiles + shape.at(row, 0);
-      const int64_t left = std::min(step, rows - row);
-      if (!shape.across) {
-        narrow_row(tile, shape.classes, data + offsets[row], class_stride);
-      } else if (left == kLanes && is_line(offsets + row)) {
-        narrow_lines(tile, shape.classes, data + offsets[row], class_stride);
-      } else {
-        narrow_tile(tile, shape.classes, left, data, offsets + row, class_stride);
-      }
+  with_elements(result, [&](auto* data) {
+    if (shape.across) return move_across(data, offsets, class_stride, shape, rows, tiles);
+    for (int64_t row = 0; row < rows; ++row) {
+      move_row(data + offsets[row], class_stride, shape.classes, tiles + shape.at(row, 0));
     }
   });
 }

@@ -130,19 +130,16 @@ class DistributionGroups {
   // With a lane for each row, keeps each lane's sum; with a tile for each row, adds all lanes.
   void join(double* sums) const {
     if (shape_.across) return;
-    Sum total = {};
-    for (int lane = 0; lane < kLanes; ++lane) total.add(sums[lane]);
-    std::fill(sums, sums + kLanes, rounded(WithRest<double>{total.value, total.rest}));
+    double total;
+    put(sums, 0, &total);
+    std::fill(sums, sums + kLanes, total);
   }
 
   LaneSoftmax softmax_of(double* tile, double* exp) const {
     LaneSoftmax found;
     double max[kLanes], others[kLanes], count[kLanes];
-    if (shape_.across) {
-      lanes_max(tile, shape_.lines(), max);
-    } else {
-      std::fill(max, max + kLanes, row_max(tile, shape_.lines()));
-    }
+    rows_max(tile, shape_.lines(), shape_.across ? kEachLane : 0, max);
+    if (!shape_.across) std::fill(max, max + kLanes, max[0]);
     exp_lanes(tile, exp, shape_.lines(), max, 1.0 / loss_.temperature, others, count);
     join(others);
     join(count);

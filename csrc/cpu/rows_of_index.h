@@ -17,15 +17,13 @@ class IndexGroups {
   int64_t batch() const { return kBlock; }
 
   void run(int64_t first, int64_t rows, RowScratch<F>& scratch) const {
-    dispatch(pass_.input.dtype, [&](auto type) {
-      using Element = typename decltype(type)::type;
-      const auto* data = static_cast<const Element*>(pass_.input.data);
+    with_elements(pass_.input, [&](const auto* data) {
       for (int64_t row = first; row < first + rows; ++row) {
         scratch.terms[row] = 0.0;
         if (!scratch.keep[row]) continue;
         const int64_t index = scratch.index[row];
-        const Element x = data[scratch.of_input[row] + index * pass_.rows.class_stride[kInput]];
-        scratch.terms[row] = loss_.loss(widen<double>(x), weight_of(index));
+        const int64_t at = scratch.of_input[row] + index * pass_.rows.class_stride[kInput];
+        scratch.terms[row] = loss_.loss(widen<double>(data[at]), weight_of(index));
       }
     });
     if (pass_.grad_input.data) write_gradients(first, rows, scratch);
@@ -37,15 +35,13 @@ class IndexGroups {
   }
 
   void write_gradients(int64_t first, int64_t rows, const RowScratch<F>& scratch) const {
-    dispatch(pass_.grad_input.dtype, [&](auto type) {
-      using Element = typename decltype(type)::type;
-      auto* out = static_cast<Element*>(pass_.grad_input.data);
+    with_elements(pass_.grad_input, [&](auto* out) {
       for (int64_t row = first; row < first + rows; ++row) {
         if (!scratch.keep[row]) continue;
         const int64_t index = scratch.index[row];
         const double slope = loss_.grad_input(weight_of(index));
         const double gradient = fma(slope, scratch.factors[row], slope * scratch.rests[row]);
-        out[scratch.of_first[row] + index * pass_.rows.class_stride[kResult]] = narrow<Element>(gradient);
+        move(out[scratch.of_first[row] + index * pass_.rows.class_stride[kResult]], gradient);
       }
     });
   }
@@ -70,7 +66,7 @@ template <class Loss>
 void index_pass(const Pass& r, ParallelFor parallel_for) {
   clear_gradient(r, parallel_for);
   constexpr int64_t kElements = 16;  // a cache line of input, and one of the gradient
-  if (wants_float64_rows(r)) return run_rows<double>(r, IndexGroups<double, Loss>(r), kElements, parallel_for);
+  if (wants_float64(r)) return run_rows<double>(r, IndexGroups<double, Loss>(r), kElements, parallel_for);
   run_rows<float>(r, IndexGroups<float, Loss>(r), kElements, parallel_for);
 }
 

@@ -166,7 +166,7 @@ template <class Loss>
 void vectors_pass(const Pass& r, ParallelFor parallel_for) {
   if (r.segments.count() * r.inner.count() > 0 && Loss::kHasThird != (r.third.data != nullptr))
     throw std::logic_error(kOtherThird);
-  if (wants_float64_rows(r)) {
+  if (wants_float64(r)) {
     return run_rows<double>(r, VectorGroups<double, Loss>(r), r.rows.classes, parallel_for);
   }
   run_rows<float>(r, VectorGroups<float, Loss>(r), r.rows.classes, parallel_for);
