@@ -181,7 +181,8 @@ bool fast_rows_with_shares(const Pass& r, const Memory& memory, Stream stream) {
   return rows.template fits<128, 5>() || rows.template fits<512, 1>();
 }
 
-// Rows with a softcap. Step of (32768, 4096), share of ...
+// Rows with a softcap. H100, step of (32768, 4096) fp32 and (16384, 8192) bf16: 0.48 and 0.28 ms (0.39 and 0.20 without
+// a softcap; 5.4 ms in fp32 in the general kernel).
 template <class E, class Loss>
 bool fast_rows_with_softcap(const Pass& r, const Memory& memory, Stream stream) {
   const RowLayout layout = layout_of<E>(r);
