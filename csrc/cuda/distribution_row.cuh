@@ -2,8 +2,9 @@
 // loss and the gradients; from the second time on from shared memory, if it fits there.
 #pragma once
 
+#include "core/distributions.h"
 #include "cuda/accessor.cuh"
-#include "cuda/distribution_classes.cuh"
+#include "cuda/row_lanes.cuh"
 #include "cuda/row_span.cuh"
 
 namespace cudaloss::cuda {
@@ -12,32 +13,82 @@ namespace cudaloss::cuda {
 template <class T, class E>
 struct DistributionParameters {
   RowParameters<Partial<Scalar<T>>> rows;
-  Constant<Scalar<T>> temperature, inverse;
-  float log2_e;     // divided by the temperature
-  double farthest;  // distance from the maximum; beyond it a class has probability 0
-  int lanes_shift;  // the log2 of a row's threads
-  bool stages;      // a thread's part of a row stays in shared memory
+  Scalar<T> inverse;  // of the temperature
+  float log2_e;       // divided by the temperature
+  double farthest;    // distance from the maximum; beyond it a class has probability 0
+  int lanes_shift;    // the log2 of a row's threads
+  bool stages;        // a thread's part of a row stays in shared memory
   Accessor<E> input, target, grad_input, grad_target;
 };
 
-template <class T, class E, class Read, class F>
-__device__ __forceinline__ auto seen_classes(const DistributionParameters<T, E>& g, const Two<Read>& max,
-                                             const Two<F>& others, float scale) {
-  if constexpr (std::is_same_v<T, FloatFloat>) {
-    return PairedClasses{PairedLogits::of(g.inverse, g.temperature.hi, max, others, scale)};
-  } else {
-    return SeenClasses<T, Read>::of(g.inverse.hi, g.farthest, max, others);
-  }
-}
-
-// The sums of exp below the maximum, and of all; their difference is how many classes are at the maximum.
+template <class N>
+struct Two {
+  N input, target;
+};
+// The sum of exp below the maximum, and how many classes are at the maximum.
 struct ExpSum {
-  float below, all;
+  float below;
+  int32_t at_max;
 
   __device__ __forceinline__ ExpSum operator+(const ExpSum& other) const {
-    return {below + other.below, all + other.all};
+    return {below + other.below, at_max + other.at_max};
   }
-  __device__ __forceinline__ float others() const { return below + (rintf(all - below) - 1.0f); }
+  __device__ __forceinline__ float others() const { return below + static_cast<float>(at_max - 1); }
+};
+
+// Sums over a row's classes: of the loss's terms, and of p. In fp64 their rounding would show.
+template <class T>
+struct Terms {
+  using N = std::conditional_t<std::is_same_v<T, double>, Sum, Scalar<T>>;
+  N divergence, excess, p;
+
+  __device__ __forceinline__ Terms operator+(const Terms& other) const {
+    return {divergence + other.divergence, excess + other.excess, p + other.p};
+  }
+};
+
+// How a distribution's classes are read, given their maximum.
+template <class T, class Read>
+struct SeenLogits {
+  using F = Scalar<T>;
+  F inverse;  // of the temperature
+  Read max, least;
+
+  __device__ __forceinline__ static SeenLogits of(F inverse, Read max, double farthest) {
+    return {inverse, max, max_or_nan(-largest(Read()), static_cast<Read>(max - farthest))};
+  }
+  __device__ __forceinline__ F below_max(Read x) const { return (F(x) - F(max)) * inverse; }
+  __device__ __forceinline__ F exp(Read x, F below) const {
+    const F e = exp_of_below<T>(below);
+    return std::is_same_v<T, FastFloat> ? e : select(x < least, F(0), e);  // FastFloat's exp is 0 there
+  }
+};
+
+// How a row's classes are read, given the values that all classes share.
+template <class T, class Read>
+struct SeenClasses {
+  using F = Scalar<T>;
+  Two<SeenLogits<T, Read>> logits;
+  Two<F> of_exp;
+  F lower;
+
+  struct Class {
+    F q, p, d;
+  };
+  __device__ __forceinline__ Class of(Read x, Read t) const {
+    const F of_x = logits.input.below_max(x), of_t = logits.target.below_max(t);
+    return {logits.input.exp(x, of_x) * of_exp.input, logits.target.exp(t, of_t) * of_exp.target,
+            (of_x - of_t) - lower};
+  }
+  // For results with 11 bits.
+  __device__ __forceinline__ SeenClasses<FastFloat, Read> in_float() const {
+    const auto narrowed = [](const SeenLogits<T, Read>& x) -> SeenLogits<FastFloat, Read> {
+      return {static_cast<float>(x.inverse), x.max, x.least};
+    };
+    return {{narrowed(logits.input), narrowed(logits.target)},
+            {static_cast<float>(of_exp.input), static_cast<float>(of_exp.target)},
+            static_cast<float>(lower)};
+  }
 };
 
 // The factors of q - p and p for the input's gradient. They correct q and p that do not sum to 1 yet.
@@ -49,7 +100,6 @@ struct OfKept {
 
 template <class T, class E>
 struct RowOfDistributions {
-  using Arithmetic = T;
   using F = Scalar<T>;
   using Element = Loaded<E>;
   using Read = std::conditional_t<sizeof(Element) == sizeof(double), double, float>;  // represents it exactly
@@ -135,9 +185,8 @@ struct RowOfDistributions {
   __device__ __forceinline__ Two<ExpSum> sums(int lanes, const Two<Read>& max) const {
     Two<ExpSum> sum = {};
     const auto take = [&](ExpSum& to, Read top, Read x) {
-      const float e = fast_exp2(static_cast<float>(x - top) * g.log2_e);
-      to.all += e;
-      if (x != top) to.below += e;
+      to.below += select(x == top, 0.0f, fast_exp2(static_cast<float>(x - top) * g.log2_e));
+      to.at_max += x == top;
     };
     each([&](int32_t, const Read(&x)[n], const Read(&t)[n], V*) {
 #pragma unroll
@@ -150,24 +199,29 @@ struct RowOfDistributions {
       return {a.input + b.input, a.target + b.target};
     });
   }
-  template <int kThreads, class Loss, class Seen>
-  __device__ __forceinline__ auto terms(int lanes, const Seen& seen, const Loss&, bool keeps) const {
-    Terms<T> sum = {};
-    seen.with_scaling([&](auto scales) {
-      each([&](int32_t, const Read(&x)[n], const Read(&t)[n], V* at) {
-        Read excess[n], p[n];
-        seen.template each_term<scales, Loss>(x, t, [&](int k, const auto& term) {
-          sum.add(term);
-          excess[k] = static_cast<Read>(term.excess);
-          p[k] = static_cast<Read>(value_of(term.p));
-        });
-        if (keeps) {
-          kept(at, 0) = part_of<0>(excess);
-          kept(at, 1) = kKeepsP ? part_of<0>(p) : part_of<n - kKept>(excess);
-        }
-      });
+  template <int kThreads, class Loss>
+  __device__ __forceinline__ Terms<T> terms(int lanes, const SeenClasses<T, Read>& seen, const Loss&,
+                                            bool keeps) const {
+    using Sums = Terms<T>;
+    Sums sum = {};
+    each([&](int32_t, const Read(&x)[n], const Read(&t)[n], V* at) {
+      Read excess[n], p[n];
+#pragma unroll
+      for (int k = 0; k < n; ++k) {
+        const auto of = seen.of(x[k], t[k]);
+        const auto term = Loss::template term<T>(of.q, of.p, of.d);
+        add_to(sum.divergence, term.divergence);
+        add_to(sum.excess, term.excess);
+        add_to(sum.p, of.p);
+        excess[k] = static_cast<Read>(term.excess);
+        p[k] = static_cast<Read>(of.p);
+      }
+      if (keeps) {
+        kept(at, 0) = part_of<0>(excess);
+        kept(at, 1) = kKeepsP ? part_of<0>(p) : part_of<n - kKept>(excess);
+      }
     });
-    return together<kThreads>(sum.total(), lanes, [](const auto& a, const auto& b) { return a + b; });
+    return together<kThreads>(sum, lanes, [](const Sums& a, const Sums& b) { return a + b; });
   }
   __device__ __forceinline__ Kept& kept(V* at, int which) const {
     return *reinterpret_cast<Kept*>(at + which * threads);
@@ -197,21 +251,24 @@ struct RowOfDistributions {
       store(g.grad_input, of_first, j, value);
     }
   }
-  template <class Loss, class Seen, class OfTargets>
-  __device__ __forceinline__ void write_gradients(const Seen& seen, const Loss&, const OfKept<Read>& of,
-                                                  const OfTargets& of_targets, int64_t of_first,
+  template <class Loss, class Corrected>
+  __device__ __forceinline__ void write_gradients(const SeenClasses<G, Read>& seen, const Loss&, const Corrected& found,
+                                                  const OfKept<Read>& of, double by, int64_t of_first,
                                                   int64_t of_second) const {
-    seen.with_scaling([&](auto scales) {
-      each([&](int32_t j, const Read(&x)[n], const Read(&t)[n], V*) {
-        Read value[n];
-        K for_target[n];
-        seen.template each_gradient<scales, Loss>(x, t, of_targets, [&](int k, const auto& term, K of_target) {
-          value[k] = for_input(of, static_cast<Read>(term.excess), static_cast<Read>(value_of(term.p)));
-          for_target[k] = of_target;
-        });
-        if (g.rows.grad_input.data) store(g.grad_input, of_first, j, value);
-        if (g.rows.grad_target.data) store(g.grad_target, of_second, j, for_target);
-      });
+    const K lowered = static_cast<K>(found.lowered), divergence = static_cast<K>(found.divergence),
+            of_p = static_cast<K>(found.of_p), of_row = static_cast<K>(by);
+    each([&](int32_t j, const Read(&x)[n], const Read(&t)[n], V*) {
+      Read value[n];
+      K for_target[n];
+#pragma unroll
+      for (int k = 0; k < n; ++k) {
+        const auto one = seen.of(x[k], t[k]);
+        const auto term = Loss::template term<G>(one.q, one.p, one.d);
+        value[k] = for_input(of, static_cast<Read>(term.excess), static_cast<Read>(one.p));
+        for_target[k] = Loss::grad_target(one.p * of_p, one.d - lowered, divergence) * of_row;
+      }
+      if (g.rows.grad_input.data) store(g.grad_input, of_first, j, value);
+      if (g.rows.grad_target.data) store(g.grad_target, of_second, j, for_target);
     });
   }
   __device__ __forceinline__ void fill_gradients(K with, int64_t of_first, int64_t of_second) const {

@@ -7,49 +7,6 @@
 
 namespace cudaloss::cuda {
 
-// What a row's results are made of.
-template <class N, class Read, class Targets>
-struct DistributionResult {
-  N divergence;
-  OfKept<Read> kept;
-  Targets targets;
-};
-template <class Row, class Loss>
-__device__ __forceinline__ auto result_of(const Loss& loss, const Terms<typename Row::Arithmetic>& terms,
-                                          const Constant<typename Row::F>& factor, const Constant<typename Row::F>&) {
-  using Read = typename Row::Read;
-  using K = typename Row::K;
-  const double excess = value_in(terms.excess);
-  const auto found = loss.corrected(value_in(terms.divergence), excess, value_in(terms.p));
-  const double by = as_double(WithRest<typename Row::F>{factor.hi, factor.lo}) * loss.temperature,
-               of_q = by * found.of_q;
-  const OfKept<Read> kept = {constant_of(of_q, Read()), static_cast<Read>(-excess * found.of_p * of_q)};
-  const OfTarget<K> targets = {static_cast<K>(found.lowered), static_cast<K>(found.divergence),
-                               static_cast<K>(found.of_p), static_cast<K>(by)};
-  return DistributionResult<double, Read, OfTarget<K>>{found.divergence, kept, targets};
-}
-template <class Row, class Loss>
-__device__ __forceinline__ auto result_of(const Loss& loss, const PairedTotals& terms, const Constant<float>& factor,
-                                          const Constant<float>& temperature) {
-  const auto found = loss.corrected(terms.divergence, normalized(terms.excess), normalized(terms.p));
-  const WithRest<float> by =
-      sound(WithRest<float>{factor.hi, factor.lo} * WithRest<float>{temperature.hi, temperature.lo});
-  const WithRest<float> of_q = sound(by * found.of_q);
-  const OfKept<float> kept = {{of_q.value, of_q.rest}, -found.more * of_q.value};
-  const WithRest<float> above = difference_of(found.divergence, WithRest<float>{found.lowered, 0.0f});
-  return DistributionResult<WithRest<float>, float, OfPairedTarget>{
-      found.divergence, kept, {above, sound(by * found.of_p)}};
-}
-// For gradients with 11 bits, of q and p that add up to 1.
-template <class Result>
-__device__ __forceinline__ Result in_float(const Result& result, float) {
-  return result;
-}
-__device__ __forceinline__ DistributionResult<WithRest<float>, float, OfTarget<float>> in_float(
-    const DistributionResult<WithRest<float>, float, OfPairedTarget>& result, float by) {
-  return {result.divergence, {{by, 0.0f}, 0.0f}, {0.0f, result.targets.above.value, 1.0f, by}};
-}
-
 // All threads of a warp, or of a block, must call it, also for a held row, because of the sums.
 template <int kThreads, class T, class E, class Loss>
 __device__ __forceinline__ void row_of_distributions(const DistributionParameters<T, E>& g, const Loss& loss,
@@ -70,32 +27,32 @@ __device__ __forceinline__ void row_of_distributions(const DistributionParameter
                    g.stages ? stage : nullptr,
                    kThreads};
   const Two<Read> max = row.template maxima<kThreads>(lanes);
+  const Two<SeenLogits<T, Read>> logits = {SeenLogits<T, Read>::of(g.inverse, max.input, g.farthest),
+                                           SeenLogits<T, Read>::of(g.inverse, max.target, g.farthest)};
   const Two<ExpSum> sums = row.template sums<kThreads>(lanes, max);
   const Two<F> others = {F(sums.input.others()), F(sums.target.others())};
-  const float by = static_cast<float>(task.factor.hi * g.temperature.hi);
-  const auto seen = seen_classes<T>(g, max, others, by);
+  const SeenClasses<T, Read> seen = {
+      logits, {F(1) / (F(1) + others.input), F(1) / (F(1) + others.target)}, log_of_sums(others.input, others.target)};
   const bool keeps = g.stages && p.grad_input.data && !p.grad_target.data;
-  const auto terms = row.template terms<kThreads>(lanes, seen, loss, keeps);
+  const Terms<T> terms = row.template terms<kThreads>(lanes, seen, loss, keeps);
   if (task.held) return;
-  const auto result = result_of<Row>(loss, terms, task.factor, g.temperature);
+  const double excess = value_in(terms.excess);
+  const auto found = loss.corrected(value_in(terms.divergence), excess, value_in(terms.p));
   const bool is_nan = !(absolute(max.input) <= largest(Read()) && absolute(max.target) <= largest(Read()));
   const double unread = task.counts ? NAN : 0.0;
-  if (lane == 0) {
-    const double own = is_nan || !task.counts ? unread : loss.loss(as_double(result.divergence));
-    add_loss(p, task.at, Partial<F>{own * static_cast<double>(task.weight)}, sum);
-  }
+  const double own = is_nan || !task.counts ? unread : loss.loss(found.divergence);
+  if (lane == 0) add_loss(p, task.at, Partial<F>{own * static_cast<double>(task.weight)}, sum);
   if (!p.grad_input.data && !p.grad_target.data) return;
   const int64_t of_first = offset(p, task.at, kResult), of_second = offset(p, task.at, kSecondResult);
   using K = typename Row::K;
   if (is_nan || !task.counts) return row.fill_gradients(static_cast<K>(unread), of_first, of_second);
-  if (keeps) return row.write_kept(result.kept, of_first);
+  const double by = as_double(WithRest<F>{task.factor.hi, task.factor.lo}) * loss.temperature, of_q = by * found.of_q;
+  const OfKept<Read> of_kept = {constant_of(of_q, Read()), static_cast<Read>(-excess * found.of_p * of_q)};
+  if (keeps) return row.write_kept(of_kept, of_first);
   if constexpr (Row::kKeepsP) {
-    row.write_gradients(seen, loss, result.kept, result.targets, of_first, of_second);
+    row.write_gradients(seen, loss, found, of_kept, by, of_first, of_second);
   } else {
-    const auto plain = SeenClasses<FastFloat, Read>::of(static_cast<float>(g.inverse.hi), g.farthest, max,
-                                                        {sums.input.others(), sums.target.others()});
-    const auto narrow = in_float(result, by);
-    row.write_gradients(plain, loss, narrow.kept, narrow.targets, of_first, of_second);
+    row.write_gradients(seen.in_float(), loss, found, of_kept, by, of_first, of_second);
   }
 }
 
@@ -151,8 +108,7 @@ void distributions_pass_of(const Pass& r, const Memory& memory, Stream stream) {
   const bool stages = vectors * kThreads <= kStagedVectors * 128;
   const int bytes = stages ? static_cast<int>(vectors * 2 * kThreads * sizeof(typename Row::V)) : 0;
   DistributionParameters<T, E> g = {p,
-                                    constant_of(loss.temperature, F()),
-                                    constant_of(1.0 / loss.temperature, F()),
+                                    static_cast<F>(1.0 / loss.temperature),
                                     static_cast<float>(ExpParts<double>::log2_e / loss.temperature),
                                     kFarthest * loss.temperature,
                                     lanes_shift,
@@ -176,18 +132,16 @@ void distributions_pass_as(const Pass& r, const Memory& memory, Stream stream) {
 template <class E, class Loss>
 void distributions_pass_of_halves(const Pass& r, const Memory& memory, Stream stream) {
   const DType loss = r.reduction.data ? r.reduction.dtype : r.losses.data ? r.losses.dtype : r.input.dtype;
-  if (loss == DType::Float32) return distributions_pass_as<FloatFloat, E, Loss>(r, memory, stream);
+  if (loss == DType::Float32) return distributions_pass_as<FastDouble, E, Loss>(r, memory, stream);
   distributions_pass_as<FastFloat, E, Loss>(r, memory, stream);
 }
 
 template <class Loss>
 void distributions_pass(const Pass& r, const Memory& memory, Stream stream) {
   const DType dtype = r.input.dtype;
-  const double temperature = Loss(r.numbers).temperature;
-  const bool is_usual = temperature > 0x1p-40 && temperature < 0x1p40;  // with its inverse in a float's range
-  const bool are_alike = is_usual && r.target.dtype == dtype && (!r.grad_input.data || r.grad_input.dtype == dtype) &&
+  const bool are_alike = r.target.dtype == dtype && (!r.grad_input.data || r.grad_input.dtype == dtype) &&
                          (!r.grad_target.data || r.grad_target.dtype == dtype) && !wants_float64_rows(r);
-  if (are_alike && dtype == DType::Float32) return distributions_pass_as<FloatFloat, float, Loss>(r, memory, stream);
+  if (are_alike && dtype == DType::Float32) return distributions_pass_as<FastDouble, float, Loss>(r, memory, stream);
   if (are_alike && dtype == DType::Float16) return distributions_pass_of_halves<Half, Loss>(r, memory, stream);
   if (are_alike && dtype == DType::BFloat16) return distributions_pass_of_halves<BFloat16, Loss>(r, memory, stream);
   distributions_pass_of<7, double, Any<double>, Loss>(r, memory, stream);
