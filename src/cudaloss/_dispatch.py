@@ -249,8 +249,9 @@ def loss(
     if torch.is_grad_enabled():
         how |= (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
         how |= FOR_THIRD if for_third else 0
-        in_forward = (input, target, third) if of_vectors and for_third else (input, target)
-        wanting = [operand for operand in in_forward if operand.requires_grad]
+        wanting = [operand for operand in (input, target) if operand.requires_grad]
+        if third is not None and for_third and of_vectors:
+            wanting.append(third)
     if not wanting and not for_third:
         return _private.forward(input, target, how, number, *call)[0]
     if goes_in_one_pass(input, target, wanting, reduction, rows):
