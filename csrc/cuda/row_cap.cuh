@@ -119,7 +119,6 @@ struct CappedTile : RowTile<E, kLanes, kVectors> {
   template <bool kOfExp>
   __device__ __forceinline__ void to_gradients(int count, const Gain& gain, Reference reference) {
     const Elements<E> elements(reference.power);
-    is_far = is_far || gain.before != 1.0f;
     if (is_far) {
       each_alone(count, [&](int32_t j, Capped<float> x) {
         const float e = exp(elements, {x.value, x.rest});
@@ -129,12 +128,13 @@ struct CappedTile : RowTile<E, kLanes, kVectors> {
       const float of_log = cap.inverse * ExpParts<float>::ln2, power = (reference.power - Elements<E>::kLift) * of_log;
       each(count, [&](int, E& x) {
         const float tanh = fused(fast_log2(x), of_log, power);
-        x = gain.template times<E>(x) * fused(-tanh, tanh, 1.0f);
+        x = gain.template times<E>(x * gain.before) * fused(-tanh, tanh, 1.0f);
       });
     } else {
       each(count, [&](int, E& x) {
         const WithRest<float> bent = cap.usual(widen<float>(x));
-        x = narrow<E>(gain.template times<E>(exp(elements, bent)) * cap.usual_slope(bent.value));
+        const float e = exp(elements, bent) * gain.before;
+        x = narrow<E>(gain.template times<E>(e) * cap.usual_slope(bent.value));
       });
     }
   }

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         if (task.counts) task.target = largest;
       }
     }
-    const bool keeps = kCapped || Loss::kIsPart || span.gradient;
+    const bool keeps = kCapped || Loss::kIsPart || span.gradient;  // a part's loss is fp64
     const bool reads = Loss::kIsPart ? task.counts && task.is_class : task.target >= 0;
     const float target = task.target >= 0 ? tile.logit(span.input[task.target]) : (Loss::kIsPart ? -INFINITY : 0.0f);
     PartSums<E> part = {-INFINITY, 0.0f, {}};
@@ -143,8 +143,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const float unread = without_target(task.counts);
     Sums sums;
     static_cast<RowSums<E>&>(sums) = {part.max, part.others, part.below};
-    if constexpr (kCapped) {  // exp(target + rest) and these sums are to each other as exp(target) and others (1 -
-                              // rest)
+    // exp(target + rest) and the others' sum are to each other as exp(target) and (1 - rest) times it.
+    if constexpr (kCapped) {
       if (task.target >= 0) sums.others = less_by(sums.others, tile.rest_at(task.target));
     }
     if constexpr (kWithShares) {

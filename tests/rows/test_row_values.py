@@ -330,6 +330,7 @@ def test_softcap(device, classes, dtype):
     target[1] = -100
     weight = torch.rand(classes, device=device) + 0.5
     assert_right(input, target, bound=bound, softcap=40.0, weight=weight, z_loss=2.0**-10)
+    assert_right(*drawn(shape, dtype, device, scale=1.0), bound=bound, softcap=30.0)  # some rows are sure
     for cap in (4.0, 0.125):
         assert_right(*capped_logits(shape, dtype, device, cap), bound=bound, softcap=cap, label_smoothing=0.125)
 
