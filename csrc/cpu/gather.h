@@ -3,6 +3,7 @@
 // which stays in the first-level cache.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/pass.h"

@@ -120,7 +120,7 @@ struct RowTile {
     own = higher;
   }
   // Adds the classes to the sums. keeps: exp replaces the logits, for gradients, and the sum is as precise. Otherwise
-  // its terms lack their rests, except the largest, in 4 instructions a class in place of 8.
+  // its terms lack their rests, except each thread's largest, in 4 instructions a class in place of 8.
   __device__ __forceinline__ void take(int count, bool is_first, bool keeps, PartSums<E>& part, Reference& own,
                                        typename Elements<E>::Sum& of_exp) {
     raise(this->max(count, part.max), is_first, part, own, of_exp);
@@ -133,7 +133,7 @@ struct RowTile {
       each(count, [&](int, E& x) { keep(x, of_exp.add(elements, widen<float>(x))); });
     }
   }
-  // The sum of all tiles, with the rest of the largest term, which `mended` expects.
+  // The sum of all tiles. `mended` expects the rest of the thread's largest term in it.
   __device__ __forceinline__ static RowNumber<E> total(bool keeps, float max, Reference own,
                                                        const typename Elements<E>::Sum& of_exp) {
     RowNumber<E> sum = of_exp.total();

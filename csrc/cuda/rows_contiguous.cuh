@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         if (task.counts) task.target = largest;
       }
     }
-    const bool keeps = kCapped || Loss::kIsPart || span.gradient;  // a part's loss is fp64
+    const bool keeps = kCapped || Loss::kIsPart || span.gradient;  // a part's loss is fp64, and shows the rests
     const bool reads = Loss::kIsPart ? task.counts && task.is_class : task.target >= 0;
     const float target = task.target >= 0 ? tile.logit(span.input[task.target]) : (Loss::kIsPart ? -INFINITY : 0.0f);
     PartSums<E> part = {-INFINITY, 0.0f, {}};

@@ -34,7 +34,7 @@ struct Mode {
   bool ignore_nan;
   bool may_decline;  // the caller has not checked the operands: the op may return undefined tensors, None in Python
   bool is_below_autograd;    // the caller is the op's autograd, or knows that nothing requires a gradient
-  bool for_third;            // also the third vector's; of elements only alone, in a backward
+  bool for_third;            // a vector's in the same pass; an element's in a pass of its own, in a backward
   bool mean_over_count;      // a mean divides by the number of selected elements, not by the sum of their weights
   bool normalizer_is_count;  // of all processes, which divide their sum by 0 if nothing counts
   int flags;                 // of the loss itself

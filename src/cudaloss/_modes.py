@@ -27,7 +27,7 @@ LOSS = 16  # where the loss begins (LossSpec.mode), with 8 bits of its id
 FIRST_OF_ROWS = 64  # the ids of losses of rows begin here
 MEAN_OVER_COUNT = 1 << 24  # a mean divides by the number of elements that count, not by the sum of their weights
 # 4 bits of the loss's flags
-FOR_THIRD = 1 << 29  # make the third vector's gradient; of a loss of elements only alone, from the operands
+FOR_THIRD = 1 << 29  # make the third operand's gradient: a vector's in the same pass, an element's in its own
 NORMALIZER_IS_COUNT = 1 << 30  # of all processes: a count of 0 gives gradients of 0, and divides no sum
 
 

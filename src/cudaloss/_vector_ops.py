@@ -103,7 +103,7 @@ def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
             if wants or wants_third:
                 if is_captured():  # two passes would not notice it
                     return None
-                how, way = how | wants << 4, nodes[wants or 1]  # a triplet's operands have one dtype
+                how, way = how | wants << 4, nodes[wants or 1]  # one pass or two: a triplet's operands have one dtype
                 how |= FOR_THIRD if wants_third else 0
         how |= modes[swap]
         second = eps if has_margin else 0.0
