@@ -120,6 +120,26 @@ struct Selection {
   bool ignore_nan;  // elements whose (floating) target is NaN do not count
 };
 
+// The grad_output for which a forward makes its gradients: the last one that a backward of such a call got. If another
+// one comes, the gradients are made again from the operands, so their bits do not depend on it.
+struct Prediction {
+  double* slots;         // the last grad_outputs, of several kinds of calls; 1 where there was none
+  int64_t first, count;  // a forward expects that of slot `first`; a backward may change these slots
+  double* record;        // of the call: what its forward expected, and from which slot; null: 1, and nobody is told
+
+  CUDALOSS_INLINE double expected() const { return slots[first]; }
+  CUDALOSS_INLINE double recorded() const { return record ? record[0] : 1.0; }
+  CUDALOSS_INLINE void keep_record() const {
+    record[0] = expected();
+    record[1] = static_cast<double>(first);
+  }
+  // Hooks on saved tensors may have changed the record, and a call's backward can come on another stream.
+  CUDALOSS_INLINE void leave(double grad_output) const {
+    const double slot = record[1] - static_cast<double>(first);
+    if (slot >= 0.0 && slot < static_cast<double>(count)) slots[first + static_cast<int64_t>(slot)] = grad_output;
+  }
+};
+
 // For each segment: the sum of the weights of the selected elements, or their number. `multiplicity`, not `inner`, has
 // the dimensions along which weight and mask (and the target, if its NaNs matter) do not vary.
 struct Count {
@@ -131,7 +151,9 @@ struct Count {
   double multiplicity;
   // If nothing is selected, the reciprocal is 0: gradients of finite data are then 0, not NaN.
   Divisor* output;
-  Operand unless_one;  // 0-d: if it is 1, nobody reads the output and nothing is counted; without data: none
+  // 0-d: if the gradients already hold those for it, nobody reads the output and nothing is counted. Without data: none.
+  Operand grad_output;
+  Prediction held;
 };
 
 // What a reduction sums.
@@ -152,8 +174,9 @@ struct Pass {
   double scale;
   Denominator denominator;
 
-  Operand grad_output;       // a factor of the gradients; without data: 1
-  bool hold_unit_gradients;  // the gradients already hold those for a grad_output of 1
+  Operand grad_output;    // a factor of the gradients; without data: 1
+  bool hold_gradients;    // the gradients already hold those for the prediction's record
+  Prediction prediction;  // a forward's, or with hold_gradients of the gradients' forward; without a record: none
 
   Result reduction;    // one for each segment: the sum of the losses,
   Summed summed;       // or of one operand's gradients

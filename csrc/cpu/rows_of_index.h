@@ -52,7 +52,7 @@ class IndexGroups {
 
 // Sets the gradients of all other classes to 0. A gradient that holds nothing yet is new memory, which is dense.
 inline void clear_gradient(const Pass& r, ParallelFor parallel_for) {
-  if (!r.grad_input.data || r.hold_unit_gradients) return;
+  if (!r.grad_input.data || r.hold_gradients) return;
   char* const data = static_cast<char*>(r.grad_input.data);
   const int64_t bytes = r.segments.count() * r.inner.count() * r.rows.classes * size_of(r.grad_input.dtype);
   constexpr int64_t kGrain = plan::kChunk * 4;

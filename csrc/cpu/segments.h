@@ -71,7 +71,7 @@ class Segments {
   // Whether all the gradients wanted are already there.
   bool is_held() const {
     double grad_output = 0.0;
-    if (!pass_.hold_unit_gradients || varies(pass_.segments, kGradOutput) || elementwise_) return false;
+    if (!pass_.hold_gradients || varies(pass_.segments, kGradOutput) || elementwise_) return false;
     read_outgoing(0, 1, &grad_output);
     return grad_output == 1.0;
   }
@@ -88,7 +88,7 @@ class Segments {
     if (!wants_gradients_) return visit(strip, 0, sums, scratch);
     const int64_t count = one_ ? 1 : strip.segments;
     read_outgoing(strip.segment, count, factors);
-    if (one_ || !pass_.hold_unit_gradients) {
+    if (one_ || !pass_.hold_gradients) {
       make(strip.segment, 0, count, scratch);
       return visit(strip, 0, sums, scratch);
     }

@@ -24,7 +24,8 @@ struct CountParameters {
   Operand indices;               // for rows; without data: none
   Operand class_weight;
   int64_t index_stride, class_stride, classes, ignore_index;
-  Operand unless_one;
+  Operand grad_output;
+  Prediction held;
   Fold<CountSum<kMaskAlone>, SegmentDivisor> fold;
 };
 
@@ -166,7 +167,7 @@ template <bool kMaskAlone, int N>
 __global__ void __launch_bounds__(plan::kPassThreads, 2)
     count_kernel(const __grid_constant__ CountParameters<kMaskAlone> p) {
   release_next();
-  if (p.unless_one.data && number_at<double>(p.unless_one, 0) == 1.0) return;
+  if (p.grad_output.data && number_at<double>(p.grad_output, 0) == p.held.recorded()) return;
   const Partition& partition = p.partition;
   const uint32_t lane = threadIdx.x & (partition.lanes - 1);
   const uint32_t groups_a_block = plan::kPassThreads >> partition.lanes_shift;
@@ -232,7 +233,8 @@ void launch_count(const Count& r, const Memory& memory, Stream stream) {
     p.classes = r.rows.classes;
     p.ignore_index = r.rows.ignore_index;
   }
-  p.unless_one = r.unless_one;
+  p.grad_output = r.grad_output;
+  p.held = r.held;
   const SegmentDivisor store = {r.multiplicity, r.output};
   const int64_t blocks = p.partition.blocks(plan::kPassThreads);
   launch_folded<CountSum<kMaskAlone>>(p.partition, blocks, store, memory, stream, [&](const auto& fold) {

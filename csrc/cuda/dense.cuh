@@ -6,38 +6,9 @@
 #include "core/plan.h"
 #include "cuda/accessor.cuh"
 #include "cuda/fold.cuh"
+#include "cuda/grad_output.cuh"
 
 namespace cudaloss::cuda {
-
-// The incoming gradient, of any floating dtype: one element for all, or one for each.
-struct GradOutput {
-  Operand operand;
-  bool scalar;
-
-  // Element i of the gradient, or the only one.
-  template <class F>
-  __device__ __forceinline__ Constant<F> at(int64_t i, F) const {
-    Constant<F> value[1];
-    each(scalar ? 0 : i, 0, 1, value);
-    return value[0];
-  }
-
-  // `length` elements from `begin` along a stride. Branches on their dtype once: a branch for each element would be
-  // most of a kernel.
-  template <int N, class F>
-  __device__ __forceinline__ void each(int64_t begin, int64_t stride, int length, Constant<F> (&value)[N]) const {
-    dispatch(operand.dtype, [&](auto type) {
-      using Element = typename decltype(type)::type;
-      // A narrower number is not widened through double, which is slow on many GPUs.
-      using Wide = std::conditional_t<std::is_same_v<Element, double>, double, F>;
-      const auto* const data = static_cast<const Element*>(operand.data) + begin;
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        value[i] = i < length ? constant_of(widen<Wide>(data[i * stride]), F()) : Constant<F>{F(0), F(0)};
-      }
-    });
-  }
-};
 
 template <class A, class B>
 struct Dense {
@@ -188,8 +159,12 @@ template <int kThreads, int kUnroll, int kBlocks, bool kWhole, class P, class A,
           class LossG>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     train_kernel(LossV loss, LossG loss_of_gradients, Constant<typename LossG::F> scale, Dense<A, B> operands,
-                 Gradients<A, B> gradients, Fold<P, Quotient> fold) {
+                 Gradients<A, B> gradients, Prediction prediction, Fold<P, Quotient> fold) {
   release_next();
+  if (prediction.record) {
+    scale = times(scale, constant_of(prediction.expected(), typename LossG::F()));
+    if (blockIdx.x == 0 && threadIdx.x == 0) note_once(prediction, {}, false);
+  }
   operands.are_side_by_side();
   gradients.are_side_by_side();
   using TV = typename LossV::Arithmetic;
@@ -279,12 +254,12 @@ struct MapParameters {
   Result losses;  // or gradients
   double scale;   // for losses
   GradOutput grad_output;
-  bool hold_unit_gradients;
 };
 
-// Single losses, or the gradients for `grad_output`. If the gradients hold those for a grad_output of 1 and it is 1,
-// the kernel ends at once. If it is a power of two (loss / 2, a GradScaler's 65,536), they are multiplied. Any other
-// number would round a second time, so the gradients are computed again. LossH is of losses that are stored as halves.
+// Single losses, or the gradients for `grad_output`. If the gradients hold those for it, the kernel ends at once. If
+// they hold those for 1 and it is a power of two (the first step of loss / 2, or with a GradScaler), they are multiplied.
+// Any other number would round a second time, so the gradients are computed again. LossH is of losses that are stored
+// as halves.
 template <class A, class B, int N, class LossV, class LossH, class LossG>
 __global__ void __launch_bounds__(plan::kMap.threads, (kIsOfDifference<LossV> && N == 4 ? 3 : 2))
     map_kernel(LossV loss, LossH loss_of_halves, LossG loss_of_gradients, Constant<typename LossG::F> scale,
@@ -295,8 +270,10 @@ __global__ void __launch_bounds__(plan::kMap.threads, (kIsOfDifference<LossV> &&
   const GradOutput& outgoing = p.grad_output;
   Constant<F> incoming = {F(1), F(0)};
   if (outgoing.scalar && outgoing.operand.data) incoming = outgoing.at(0, F());
-  if (p.hold_unit_gradients && incoming.hi == F(1) && incoming.lo == F(0)) return;
-  const bool multiplies = p.hold_unit_gradients && is_power_of_two(incoming);
+  outgoing.note();
+  if (outgoing.holds(incoming)) return;
+  const bool multiplies =
+      outgoing.hold_gradients && outgoing.prediction.recorded() == 1.0 && is_power_of_two(incoming);
   scale = times(scale, incoming);
   constexpr int64_t kTile = plan::kMap.tile(N);
 #pragma unroll 1

@@ -70,7 +70,7 @@ struct DenseLauncher {
       launch(train_kernel<policy.launch.threads, policy.launch.vectors, policy.blocks, kWhole, P, A, B, N, Value<TV>,
                           Value<TG>>,
              Start::Alone, blocks, plan::train_threads(count, N, policy.launch), stream, Value<TV>(r.numbers),
-             Value<TG>(r.numbers), scale<TG>(), operands<A, B>(), gradients<A, B>(), fold);
+             Value<TG>(r.numbers), scale<TG>(), operands<A, B>(), gradients<A, B>(), r.prediction, fold);
     });
     return true;
   }
@@ -80,10 +80,10 @@ struct DenseLauncher {
     constexpr int N = vector<A, B>();
     const bool each = r.grad_output.data && r.inner.rank > 0 && r.inner.stride[0][kGradOutput] != 0;
     int64_t blocks = plan::ceil_div(count, plan::kMap.tile(N));
-    if (r.hold_unit_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
+    if (r.hold_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
     launch(map_kernel<A, B, N, Value<TV>, Value<TH>, Value<TG>>, Start::Alone, blocks, plan::kMap.threads, stream,
            Value<TV>(r.numbers), Value<TH>(r.numbers), Value<TG>(r.numbers), scale<TG>(), operands<A, B>(),
-           gradients<A, B>(), MapParameters{r.losses, r.scale, {r.grad_output, !each}, r.hold_unit_gradients});
+           gradients<A, B>(), MapParameters{r.losses, r.scale, GradOutput(r, !each)});
     return true;
   }
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/fold.cuh"
 #include "cuda/launch.h"
 
@@ -14,9 +16,18 @@ struct StreamScratch {
 };
 __device__ __align__(16) char stream_scratch[kStreams * sizeof(StreamScratch)];  // 512 KiB
 
-// A captured launch keeps its ticket for ever, because its graph may be replayed beside anything else.
 constexpr int64_t kCaptureTickets = 1 << 14;
 __device__ unsigned capture_tickets[kCaptureTickets];
+
+// The grad_outputs that forwards expect: those of the streams, then those of captures. 384 KiB.
+constexpr int64_t kCaptureSlots = 1 << 14, kStreamSlots = kStreams * kSlotsOfStream;
+struct Slots {
+  double grad_output[kStreamSlots + kCaptureSlots];
+  constexpr Slots() : grad_output() {
+    for (double& one : grad_output) one = 1.0;
+  }
+};
+__device__ Slots slots;
 
 // The address of a symbol on the current device; null if it is not available: then two launches are used.
 template <class Symbol>
@@ -79,6 +90,22 @@ Workspace stream_workspace(int64_t index) {
 unsigned* capture_ticket(int64_t index) {
   char* const all = index < kCaptureTickets ? address(capture_tickets) : nullptr;
   return all ? reinterpret_cast<unsigned*>(all) + index : nullptr;
+}
+
+Prediction slots_of_stream(int64_t index) {
+  char* const all = index < kStreams ? address(slots) : nullptr;
+  return all ? Prediction{reinterpret_cast<double*>(all), index * kSlotsOfStream, kSlotsOfStream, nullptr}
+             : Prediction{};
+}
+Prediction slots_of_captures() {
+  char* const all = address(slots);
+  return all ? Prediction{reinterpret_cast<double*>(all), kStreamSlots, kCaptureSlots, nullptr} : Prediction{};
+}
+Prediction slot_of_capture(int64_t index) {
+  Prediction own = index < kCaptureSlots ? slots_of_captures() : Prediction{};
+  own.first += index;
+  own.count = std::min<int64_t>(own.count, 1);
+  return own;
 }
 
 template <class P, class Store>

@@ -40,7 +40,6 @@ struct PassParameters {
   bool scale_is_known;
   GradOutput grad_output;
   bool scattered_grad_output;  // read with its strides; otherwise one for all, or the next one for each segment
-  bool hold_unit_gradients;
 
   bool sums_losses;
   Summed summed;
@@ -128,9 +127,7 @@ __device__ __forceinline__ Constant<F> factor_in(const PassParameters<A, B, F, P
 // Whether the gradients of a segment are already right.
 template <class A, class B, class F, class P>
 __device__ __forceinline__ bool is_held(const PassParameters<A, B, F, P>& p, uint32_t segment) {
-  if (!p.hold_unit_gradients || p.scattered_grad_output) return false;
-  const Constant<F> grad_output = grad_output_in(p, segment);
-  return grad_output.hi == F(1) && grad_output.lo == F(0);
+  return !p.scattered_grad_output && p.grad_output.holds(grad_output_in(p, segment));
 }
 
 // Runs a block's shares of the work, and adds the sums that `visit(segment, begin, end)` returns in each thread.
@@ -138,6 +135,7 @@ template <int kLanes, class TV, int kThreads, class A, class B, class F, class P
 __device__ __forceinline__ void run(const PassParameters<A, B, F, P>& p, const Visit& visit) {
   release_next();
   wait_for_prior();
+  p.grad_output.note();
   const Partition& partition = p.partition;
   const int shift = kLanes ? 31 - __builtin_clz(kLanes ? kLanes : 1) : partition.lanes_shift;
   const uint32_t groups_a_block = kThreads >> shift;

@@ -51,8 +51,7 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   p.scale_is_known = !r.denominator.counted && !r.denominator.normalizer.data;
   p.known_scale = ratio(r.scale, r.denominator.constant.value, F());
   p.scattered_grad_output = is_scattered(r);
-  p.grad_output = {r.grad_output, !p.scattered_grad_output && !varies(r.segments, kGradOutput)};
-  p.hold_unit_gradients = r.hold_unit_gradients;
+  p.grad_output = GradOutput(r, !p.scattered_grad_output && !varies(r.segments, kGradOutput));
   p.sums_losses = r.reduction.data && r.summed == Summed::Losses;
   p.summed = r.summed;
   p.of_third = r.of_third;
@@ -70,7 +69,7 @@ void launch_pass(const Pass& r, const PassPlan& plan, int threads, const Memory&
   auto p = parameters<Scalar<T>, P, A, B, N>(r, plan);
   const SegmentLoss store = {r.denominator, r.scale, r.summed == Summed::Losses, r.reduction};
   int64_t blocks = p.partition.blocks(threads);
-  if (r.hold_unit_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
+  if (r.hold_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
   const auto start = [&](const Fold<P, SegmentLoss>& fold) {
     p.fold = fold;
     launch(kernel, r.denominator.counted ? Start::Behind : Start::Alone, blocks, threads, stream, functors..., p);

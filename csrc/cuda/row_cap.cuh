@@ -32,8 +32,14 @@ struct RowCap {
   __device__ __forceinline__ bool is_usual(float size) const { return size <= 0.75f * cap; }
   // With its rest, which exp would turn into many last places; for halves 0. (A hidden class has no NaN as its rest.)
   __device__ __forceinline__ WithRest<float> usual(float x) const {
-    const float v = x * inverse, m = v * v, tail = tanh_tail<E>(m), bent = fused(x * m, tail, x);
+    const float v = over_cap(x), m = v * v, tail = tanh_tail<E>(m), bent = fused(x * m, tail, x);
     return {bent, sizeof(E) < sizeof(float) ? 0.0f : fmaxf(fused(x * m, tail, x - bent), -1.0f)};
+  }
+  // In fp32 to half its last place: with caps above 40, what the product loses would be more than exp's error. (-inf
+  // stays so.)
+  __device__ __forceinline__ float over_cap(float x) const {
+    const float v = x * inverse;
+    return sizeof(E) < sizeof(float) ? v : fused(fmaxf(fused(-v, cap, x), -1.0f), inverse, v);
   }
   __device__ __forceinline__ float usual_slope(float bent) const {
     const float tanh = bent * inverse;
@@ -117,12 +123,10 @@ struct CappedTile : RowTile<E, kLanes, kVectors> {
   }
 
   // Turns logits into gradients; with kOfExp the tile holds exp, from which the bent logit is found again. Its error is
-  // lg2.approx's as it was measured on an H100 and an H200; PTX promises less. If exp needs a power of two first (in
-  // rows that are sure of their class), a thread goes on alone too.
+  // lg2.approx's as it was measured on an H100 and an H200; PTX promises less.
   template <bool kOfExp>
   __device__ __forceinline__ void to_gradients(int count, const Gain& gain, Reference reference) {
     const Elements<E> elements(reference.power);
-    is_far = is_far || gain.before != 1.0f;
     if (is_far) {
       each_alone(count, [&](int32_t j, Capped<float> x) {
         const float e = exp(elements, {x.value, x.rest});
@@ -132,12 +136,13 @@ struct CappedTile : RowTile<E, kLanes, kVectors> {
       const float of_log = cap.inverse * ExpParts<float>::ln2, power = (reference.power - Elements<E>::kLift) * of_log;
       each(count, [&](int, E& x) {
         const float tanh = fused(fast_log2(x), of_log, power);
-        x = gain.template times<E>(x) * fused(-tanh, tanh, 1.0f);
+        x = gain.template times<E>(x * gain.before) * fused(-tanh, tanh, 1.0f);
       });
     } else {
       each(count, [&](int, E& x) {
         const WithRest<float> bent = cap.usual(widen<float>(x));
-        x = narrow<E>(gain.template times<E>(exp(elements, bent)) * cap.usual_slope(bent.value));
+        const float e = exp(elements, bent) * gain.before;
+        x = narrow<E>(gain.template times<E>(e) * cap.usual_slope(bent.value));
       });
     }
   }

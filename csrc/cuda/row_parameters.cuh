@@ -32,7 +32,6 @@ struct RowParameters {
   bool counts_rows;  // the denominator is the number of valid rows; each block counts them
   GradOutput grad_output;
   bool one_factor;  // all rows' gradients have the same one, apart from their weights
-  bool hold_unit_gradients;
 
   Result grad_input, grad_target, grad_third, losses;
   bool wants_gradients;  // at least one
@@ -114,20 +113,17 @@ __device__ __forceinline__ Constant<F> grad_output_of(const RowParameters<P>& p,
 }
 
 // Waits for the kernel before this one if it could be the grad_output's. Otherwise it is a count: the logits were there
-// before it began, so their loads need not wait.
+// before it began, and the expected grad_output too, so their loads need not wait.
 template <class P>
 __device__ __forceinline__ void start_reading(const RowParameters<P>& p) {
-  if (p.grad_output.operand.data) wait_for_prior();
+  if (p.grad_output.operand.data && !p.grad_output.is_expected()) wait_for_prior();
 }
 
-// Whether there is nothing to do, because one grad_output for all rows is 1.
+// Whether there is nothing to do, because all gradients are already right for the one grad_output of all rows.
 template <class F, class P>
 __device__ __forceinline__ bool all_held(const RowParameters<P>& p) {
-  if (!p.hold_unit_gradients) return false;
-  if (!p.grad_output.operand.data) return true;
-  if (!p.grad_output.scalar) return false;
-  const Constant<F> grad_output = p.grad_output.at(0, F());
-  return grad_output.hi == F(1) && grad_output.lo == F(0);
+  p.grad_output.note();
+  return p.grad_output.hold_gradients && p.grad_output.scalar && p.grad_output.holds(p.grad_output.at(0, F()));
 }
 
 template <class F, class P>
@@ -187,10 +183,7 @@ __device__ __forceinline__ Task<F> task_at(const RowParameters<P>& p, uint32_t r
   task.held = row >= p.rows;
   if (task.held) return task;
   task.at = place_of(p, row);
-  if (p.hold_unit_gradients) {
-    const Constant<F> grad_output = grad_output_of<F>(p, task.at);
-    task.held = grad_output.hi == F(1) && grad_output.lo == F(0);
-  }
+  if (p.grad_output.hold_gradients) task.held = p.grad_output.holds(grad_output_of<F>(p, task.at));
   return task;
 }
 // its target's index; its use waits for the load,
@@ -346,9 +339,8 @@ RowParameters<P> row_parameters(const Pass& r) {
   p.scale_is_known = !r.denominator.counted && !r.denominator.normalizer.data;
   p.counts_rows = r.denominator.of_few_rows;
   p.known_scale = ratio(r.scale, r.denominator.constant.value, 0.0f);
-  p.grad_output = {r.grad_output, !varies(r.segments, kGradOutput) && !varies(r.inner, kGradOutput)};
+  p.grad_output = GradOutput(r, !varies(r.segments, kGradOutput) && !varies(r.inner, kGradOutput));
   p.one_factor = (segments <= 1 || !(r.denominator.counted && r.denominator.counted_each)) && p.grad_output.scalar;
-  p.hold_unit_gradients = r.hold_unit_gradients;
   p.grad_input = r.grad_input;
   p.grad_target = r.grad_target;
   p.grad_third = r.grad_third;
@@ -365,7 +357,7 @@ void start_rows(const Pass& r, RowParameters<P>& p, int64_t rows_a_block, const 
                 const Launch& start) {
   const SegmentLoss store = {r.denominator, r.scale, true, r.reduction};
   int64_t blocks = plan::blocks_for(plan::ceil_div(p.rows, rows_a_block), plan::kMaxBlocks);
-  if (r.hold_unit_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
+  if (r.hold_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
   const auto run = [&](const Fold<P, SegmentLoss>& fold) {
     p.fold = fold;
     start(r.denominator.counted ? Start::Behind : Start::Alone, blocks);

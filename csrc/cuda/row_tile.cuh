@@ -92,6 +92,7 @@ struct RowTile {
   // A logit and its slope, as the row has them.
   __device__ __forceinline__ static float logit(E x) { return widen<float>(x); }
   __device__ __forceinline__ static float slope_at(int32_t) { return 1.0f; }
+  __device__ __forceinline__ static float rest_at(int32_t) { return 0.0f; }
   // The class `at` places after the thread's first becomes -inf, if the thread has it.
   __device__ __forceinline__ void hide(int32_t at) {
     if (static_cast<uint32_t>(at) >= static_cast<uint32_t>(size()) || (at & (step() - 1)) >= n) return;

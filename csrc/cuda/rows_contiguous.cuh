@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         if (!kTiled) break;
       }
     }
-    part.others = tile.total(keeps, part.max, own, of_exp);
+    part.others = tile.total(keeps && !kCapped, part.max, own, of_exp);
     part = joined_part<E>(part, own, lanes.of_warp(), loss.smooths);
     if constexpr (kOfBlock) {
       if (threadIdx.x % 32 == 0) warps[buffer][threadIdx.x / 32] = part;
@@ -143,10 +143,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const float unread = without_target(task.counts);
     Sums sums;
     static_cast<RowSums<E>&>(sums) = {part.max, part.others, part.below};
-    // exp(target + rest) and the others' sum are to each other as exp(target) and (1 - rest) times it.
-    if constexpr (kCapped) {
-      if (task.target >= 0) sums.others = less_by(sums.others, tile.rest_at(task.target));
-    }
+    // With the rest r of the target's bent logit, exp(target + r) and the others' exp are to each other as exp(target)
+    // and 1 - r times theirs.
+    const float target_rest = kCapped && task.target >= 0 ? tile.rest_at(task.target) : 0.0f;
+    if constexpr (kCapped) sums.others = less_by(sums.others, target_rest);
     if constexpr (kWithShares) {
       sums.shares = together<kThreads>(shares, lanes.count(), [](const auto& a, const auto& b) {
         return SharesOfRow<N>{plus(a.below, b.below), plus(a.others, b.others), a.own + b.own};
@@ -154,7 +154,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     if (lane == 0) ends[buffer][of_block] = {sums, target, task.class_weight, task.weight, unread, reads};
     if (span.gradient && !task.held) {
-      const Gain gain = gain_of_row(loss, sums, softmax_of_row<E>(loss, sums, target), task.class_weight, task.factor);
+      Gain gain = gain_of_row(loss, sums, softmax_of_row<E>(loss, sums, target), task.class_weight, task.factor);
+      if constexpr (kCapped) gain.lo = fused(-gain.hi, target_rest, gain.lo);
       const Reference reference = reference_of(part.max);
       if (!reads) {
 #pragma unroll

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kIndexThreads)
 // memory cleared before 1.09.
 inline bool fills_rows(const Pass& r) {
   const int64_t rows = r.segments.count() * r.inner.count();
-  return !r.hold_unit_gradients && r.inner.rank > 0 && r.inner.stride[0][kResult] == 1 && rows >= 4096 &&
+  return !r.hold_gradients && r.inner.rank > 0 && r.inner.stride[0][kResult] == 1 && rows >= 4096 &&
          rows >= r.rows.classes;
 }
 
@@ -74,7 +74,7 @@ inline void clear_gradient(const Pass& r, Stream stream) {
 
 template <class F, class Loss>
 void index_pass_as(const Pass& r, const Memory& memory, Stream stream) {
-  const bool fills = r.grad_input.data && fills_rows(r), clears = r.grad_input.data && !r.hold_unit_gradients && !fills;
+  const bool fills = r.grad_input.data && fills_rows(r), clears = r.grad_input.data && !r.hold_gradients && !fills;
   if (clears) clear_gradient(r, stream);
   auto p = row_parameters<Partial<F>>(r);
   start_rows(r, p, kIndexThreads, memory, stream, [&](Start start, int64_t blocks) {

@@ -5,12 +5,14 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "core/plan.h"
 #include "cpu/engine.h"
@@ -132,6 +134,8 @@ struct CpuRowKernels {
 
 struct Cpu {
   static constexpr bool kCountsFewRows = false;
+  static Prediction prediction_of(int64_t, const Tensor&) { return {}; }
+  static Prediction slots_of(int64_t, const Tensor&) { return {}; }
   static void pass(const Pass& request, const Tensor& input) {
     run_of<CpuKernels, CpuRowKernels>(request.loss)(request, input);
   }
@@ -148,32 +152,62 @@ extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stre
 
 namespace cudaloss::tensors {
 
-// The workspace of one stream. Its launches use it one after the other.
-inline cuda::Workspace workspace_of(int32_t device, cuda::Stream stream) {
-  struct Known {
-    int32_t device;
-    unsigned long long stream;
-    cuda::Workspace workspace;
-  };
+// What one stream has: a workspace, which its launches use one after the other; and slots for the grad_outputs that its
+// next forwards expect: for each loss and dtype of the input several, by the order of calls since the last backward.
+struct OfStream {
+  static constexpr int kOrders = 4, kKinds = cuda::kSlotsOfStream / kOrders;
+
+  int32_t device;
+  unsigned long long stream;
+  cuda::Workspace workspace;
+  Prediction slots;
+  std::array<std::atomic<uint8_t>, kKinds> calls;  // since the last backward
+
+  OfStream(int32_t device, unsigned long long stream, int64_t index)
+      : device(device),
+        stream(stream),
+        workspace(cuda::stream_workspace(index)),
+        slots(cuda::slots_of_stream(index)),
+        calls() {}
+
+  static int64_t kind_of(int64_t loss, DType dtype) {
+    static_assert(kKinds == 64 * 4, "losses of elements have ids below 32, those of rows from 64 to 95; four dtypes");
+    return (loss % 32 + (loss < 64 ? 0 : 32)) * 4 + static_cast<int64_t>(dtype);
+  }
+  // The slot of a forward.
+  Prediction next(int64_t kind) {
+    const int order = std::min<int>(calls[kind].load(std::memory_order_relaxed), kOrders - 1);
+    calls[kind].store(static_cast<uint8_t>(order + 1), std::memory_order_relaxed);
+    return {slots.slots, slots.first + kind * kOrders + order, std::min<int64_t>(slots.count, 1), nullptr};
+  }
+  // The slots that a backward may change.
+  Prediction restarted(int64_t kind) {
+    calls[kind].store(0, std::memory_order_relaxed);
+    return slots;
+  }
+};
+inline OfStream& of_stream(int32_t device, cuda::Stream stream) {
   static std::mutex mutex;
-  static std::vector<Known> all;
+  static std::deque<OfStream> all;  // which never moves them
   const unsigned long long id = cuda::stream_id(stream);
   const std::lock_guard<std::mutex> lock(mutex);
   int64_t on_device = 0;
-  for (const Known& known : all) {
+  for (OfStream& known : all) {
     if (known.device != device) continue;
-    if (known.stream == id) return known.workspace;
+    if (known.stream == id) return known;
     ++on_device;
   }
-  all.push_back({device, id, cuda::stream_workspace(on_device)});
-  return all.back().workspace;
+  return all.emplace_back(device, id, on_device);
 }
 
-inline unsigned* ticket_for_capture(int32_t device) {
-  constexpr int32_t kDevices = 64;
-  static std::atomic<int64_t> used[kDevices];
-  return device < kDevices ? cuda::capture_ticket(used[device]++) : nullptr;
-}
+// The next of something that a captured launch keeps for ever, because its graph may be replayed beside anything else.
+struct ForCaptures {
+  static constexpr int32_t kDevices = 64;
+  std::atomic<int64_t> used[kDevices];
+
+  int64_t next(int32_t device) { return device < kDevices ? used[device]++ : INT64_MAX; }
+};
+inline ForCaptures tickets_of_captures, slots_of_captures;
 
 // The workspace of one reduction, valid for launches on `stream` while this object lives. A captured launch runs again
 // with its graph, beside other graphs and other work, so it gets memory of its graph and its own ticket.
@@ -194,9 +228,9 @@ class Scratch {
     const int32_t device = device_of_.get_device_index();
     cuda::Workspace workspace = {};
     if (cuda::is_capturing(stream_)) {
-      workspace.ticket = ticket_for_capture(device);
+      workspace.ticket = cuda::capture_ticket(tickets_of_captures.next(device));
     } else {
-      workspace = workspace_of(device, stream_);
+      workspace = of_stream(device, stream_).workspace;
       if (workspace.partials && partials <= plan::kCountedBlocks) return workspace;
     }
     const int64_t bytes = partials * partial_bytes;
@@ -254,6 +288,20 @@ struct Cuda {
     with_scratch(request, input, cuda::vocabulary_pass);
   }
   static void count(const Count& request, const Tensor& input) { with_scratch(request, input, cuda::count); }
+
+  // For a forward with gradients, and for a backward.
+  static Prediction prediction_of(int64_t loss, const Tensor& input) {
+    const CudaContext context(input);
+    const int32_t device = input.get_device_index();
+    if (cuda::is_capturing(context.stream)) return cuda::slot_of_capture(slots_of_captures.next(device));
+    return of_stream(device, context.stream).next(OfStream::kind_of(loss, dtype_of(input.scalar_type())));
+  }
+  static Prediction slots_of(int64_t loss, const Tensor& input) {
+    const CudaContext context(input);
+    if (cuda::is_capturing(context.stream)) return cuda::slots_of_captures();
+    OfStream& own = of_stream(input.get_device_index(), context.stream);
+    return own.restarted(OfStream::kind_of(loss, dtype_of(input.scalar_type())));
+  }
 };
 
 }  // namespace cudaloss::tensors

@@ -37,6 +37,7 @@ struct Mode {
   bool for_third;            // a vector's in the same pass; an element's in a pass of its own, in a backward
   bool mean_over_count;      // a mean divides by the number of selected elements, not by the sum of their weights
   bool normalizer_is_count;  // of all processes, which divide their sum by 0 if nothing counts
+  bool expects;              // a forward may make its gradients for the grad_output that it expects
   int flags;                 // of the loss itself
   int64_t batch_dims;
   int64_t loss;  // the id of its row in _rows/
@@ -52,6 +53,7 @@ struct Mode {
         for_third(packed >> 29 & 1),
         mean_over_count(packed >> 24 & 1),
         normalizer_is_count(packed >> 30 & 1),
+        expects(packed >> 31 & 1),
         flags(packed >> 25 & 0xf),
         batch_dims(packed >> 8 & 0x7f),
         loss(packed >> 16 & 0xff) {
@@ -180,11 +182,17 @@ inline bool has_denominators(const Call& call, const Layout& layout, const Maybe
          (sizes[0] == segments_of(call, layout) || sizes[0] == 1) && sizes[1] == 2;
 }
 
+// Nobody reads the denominators if the gradients already hold those for this grad_output; without data: somebody may.
+struct Unless {
+  Operand grad_output = kNoOperand;
+  Prediction held = {};
+};
+
 // The denominators, one for each segment, if they must be counted.
 template <class Engine>
-void count_into(const Call& call, const Layout& layout, Divisor* output, Operand unless_one = kNoOperand) {
+void count_into(const Call& call, const Layout& layout, Divisor* output, const Unless& unless = {}) {
   Count count = {selection_of(call), any_operand(call.target), kNoOperand, rows_of(call, layout), {}, {}, 1.0, output,
-                 unless_one};
+                 unless.grad_output, unless.held};
   if (call.third && call.has_indices()) count.third = operand(*call.third);
   if (call.mode.mean_over_count) count.selection.weight = kNoOperand;
   const auto is_leading = [&](int dim) { return dim < call.mode.batch_dims; };
@@ -207,11 +215,11 @@ void count_into(const Call& call, const Layout& layout, Divisor* output, Operand
 }
 // The same as a tensor: (segments, 2) in float64, each with its reciprocal.
 template <class Engine>
-Maybe counted(const Call& call, const Layout& layout, Operand unless_one = kNoOperand) {
+Maybe counted(const Call& call, const Layout& layout, const Unless& unless = {}) {
   if (!call.counts()) return {};
   const int64_t sizes[] = {segments_of(call, layout), 2}, strides[] = {2, 1};
   Tensor found = empty({sizes, 2}, {strides, 2}, ScalarType::Double, call.input);
-  if (sizes[0] > 0) count_into<Engine>(call, layout, static_cast<Divisor*>(found.mutable_data_ptr()), unless_one);
+  if (sizes[0] > 0) count_into<Engine>(call, layout, static_cast<Divisor*>(found.mutable_data_ptr()), unless);
   return found;
 }
 inline const Divisor* divisors_in(const Maybe& denominators) {

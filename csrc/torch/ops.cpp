@@ -60,12 +60,16 @@ inline Gradients gradients_for(const Call& call, const Layout& layout) {
           makes_third(call) ? gradient_as(*call.third, true) : Maybe()};
 }
 
-// The results of a forward; without a value if it declines.
+// The results of a forward; without a value if it declines. Without a record its gradients are for a grad_output of 1.
 struct Found {
   Maybe value;
   Gradients gradients;
-  Maybe denominators;
+  Maybe denominators, record;
 };
+
+inline double* record_in(const Maybe& record) {
+  return record ? static_cast<double*>(record->mutable_data_ptr()) : nullptr;
+}
 
 // Single losses have the layout of the input, or of the target if only it has the result's shape.
 inline Tensor empty_losses(const Call& call, const Layout& layout) {
@@ -84,8 +88,8 @@ bool counts_inside(const Call& call, const Layout& layout) {
   return call.counts_few(rows);
 }
 
-// The loss, the gradients asked for (for a grad_output of 1, from the same pass), and the denominators that were
-// counted for it.
+// The loss, the gradients asked for (from the same pass, for a grad_output of 1 or for the record's), and the
+// denominators that were counted for it.
 template <class Engine>
 Found forward_of(const Call& call, bool with_grad, bool keeps_denominators = true) {
   Layout layout = layout_of(call);
@@ -115,6 +119,16 @@ Found forward_of(const Call& call, bool with_grad, bool keeps_denominators = tru
   set_dims(pass, call, layout);
   (call.elementwise() ? pass.losses : pass.reduction) = result(found.value);
   found.gradients.add_to(pass);
+  // A loss wider than its input has its gradients in its own arithmetic, but a backward in the input's.
+  const bool is_wide = call.mode.dtype == ScalarType::Double && call.input.scalar_type() != ScalarType::Double;
+  if (call.mode.expects && found.gradients.any() && !is_wide) {
+    pass.prediction = Engine::prediction_of(call.mode.loss, call.input);
+    if (pass.prediction.count > 0) {
+      const int64_t sizes[] = {2}, strides[] = {1};
+      found.record = empty({sizes, 1}, {strides, 1}, ScalarType::Double, call.input);
+      pass.prediction.record = record_in(found.record);
+    }
+  }
   Engine::pass(pass, call.input);
   return found;
 }
@@ -126,13 +140,13 @@ std::tuple<Tensor, Tensor> forward(CUDALOSS_PARAMETERS) {
 }
 
 template <class Engine>
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_with_grads(CUDALOSS_PARAMETERS) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward_with_grads(CUDALOSS_PARAMETERS) {
   const Call call = CUDALOSS_CALL;
   require(!call.elementwise(), kReducedOnly);
   const Found found = forward_of<Engine>(call, true);
   const Gradients& gradients = found.gradients;
   return {or_undefined(found.value), or_undefined(gradients.input), or_undefined(gradients.target),
-          or_undefined(gradients.third), or_undefined(found.denominators)};
+          or_undefined(gradients.third), or_undefined(found.denominators), or_undefined(found.record)};
 }
 
 // The two ops for calls without options. Five arguments and one result less save 0.9 of the dispatcher's 4.4 us (smooth
@@ -154,9 +168,10 @@ Tensor loss(Tensor input, Tensor target, int64_t mode, double parameter) {
 }
 
 template <class Engine>
-std::tuple<Tensor, Tensor, Tensor> loss_with_grad(Tensor input, Tensor target, int64_t mode, double parameter) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> loss_with_grad(Tensor input, Tensor target, int64_t mode, double parameter) {
   const Found found = plain_call<Engine>(input, target, mode, parameter, true);
-  return {or_undefined(found.value), or_undefined(found.gradients.input), or_undefined(found.gradients.target)};
+  return {or_undefined(found.value), or_undefined(found.gradients.input), or_undefined(found.gradients.target),
+          or_undefined(found.record)};
 }
 
 // Only the denominators of a mean, for a part of the data: processes add them up before they divide.
@@ -184,9 +199,9 @@ inline const char* backward_fault(const Call& call, const Layout& layout, const 
 // A plain call does not keep its denominators, so they are counted again, except if its gradients are already right:
 // the count of cross_entropy (2^24, 10) fp32 took 54 us of a step of 730 (H100).
 template <class Engine>
-Maybe found_again(const Call& call, const Layout& layout, const Maybe& denominators, Operand unless_one = kNoOperand) {
+Maybe found_again(const Call& call, const Layout& layout, const Maybe& denominators, const Unless& unless = {}) {
   const bool has_them = denominators || layout.fault() || !call.has_indices() || counts_inside<Engine>(call, layout);
-  return has_them ? denominators : counted<Engine>(call, layout, unless_one);
+  return has_them ? denominators : counted<Engine>(call, layout, unless);
 }
 
 inline Pass backward_pass(const Call& call, Layout& layout, const Tensor& grad_output, const Maybe& denominators) {
@@ -200,13 +215,14 @@ inline Pass backward_pass(const Call& call, Layout& layout, const Tensor& grad_o
 // Fills the gradients asked for, of operands with the result's shape.
 template <class Engine>
 void full_gradients(const Call& call, Layout layout, const Tensor& grad_output, const Maybe& denominators,
-                    const Gradients& gradients, bool hold_unit_gradients) {
+                    const Gradients& gradients, const Prediction* held = nullptr) {
   if (!gradients.any()) return;
   gradients.add_to(layout);
   Pass pass = backward_pass(call, layout, grad_output, denominators);
   set_dims(pass, call, layout);
   gradients.add_to(pass);
-  pass.hold_unit_gradients = hold_unit_gradients;
+  pass.hold_gradients = held != nullptr;
+  if (held) pass.prediction = *held;
   Engine::pass(pass, call.input);
 }
 
@@ -236,7 +252,7 @@ Tensor third_gradient(const Call& call, const Layout& layout, const Tensor& grad
     return summed_gradient<Engine>(call, layout, grad_output, denominators, *call.third, Summed::GradInput);
   }
   const Maybe gradient = gradient_as(*call.third, true);
-  full_gradients<Engine>(call, layout, grad_output, denominators, {gradient, {}, {}}, false);
+  full_gradients<Engine>(call, layout, grad_output, denominators, {gradient, {}, {}});
   return *gradient;
 }
 
@@ -252,7 +268,7 @@ std::tuple<Tensor, Tensor, Tensor> gradients(Tensor grad_output, Maybe kept, CUD
   }
   require(!call.mode.for_third || makes_third(call), "the third operand has no gradient");
   Gradients found = gradients_for(call, layout);
-  full_gradients<Engine>(call, layout, grad_output, denominators, found, false);
+  full_gradients<Engine>(call, layout, grad_output, denominators, found);
   const auto summed = [&](const Tensor& operand, Summed gradients) {
     return summed_gradient<Engine>(call, layout, grad_output, denominators, operand, gradients);
   };
@@ -267,15 +283,20 @@ inline bool is_unit_on_cpu(const Tensor& grad_output) {
          number_at<double>(operand(grad_output), 0) == 1.0;
 }
 
-// Turns the gradients of `forward_with_grads` into those for `grad_output`; if that is 1, there is nothing to do. False
-// if the op declines: hooks on saved tensors may have returned anything.
+inline bool is_record(const Tensor& tensor) {
+  return tensor.scalar_type() == ScalarType::Double && tensor.dim() == 1 && tensor.numel() == 2 &&
+         tensor.is_contiguous();
+}
+
+// Turns the gradients of `forward_with_grads` into those for `grad_output`; if they are those already, there is nothing
+// to do. False if the op declines: hooks on saved tensors may have returned anything.
 template <class Engine>
-bool rescale(Maybe grad_input, Maybe grad_target, Tensor grad_output, Maybe kept, CUDALOSS_PARAMETERS,
-             Maybe grad_third) {
+bool rescale(Maybe grad_input, Maybe grad_target, Maybe grad_third, Tensor grad_output, Maybe kept, Maybe record,
+             CUDALOSS_PARAMETERS) {
   const Call call = CUDALOSS_CALL;
   require_below_autograd(call);
   require(!call.elementwise(), kReducedOnly);
-  if (is_unit_on_cpu(grad_output)) return true;
+  if (!record && is_unit_on_cpu(grad_output)) return true;
   const Layout layout = layout_of(call, &grad_output, {&grad_input, &grad_target});
   const char* fault = backward_fault(call, layout, grad_output, kept);
   const auto fits = [&](const Maybe& gradient, const Tensor& operand, bool wanted) {
@@ -287,10 +308,15 @@ bool rescale(Maybe grad_input, Maybe grad_target, Tensor grad_output, Maybe kept
                   fits(grad_third, third ? *third : input, makes_third(call)))) {
     fault = "gradients must be of their operands' shapes and dtypes";
   }
+  if (!fault && record && !(is_record(*record) && same_device(input, *record))) fault = "record must be the forward's";
   if (declines(call, fault)) return false;
-  const Operand unless_one = is_broadcast_scalar(grad_output) ? operand(grad_output) : kNoOperand;
-  const Maybe denominators = found_again<Engine>(call, layout, kept, unless_one);
-  full_gradients<Engine>(call, layout, grad_output, denominators, {grad_input, grad_target, grad_third}, true);
+  Prediction held = {};
+  if (record) held = Engine::slots_of(call.mode.loss, input);
+  held.record = record_in(record);
+  Unless unless;
+  if (is_broadcast_scalar(grad_output)) unless = {operand(grad_output), held};
+  const Maybe denominators = found_again<Engine>(call, layout, kept, unless);
+  full_gradients<Engine>(call, layout, grad_output, denominators, {grad_input, grad_target, grad_third}, &held);
   return true;
 }
 

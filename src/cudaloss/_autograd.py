@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 from . import _private, _reference
 from ._modes import (
+    EXPECTS,
     FOR_INPUT,
     FOR_TARGET,
     FOR_THIRD,
@@ -69,8 +70,8 @@ def unpacked(*arguments):
 
 
 def _keep(ctx: Any, call: tuple[Any, ...], *results: Tensor | None) -> None:
-    """Saves what a backward needs: the call, and the gradients and denominators that the forward has made. Hooks on
-    saved tensors may return them changed; the ops decline those that they do not take."""
+    """Saves what a backward needs: the call, and what the forward has made: gradients, denominators, a record. Hooks
+    on saved tensors may return them changed; the ops decline those that they do not take."""
     input, target, how, parameter, *rest = call
     scale, weight, mask, normalizer, divisor, *own = rest or (1.0, None, None, None, None)
     third, second, *of_rows = own or (None, 0.0)
@@ -87,9 +88,9 @@ def _kept(
     """The results and the call that :func:`_keep`, or a plain forward, has saved. `saved`: the tensors, if they are
     unpacked already, because checkpoints allow that only once."""
     tensors = ctx.saved_tensors if saved is None else saved
-    if len(tensors) == 4:
-        input, target, *made = tensors
-        return (*made, None, None), (input, target, *ctx.numbers)
+    if len(tensors) == 5:
+        input, target, grad_input, grad_target, record = tensors
+        return (grad_input, grad_target, None, None, record), (input, target, *ctx.numbers)
     tensors = [ctx.held.get(i, x) for i, x in enumerate(tensors)] if ctx.held else tensors
     input, target, *results, weight, mask, normalizer, third = tensors
     how, parameter, scale, divisor, second, *of_rows = ctx.numbers
@@ -100,19 +101,20 @@ def _kept(
 
 
 def _one_pass_forward(ctx, input, target, how, parameter, *rest):
+    how |= EXPECTS
     if rest:
         value, *results = _private.forward_with_grads(input, target, how, parameter, *rest)
         if value is not None:
             _keep(ctx, (input, target, how, parameter, *rest), *results)
             ctx.unspent = True
         return value
-    value, grad_input, grad_target = _loss_with_grad(input, target, how, parameter)
+    value, grad_input, grad_target, record = _loss_with_grad(input, target, how, parameter)
     if value is None:
         return None
     if target.is_inference() or input.is_inference():
-        _keep(ctx, (input, target, how, parameter), grad_input, grad_target, None, None)
+        _keep(ctx, (input, target, how, parameter), grad_input, grad_target, None, None, record)
     else:
-        ctx.save_for_backward(input, target, grad_input, grad_target)
+        ctx.save_for_backward(input, target, grad_input, grad_target, record)
         ctx.numbers = how | MAY_DECLINE, parameter
     ctx.unspent = True
     return value
@@ -125,7 +127,7 @@ def _backward(ctx, grad_output):
     is_first = ctx.__dict__.pop("unspent", False)  # true in only one of several threads
     saved = ctx.saved_tensors
     grad_input, grad_target, grad_third = saved[2], saved[3], None
-    is_plain, others = len(saved) == 4, _OTHERS_OF_PLAIN
+    is_plain, others = len(saved) == 5, _OTHERS_OF_PLAIN
     # Known to be 1 without waiting for a GPU, or asking a trace or a vmap, which cannot tell. Saves a training step on
     # the CPU 4 us.
     is_one = (
@@ -136,11 +138,10 @@ def _backward(ctx, grad_output):
         and grad_output.item() == 1.0
     )
     if not (is_one and is_plain):
-        (_, _, grad_third, denominators), call = _kept(ctx, saved)
+        (_, _, grad_third, denominators, record), call = _kept(ctx, saved)
         others = _OTHERS
-        beside = {} if grad_third is None else {"grad_third": grad_third}
-        held = grad_input, grad_target, grad_output, denominators
-        if not is_one and not (is_first and _rescale_(*held, *call, **beside)):
+        held = grad_input, grad_target, grad_third
+        if not is_one and not (is_first and _rescale_(*held, grad_output, denominators, record, *call)):
             return _of_all(*gradients(grad_output, denominators, *call))
         if grad_third is None and call[2] & FOR_THIRD:
             grad_third = _of_third(grad_output, denominators, *call)
@@ -167,11 +168,12 @@ def _differentiable_backward(ctx, grad_output):
 def _two_passes_forward(ctx, *call):
     value, denominators = _private.forward(*call)
     if value is not None:
-        _keep(ctx, call, None, None, None, denominators)
+        _keep(ctx, call, None, None, None, denominators, None)
     return value
 
 
-def _traced_forward(ctx, *call):
+def _traced_forward(ctx, input, target, how, *rest):
+    call = input, target, how | EXPECTS, *rest
     value, *results = _private.forward_with_grads(*call)
     _keep(ctx, call, *results)
     return value
@@ -181,10 +183,10 @@ def _traced_backward(ctx, grad_output):
     """The same for a compiler's trace, which cannot follow the stored gradients."""
     if _is_grad_enabled() or transformed():
         return _differentiable_backward(ctx, grad_output)
-    (*held, denominators), call = _kept(ctx)
+    (*held, denominators, record), call = _kept(ctx)
     if all(gradient is None for gradient in held):
         return _of_all(*gradients(grad_output, denominators, *call))
-    return _of_all(*_private.finish_grads(*held, grad_output, denominators, *call))
+    return _of_all(*_private.finish_grads(*held, grad_output, denominators, record, *call))
 
 
 def gradients(grad_output, denominators, input, target, how, *rest):

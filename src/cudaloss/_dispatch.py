@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,12 +49,6 @@ def is_compiled() -> bool:
     """Whether torch.compile captures the ops, with their derivatives. Not a capture of the values alone, whose graph
     would differentiate each step of a formula."""
     return TracingContext.try_get() is not None and not torch.compiler.is_exporting()
-
-
-def takes_one_pass(reduction: str, differentiated: Iterable[torch.dtype]) -> bool:
-    """Whether the loss and its gradients come from one pass. Not for fp16 gradients: divided by the count, they could
-    underflow before the factor of a gradient scaler."""
-    return reduction != "none" and torch.float16 not in differentiated
 
 
 def _is_readable(tensor: Tensor, device: torch.device) -> bool:
@@ -147,7 +141,7 @@ def goes_in_one_pass(
         or input.shape == target.shape
         or all(x.shape == torch.broadcast_shapes(input.shape, target.shape) for x in wanting)
     )
-    return bool(wanting) and whole and takes_one_pass(reduction, [x.dtype for x in wanting])
+    return bool(wanting) and whole and reduction != "none"
 
 
 _FULL = ("weight", "mask")  # the options that can be as large as the data
@@ -278,7 +272,7 @@ def _composed(*call):
 def _composed_with_grad(input, target, how, *rest):
     call = input, target, of_forward(how), *rest
     value, denominators = _composed(*call)
-    return value, *by_reference(torch.ones_like(value), call), denominators
+    return value, *by_reference(torch.ones_like(value), call), denominators, None
 
 
 # Each op in plain PyTorch.
@@ -287,16 +281,15 @@ _COMPOSED: dict[str, Callable[..., Any]] = {
     "forward_with_grads": _composed_with_grad,
     "denominators": _denominators,
     "gradients": lambda grad_output, denominators, *call: by_reference(grad_output, call),
-    "finish_grads": lambda *call: by_reference(call[3], call[5:]),
+    "finish_grads": lambda *call: by_reference(call[3], call[6:]),
 }
 
 
-def _finish(grad_input, grad_target, grad_third, grad_output, denominators, input, target, how, *rest):
+def _finish(grad_input, grad_target, grad_third, grad_output, denominators, record, input, target, how, *rest):
     """Gradients for `grad_output`, in the memory of ``forward_with_grads``'s if that is safe."""
     call = input, target, how | MAY_DECLINE | BELOW_AUTOGRAD, *rest
     held = grad_input, grad_target, grad_third
-    given = grad_output, denominators, *call
-    if _private.claimed(*held) and _private.rescale_(*held[:2], *given, grad_third=grad_third):
+    if _private.claimed(*held) and _private.rescale_(*held, grad_output, denominators, record, *call):
         # New tensors with their own version counters: the caller may change them.
         return tuple(None if gradient is None else gradient.data for gradient in held)
     return gradients(grad_output, denominators, *call)
@@ -328,5 +321,5 @@ _BATCHED = (_private.TRANSFORMS, "Batched")
 for _kind, _function in _COMPOSED.items():
     _register(_kind, _function)
 for _key in _BATCHED:  # a batched backward cannot use the stored gradients
-    _private.LIBRARY.impl("_pointwise_rescale_", lambda *call, **third: False, _key)
+    _private.LIBRARY.impl("_pointwise_rescale_", lambda *call: False, _key)
 _private.LIBRARY.impl("_pointwise_finish_grads", _finish, "CompositeExplicitAutograd")

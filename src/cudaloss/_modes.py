@@ -29,6 +29,7 @@ MEAN_OVER_COUNT = 1 << 24  # a mean divides by the number of elements that count
 # 4 bits of the loss's flags
 FOR_THIRD = 1 << 29  # make the third operand's gradient: a vector's in the same pass, an element's in its own
 NORMALIZER_IS_COUNT = 1 << 30  # of all processes: a count of 0 gives gradients of 0, and divides no sum
+EXPECTS = 1 << 31  # a forward may make its gradients for the grad_output that it expects, with a record of it
 
 
 def pack(reduction: str, dtype: torch.dtype, loss: int = 0, batch_dims: int = 0) -> int:

@@ -70,23 +70,15 @@ def _thorough(spec: LossSpec) -> Callable[..., Tensor]:
     return thorough
 
 
-def _ways(reduction: str, input: torch.dtype, target: torch.dtype, result: torch.dtype) -> tuple[int, tuple[Any, ...]]:
-    """The mode of a call with such operands, without the loss; and the nodes, indexed by which operands require
-    gradients: the input (1), the target (2)."""
-    wanting = ((input,), (target,), (input, target))
-    nodes = (
-        _autograd.one_pass if _dispatch.takes_one_pass(reduction, dtypes) else _autograd.two_passes
-        for dtypes in wanting
-    )
-    return pack(reduction, result) | MAY_DECLINE, (None, *nodes)
+def _way(reduction: str, result: torch.dtype) -> tuple[int, Callable[..., Tensor | None]]:
+    """The mode of a call with this reduction and result, without the loss; and its node."""
+    return pack(reduction, result) | MAY_DECLINE, _autograd.two_passes if reduction == "none" else _autograd.one_pass
 
 
 # Without autocast, and with it.
 _WAYS, _AUTOCAST_WAYS = (
     {
-        (reduction, input, target): _ways(
-            reduction, input, target, torch.promote_types(torch.promote_types(input, target), least)
-        )
+        (reduction, input, target): _way(reduction, torch.promote_types(torch.promote_types(input, target), least))
         for reduction in REDUCTIONS
         for input in DTYPES
         for target in (*DTYPES, *INTEGERS)
@@ -136,12 +128,12 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
         found = (_under_autocast(input) if any_autocast() else _WAYS).get((reduction, input.dtype, target.dtype))
         if found is None:
             return None
-        how, ways = found
+        how, node = found
         way = None
         if is_grad_enabled() and (wants := input.requires_grad + 2 * target.requires_grad):
             if is_captured():  # two passes would not notice it
                 return None
-            how, way = how | wants << 4, ways[wants]
+            how, way = how | wants << 4, node
         rest = ()
         if (
             third is not None

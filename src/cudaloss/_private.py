@@ -2,7 +2,9 @@
 cross entropy whose classes are split over processes:
 
 ``_pointwise_forward``            the loss, and the denominators that were counted for it.
-``_pointwise_forward_with_grads`` the loss, the gradients wanted, for a grad_output of 1, and the denominators.
+``_pointwise_forward_with_grads`` the loss, the gradients wanted, the denominators, and a record of the grad_output that
+                                  the gradients are for; without a record 1. With ``EXPECTS`` a GPU's forward takes the
+                                  last one that a backward of such a call got, because the next is mostly the same.
 ``_pointwise_gradients``          the gradients wanted, from the operands and the denominators.
 ``_pointwise_denominators``       only the denominators of a mean, for a part of the data; without a derivative.
 ``_pointwise_finish_grads``       turns the gradients of ``forward_with_grads`` into those for another grad_output, in a
@@ -14,7 +16,7 @@ eager code below autograd can call them (``BELOW_AUTOGRAD``), which takes 0.5 us
 
 ``_pointwise_loss``, ``_pointwise_loss_with_grad``
                                   the first two for a call without options: saves 0.9 of 4.4 us.
-``_pointwise_rescale_``           does what ``finish_grads`` does, in place; nothing if the grad_output is 1.
+``_pointwise_rescale_``           does what ``finish_grads`` does, in place; nothing if the grad_output is the record's.
 ``_pointwise_part``, ``_pointwise_part_backward``
                                   see :mod:`._sharded_vocabulary`, which defines them only when it is imported.
 
@@ -33,6 +35,7 @@ import torch
 
 from ._checks import joint_shape, rows_shape
 from ._modes import (
+    EXPECTS,
     FOR_INPUT,
     FOR_TARGET,
     FOR_THIRD,
@@ -80,17 +83,17 @@ class Call(NamedTuple):
 _PART = "Tensor input, Tensor target, int how, Tensor? mask, int first_class, int all_classes, int ignore_index"
 _SCHEMAS = {
     "loss": "(Tensor input, Tensor target, int how, float parameter) -> Tensor",
-    "loss_with_grad": "(Tensor input, Tensor target, int how, float parameter) -> (Tensor, Tensor, Tensor)",
+    "loss_with_grad": "(Tensor input, Tensor target, int how, float parameter) -> (Tensor, Tensor, Tensor, Tensor)",
     "forward": f"({_CALL}) -> (Tensor, Tensor)",
-    "forward_with_grads": f"({_CALL}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "forward_with_grads": f"({_CALL}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     "denominators": f"({_CALL}) -> Tensor",
     "gradients": f"(Tensor grad_output, Tensor? denominators, {_CALL}) -> (Tensor, Tensor, Tensor)",
-    "rescale_": "(Tensor(a!)? grad_input, Tensor(b!)? grad_target, Tensor grad_output, Tensor? denominators, "
-    f"{_CALL}, *, Tensor(c!)? grad_third=None) -> bool",
+    "rescale_": "(Tensor(a!)? grad_input, Tensor(b!)? grad_target, Tensor(c!)? grad_third, Tensor grad_output, "
+    f"Tensor? denominators, Tensor? record, {_CALL}) -> bool",
     "part": f"({_PART}) -> (Tensor, Tensor)",
     "part_backward": f"(Tensor grad_log_sums, Tensor grad_targets, {_PART}) -> Tensor",
     "finish_grads": "(Tensor? grad_input, Tensor? grad_target, Tensor? grad_third, Tensor grad_output, "
-    f"Tensor? denominators, {_CALL}) -> (Tensor, Tensor, Tensor)",
+    f"Tensor? denominators, Tensor? record, {_CALL}) -> (Tensor, Tensor, Tensor)",
 }
 
 
@@ -211,9 +214,11 @@ def _gradients(how, call, like):
 def _fake_forward_with_grads(*arguments):
     value, denominators = _fake_forward(*arguments)
     if value is None:
-        return (None,) * 5
+        return (None,) * 6
     call = Call(*arguments)
-    return value, *_gradients(of_forward(call.how), call, lambda x: empty_as(x, x.dtype)), denominators
+    expects = call.how & EXPECTS and value.device.type == "cuda"
+    record = value.new_empty(2, dtype=torch.float64) if expects else None
+    return value, *_gradients(of_forward(call.how), call, lambda x: empty_as(x, x.dtype)), denominators, record
 
 
 def _fake_gradients(grad_output, denominators, *arguments):
@@ -237,19 +242,19 @@ def _fake_finish(*call):
 
 
 loss = define("loss", lambda *call: _fake_forward(*call)[0])
-loss_with_grad = define("loss_with_grad", lambda *call: _fake_forward_with_grads(*call)[:3])
+loss_with_grad = define("loss_with_grad", lambda *call: (*_fake_forward_with_grads(*call)[:3], None))
 forward = define("forward", _fake_forward)
 forward_with_grads = define("forward_with_grads", _fake_forward_with_grads)
 denominators = define("denominators", _fake_denominators)
 gradients = define("gradients", _fake_gradients)
-rescale_ = define("rescale_", lambda *call, grad_third=None: True)
+rescale_ = define("rescale_", lambda *call: True)
 finish_grads = define("finish_grads", _fake_finish)
 
 
 def _declining(answer: Any) -> Callable[..., Any]:
     """A kernel for cases without a compiled one."""
 
-    def decline(*call, **third):
+    def decline(*call):
         how = next(argument for argument in call if type(argument) is int)  # the first int of every schema
         if not how & MAY_DECLINE:
             found = next(argument for argument in call if isinstance(argument, torch.Tensor))
@@ -305,10 +310,10 @@ def decline(kind: str, answer: Any) -> None:
 
 for _kind, _answer in {
     "loss": None,
-    "loss_with_grad": (None,) * 3,
+    "loss_with_grad": (None,) * 4,
     "rescale_": False,
     "forward": (None,) * 2,
     "denominators": None,
-    "forward_with_grads": (None,) * 5,
+    "forward_with_grads": (None,) * 6,
 }.items():
     decline(_kind, _answer)

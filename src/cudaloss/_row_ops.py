@@ -69,12 +69,12 @@ def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
         found = ways.get((reduction, input.dtype, target.dtype))
         if found is None:
             return None
-        how, nodes = found
+        how, node = found
         way = None
         if is_grad_enabled() and (wants := input.requires_grad + 2 * target.requires_grad):
             if is_captured():  # two passes would not notice it
                 return None
-            how, way = how | wants << 4, nodes[wants]
+            how, way = how | wants << 4, node
         rest = ()
         if (
             weight is not None

@@ -201,5 +201,5 @@ def _value_of_few(own: _sharded.Call, plan: Plan, flags: int, kept: _Kept, count
     if flags & (FOR_INPUT | FOR_TARGET):
         how, number, rest = _packed(own._replace(options=own.options._replace(normalizer=both[1])))
         call = own.input, own.target, how | flags | NORMALIZER_IS_COUNT, number, *rest
-        _autograd._keep(kept, call, None, None, None, None)
+        _autograd._keep(kept, call, None, None, None, None, None)
     return both[0] / both[1]

@@ -95,7 +95,7 @@ def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
         found = ways.get((reduction, input.dtype, target.dtype))
         if found is None:
             return None
-        how, nodes = found
+        how, node = found
         way = None
         if is_grad_enabled():
             wants = input.requires_grad + 2 * target.requires_grad
@@ -103,7 +103,7 @@ def _fused(spec: RowSpec) -> Callable[..., Tensor | None]:
             if wants or wants_third:
                 if is_captured():  # two passes would not notice it
                     return None
-                how, way = how | wants << 4, nodes[wants or 1]  # one pass or two: a triplet's operands have one dtype
+                how, way = how | wants << 4, node
                 how |= FOR_THIRD if wants_third else 0
         how |= modes[swap]
         second = eps if has_margin else 0.0

@@ -187,8 +187,8 @@ def test_private_ops_refuse_what_they_cannot_read(spec):
     one = torch.ones(())
     for gradient in (torch.ones(4), torch.ones(3, dtype=torch.bfloat16), None):
         with pytest.raises(RuntimeError, match="cudaloss: gradients must be of their operands' shapes and dtypes"):
-            private("rescale_")(gradient, None, 2 * one, None, X, X, mean, 1.0)
-        assert private("rescale_")(gradient, None, 2 * one, None, X, X, mean | MAY_DECLINE, 1.0) is False
+            private("rescale_")(gradient, None, None, 2 * one, None, None, X, X, mean, 1.0)
+        assert private("rescale_")(gradient, None, None, 2 * one, None, None, X, X, mean | MAY_DECLINE, 1.0) is False
 
 
 @pytest.mark.parametrize(
@@ -206,10 +206,10 @@ def test_private_ops_refuse_foreign_denominators(spec, denominators):
     x, mask = torch.ones(4, 3), torch.ones(4, 3, dtype=torch.bool)
     how = pack("mean", torch.float32, spec.mode, batch_dims=1) | FOR_INPUT | BELOW_AUTOGRAD
     options = 1.0, None, mask
-    _, gradient, *_, right = private("forward_with_grads")(x, x, how, 1.0, *options)
+    _, gradient, *_, right, _ = private("forward_with_grads")(x, x, how, 1.0, *options)
     assert right.shape == (4, 2)
     with pytest.raises(RuntimeError, match="cudaloss: denominators must be those of the forward"):
-        private("rescale_")(gradient, None, torch.full((4,), 2.0), denominators, x, x, how, 1.0, *options)
+        private("rescale_")(gradient, None, None, torch.full((4,), 2.0), denominators, None, x, x, how, 1.0, *options)
     for found in private("gradients")(torch.ones(4), right, x, x, how, 1.0, *options)[:1]:
         torch.testing.assert_close(
             private("gradients")(torch.ones(4), denominators, x, x, how, 1.0, *options)[0], found

@@ -115,11 +115,10 @@ def test_one_reading_of_the_operands(spec, device):
         assert private_calls(step) == [kind, *rescale]
 
 
-@pytest.mark.parametrize(("dtype", "reduction"), [(torch.float16, "mean"), (torch.float32, "none")])
-def test_two_readings_where_one_does_not_do(spec, device, dtype, reduction):
-    input, target = operands((64,), (dtype,) * 2, device)
+def test_two_readings_where_one_does_not_do(spec, device):
+    input, target = operands((64,), (torch.float32,) * 2, device)
     for result in (None, torch.float32):  # the quick way to the ops, and the thorough one
-        step = lambda: op(spec)(leaf(input), target, reduction, dtype=result).sum().backward()  # noqa: B023, E731
+        step = lambda: op(spec)(leaf(input), target, "none", dtype=result).sum().backward()  # noqa: B023, E731
         assert private_calls(step) == ["forward", "gradients"]
 
 

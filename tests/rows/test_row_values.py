@@ -335,6 +335,20 @@ def test_softcap(device, classes, dtype):
         assert_right(*capped_logits(shape, dtype, device, cap), bound=bound, softcap=cap, label_smoothing=0.125)
 
 
+@pytest.mark.parametrize("cap", [4.0, 30.0, 40.0, 43.0])
+@pytest.mark.parametrize("classes", [2, 999, 9000])
+def test_softcap_of_logits_far_apart(device, cap, classes):
+    """Near 3/4 of the cap, with opposite signs: exp turns the rest of either bent logit into the most last places."""
+    most = cap * torch.linspace(0.7, 0.76, 64, device=device)
+    input = -most[:, None] * torch.linspace(1.0, 0.97, classes, device=device)
+    input[:, 0] = most.flip(0)
+    for target in (0, 1):
+        assert_right(input, torch.full((64,), target, device=device), bound=16 * ULPS[torch.float32], softcap=cap)
+    seen = torch.tensor([[21.724143981933594, -22.169261932373047], [31.221641540527344, -31.221641540527344]])
+    for row, own in zip(seen.to(device)[:, None], (30.0, 43.0), strict=True):
+        assert_right(row, torch.zeros(1, dtype=torch.long, device=device), bound=16 * ULPS[row.dtype], softcap=own)
+
+
 @pytest.mark.parametrize("classes", [40, 5000, 70000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_softcap_at_the_edges(device, classes, dtype):
