@@ -96,20 +96,6 @@ CUDALOSS_INLINE To bit_cast(const From& from) {
   return to;
 }
 
-// Whether the number has all its digits: it is not 0, subnormal, Inf or NaN.
-template <class Bits>
-CUDALOSS_INLINE bool is_normal_of(Bits bits, Bits exponent) {
-  return (bits & exponent) != 0 && (bits & exponent) != exponent;
-}
-CUDALOSS_INLINE bool is_normal(float x) { return is_normal_of(bit_cast<uint32_t>(x), 0x7f800000u); }
-CUDALOSS_INLINE bool is_normal(double x) { return is_normal_of(bit_cast<uint64_t>(x), uint64_t{0x7ff0000000000000u}); }
-CUDALOSS_INLINE bool is_normal(Half x) { return is_normal_of<uint32_t>(x.bits, 0x7c00u); }
-CUDALOSS_INLINE bool is_normal(BFloat16 x) { return is_normal_of<uint32_t>(x.bits, 0x7f80u); }
-
-// Whether a normal number is a power of two, or minus a power of two.
-CUDALOSS_INLINE bool has_no_fraction(float x) { return (bit_cast<uint32_t>(x) & 0x007fffffu) == 0; }
-CUDALOSS_INLINE bool has_no_fraction(double x) { return (bit_cast<uint64_t>(x) & 0x000fffffffffffffu) == 0; }
-
 template <class F>
 CUDALOSS_INLINE F widen(float x) {
   return static_cast<F>(x);

@@ -140,6 +140,12 @@ struct Prediction {
   }
 };
 
+// Gradients of a forward, and the 0-d grad_output that came; without data nobody knows whether they are right for it.
+struct Held {
+  Operand grad_output;
+  Prediction prediction;
+};
+
 // For each segment: the sum of the weights of the selected elements, or their number. `multiplicity`, not `inner`, has
 // the dimensions along which weight and mask (and the target, if its NaNs matter) do not vary.
 struct Count {
@@ -151,9 +157,7 @@ struct Count {
   double multiplicity;
   // If nothing is selected, the reciprocal is 0: gradients of finite data are then 0, not NaN.
   Divisor* output;
-  // 0-d: if the gradients already hold those for it, nobody reads the output and nothing is counted. Without data: none.
-  Operand grad_output;
-  Prediction held;
+  Held held;  // if the gradients are already right, nobody reads the output and nothing is counted
 };
 
 // What a reduction sums.

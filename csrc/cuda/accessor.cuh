@@ -19,9 +19,6 @@ template <class F>
 CUDALOSS_INLINE F widen(TaggedHalf x) {
   return select(x.is_bfloat, widen<F>(BFloat16{x.bits}), widen<F>(Half{x.bits}));
 }
-CUDALOSS_INLINE bool is_normal(TaggedHalf x) {
-  return is_normal_of<uint32_t>(x.bits, select(x.is_bfloat, 0x7f80u, 0x7c00u));
-}
 
 }  // namespace cudaloss
 

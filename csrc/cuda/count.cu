@@ -24,8 +24,7 @@ struct CountParameters {
   Operand indices;               // for rows; without data: none
   Operand class_weight;
   int64_t index_stride, class_stride, classes, ignore_index;
-  Operand grad_output;
-  Prediction held;
+  Held held;
   Fold<CountSum<kMaskAlone>, SegmentDivisor> fold;
 };
 
@@ -167,7 +166,8 @@ template <bool kMaskAlone, int N>
 __global__ void __launch_bounds__(plan::kPassThreads, 2)
     count_kernel(const __grid_constant__ CountParameters<kMaskAlone> p) {
   release_next();
-  if (p.grad_output.data && number_at<double>(p.grad_output, 0) == p.held.recorded()) return;
+  const Operand& grad_output = p.held.grad_output;
+  if (grad_output.data && number_at<double>(grad_output, 0) == p.held.prediction.recorded()) return;
   const Partition& partition = p.partition;
   const uint32_t lane = threadIdx.x & (partition.lanes - 1);
   const uint32_t groups_a_block = plan::kPassThreads >> partition.lanes_shift;
@@ -233,7 +233,6 @@ void launch_count(const Count& r, const Memory& memory, Stream stream) {
     p.classes = r.rows.classes;
     p.ignore_index = r.rows.ignore_index;
   }
-  p.grad_output = r.grad_output;
   p.held = r.held;
   const SegmentDivisor store = {r.multiplicity, r.output};
   const int64_t blocks = p.partition.blocks(plan::kPassThreads);

@@ -5,7 +5,6 @@
 
 #include "core/plan.h"
 #include "cuda/accessor.cuh"
-#include "cuda/fold.cuh"
 #include "cuda/grad_output.cuh"
 
 namespace cudaloss::cuda {
@@ -228,38 +227,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 // ---- a map -------------------------------------------------------------------------------------------------
 
-template <class F>
-__device__ __forceinline__ bool is_power_of_two(Constant<F> x) {
-  return x.lo == F(0) && is_normal(x.hi) && has_no_fraction(x.hi);
-}
-
-// Multiplies a vector of gradients by a power of two. That rounds nothing, except if a gradient may have lost digits
-// when it was stored: below the normal numbers or above the largest. It then changes nothing and returns false.
-template <int N, class G, class F>
-__device__ __forceinline__ bool multiply(const Accessor<G>& gradient, int64_t begin, int length, F factor) {
-  if (!gradient.data) return true;
-  const auto stored = gradient.template load<N>(begin, length);
-  bool exact = true;
-  F value[N];
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    exact = exact && (i >= length || is_normal(stored.element[i]));
-    value[i] = widen<F>(stored.element[i]) * factor;
-  }
-  if (exact) gradient.store(begin, length, value);
-  return exact;
-}
-
 struct MapParameters {
   Result losses;  // or gradients
   double scale;   // for losses
   GradOutput grad_output;
 };
 
-// Single losses, or the gradients for `grad_output`. If the gradients hold those for it, the kernel ends at once. If
-// they hold those for 1 and it is a power of two (the first step of loss / 2, or with a GradScaler), they are multiplied.
-// Any other number would round a second time, so the gradients are computed again. LossH is of losses that are stored
-// as halves.
+// Single losses, or the gradients for `grad_output`. If the gradients hold those for it, the kernel ends at once.
+// Otherwise they are computed again, because a product would round a second time. LossH is of losses that are stored as
+// halves.
 template <class A, class B, int N, class LossV, class LossH, class LossG>
 __global__ void __launch_bounds__(plan::kMap.threads, (kIsOfDifference<LossV> && N == 4 ? 3 : 2))
     map_kernel(LossV loss, LossH loss_of_halves, LossG loss_of_gradients, Constant<typename LossG::F> scale,
@@ -272,8 +248,6 @@ __global__ void __launch_bounds__(plan::kMap.threads, (kIsOfDifference<LossV> &&
   if (outgoing.scalar && outgoing.operand.data) incoming = outgoing.at(0, F());
   outgoing.note();
   if (outgoing.holds(incoming)) return;
-  const bool multiplies =
-      outgoing.hold_gradients && outgoing.prediction.recorded() == 1.0 && is_power_of_two(incoming);
   scale = times(scale, incoming);
   constexpr int64_t kTile = plan::kMap.tile(N);
 #pragma unroll 1
@@ -281,10 +255,6 @@ __global__ void __launch_bounds__(plan::kMap.threads, (kIsOfDifference<LossV> &&
     const int64_t begin = tile * kTile + threadIdx.x * N;
     const int length = static_cast<int>(min(int64_t{N}, operands.count - begin));
     if (length <= 0) return;
-    if (multiplies && multiply<N>(gradients.input, begin, length, incoming.hi) &&
-        multiply<N>(gradients.target, begin, length, incoming.hi)) {
-      continue;
-    }
     const auto read = operands.template load<N>(begin, length);
     if (p.losses.data) {
       F value[N];

@@ -149,9 +149,6 @@ bool launch_any_dense(const DenseLauncher<Loss>& to) {
     return to.template map<FloatFloat, FloatFloat, FastFloat, AnyHalf, float>();
   }
   if (input == DType::Float64) return to.template train<false, double, double, double, double>();
-  // Never makes fp16 gradients in one pass with the sum: divided by a large count they could underflow before the
-  // factor of a gradient scaler.
-  if (trains && input == DType::Float16) return false;
   const bool is_aligned = to.is_aligned(), are_floats = input == DType::Float32, are_alike = input == target;
   const bool are_few = to.count <= plan::kExactCount;
   if (are_few || (trains && !is_aligned)) {
@@ -164,6 +161,7 @@ bool launch_any_dense(const DenseLauncher<Loss>& to) {
   const bool few = to.count <= plan::kTrain.tile(plan::vector_elements(size_of(input), size_of(target)));
   if (trains || (few && is_aligned && input != DType::Float16)) {
     if (are_floats) return to.template train<true, float, FloatFloat, float, float>();
+    if (input == DType::Float16) return are_alike && to.template train<false, float, FastFloat, AnyHalf, AnyHalf>();
     if (is_half(target)) return to.template train<true, FastFloat, FastFloat, BFloat16, BFloat16>();
     return to.template train<true, float, FastFloat, BFloat16, float>();
   }

@@ -1,15 +1,17 @@
 // The incoming gradient of a pass: the one that a backward got, or in a forward the one that it expects.
 #pragma once
 
-#include "core/arith.h"
 #include "core/pass.h"
+#include "cuda/fold.cuh"
 
 namespace cudaloss::cuda {
 
-// A forward records what it expects. A backward leaves its own (that of the first segment, if each has one) for the next
-// forward. No kernel of ours before this one on the stream can still run and change a slot: a forward starts behind a
-// count at most. Not inlined: inlined, it made rows of 4,096 classes spill 30 to 240 bytes more.
+// A forward records what it expects. A backward leaves its own (that of the first segment, if each has one) for the
+// next forward. It waits, because the memory of the record can be that of the partial sums of a count before it. Slots
+// need no wait: a forward starts behind a count at most, which starts when all before it has ended. Not inlined: that
+// would make rows of 4,096 classes spill 30 to 240 bytes more.
 static __device__ __noinline__ void note_once(Prediction prediction, Operand grad_output, bool is_backward) {
+  wait_for_prior();
   if (is_backward) {
     prediction.leave(number_at<double>(grad_output, 0));
   } else {

@@ -182,17 +182,11 @@ inline bool has_denominators(const Call& call, const Layout& layout, const Maybe
          (sizes[0] == segments_of(call, layout) || sizes[0] == 1) && sizes[1] == 2;
 }
 
-// Nobody reads the denominators if the gradients already hold those for this grad_output; without data: somebody may.
-struct Unless {
-  Operand grad_output = kNoOperand;
-  Prediction held = {};
-};
-
 // The denominators, one for each segment, if they must be counted.
 template <class Engine>
-void count_into(const Call& call, const Layout& layout, Divisor* output, const Unless& unless = {}) {
-  Count count = {selection_of(call), any_operand(call.target), kNoOperand, rows_of(call, layout), {}, {}, 1.0, output,
-                 unless.grad_output, unless.held};
+void count_into(const Call& call, const Layout& layout, Divisor* output, const Held& held = {}) {
+  Count count = {
+      selection_of(call), any_operand(call.target), kNoOperand, rows_of(call, layout), {}, {}, 1.0, output, held};
   if (call.third && call.has_indices()) count.third = operand(*call.third);
   if (call.mode.mean_over_count) count.selection.weight = kNoOperand;
   const auto is_leading = [&](int dim) { return dim < call.mode.batch_dims; };
@@ -215,11 +209,11 @@ void count_into(const Call& call, const Layout& layout, Divisor* output, const U
 }
 // The same as a tensor: (segments, 2) in float64, each with its reciprocal.
 template <class Engine>
-Maybe counted(const Call& call, const Layout& layout, const Unless& unless = {}) {
+Maybe counted(const Call& call, const Layout& layout, const Held& held = {}) {
   if (!call.counts()) return {};
   const int64_t sizes[] = {segments_of(call, layout), 2}, strides[] = {2, 1};
   Tensor found = empty({sizes, 2}, {strides, 2}, ScalarType::Double, call.input);
-  if (sizes[0] > 0) count_into<Engine>(call, layout, static_cast<Divisor*>(found.mutable_data_ptr()), unless);
+  if (sizes[0] > 0) count_into<Engine>(call, layout, static_cast<Divisor*>(found.mutable_data_ptr()), held);
   return found;
 }
 inline const Divisor* divisors_in(const Maybe& denominators) {

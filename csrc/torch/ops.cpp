@@ -88,6 +88,12 @@ bool counts_inside(const Call& call, const Layout& layout) {
   return call.counts_few(rows);
 }
 
+// Whether the loss can have an arithmetic that a backward, which makes no loss, does not have: fp64, or of few halves.
+inline bool is_wider_than_its_gradients(const Call& call) {
+  const DType loss = dtype_of(call.mode.dtype), input = dtype_of(call.input.scalar_type());
+  return size_of(loss) > size_of(input) && (loss == DType::Float64 || call.input.numel() <= plan::kExactCount);
+}
+
 // The loss, the gradients asked for (from the same pass, for a grad_output of 1 or for the record's), and the
 // denominators that were counted for it.
 template <class Engine>
@@ -119,9 +125,7 @@ Found forward_of(const Call& call, bool with_grad, bool keeps_denominators = tru
   set_dims(pass, call, layout);
   (call.elementwise() ? pass.losses : pass.reduction) = result(found.value);
   found.gradients.add_to(pass);
-  // A loss wider than its input has its gradients in its own arithmetic, but a backward in the input's.
-  const bool is_wide = call.mode.dtype == ScalarType::Double && call.input.scalar_type() != ScalarType::Double;
-  if (call.mode.expects && found.gradients.any() && !is_wide) {
+  if (call.mode.expects && found.gradients.any() && !is_wider_than_its_gradients(call)) {
     pass.prediction = Engine::prediction_of(call.mode.loss, call.input);
     if (pass.prediction.count > 0) {
       const int64_t sizes[] = {2}, strides[] = {1};
@@ -145,7 +149,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward_with_grads(CU
   require(!call.elementwise(), kReducedOnly);
   const Found found = forward_of<Engine>(call, true);
   const Gradients& gradients = found.gradients;
-  return {or_undefined(found.value), or_undefined(gradients.input), or_undefined(gradients.target),
+  return {or_undefined(found.value),     or_undefined(gradients.input),    or_undefined(gradients.target),
           or_undefined(gradients.third), or_undefined(found.denominators), or_undefined(found.record)};
 }
 
@@ -199,9 +203,9 @@ inline const char* backward_fault(const Call& call, const Layout& layout, const 
 // A plain call does not keep its denominators, so they are counted again, except if its gradients are already right:
 // the count of cross_entropy (2^24, 10) fp32 took 54 us of a step of 730 (H100).
 template <class Engine>
-Maybe found_again(const Call& call, const Layout& layout, const Maybe& denominators, const Unless& unless = {}) {
+Maybe found_again(const Call& call, const Layout& layout, const Maybe& denominators, const Held& held = {}) {
   const bool has_them = denominators || layout.fault() || !call.has_indices() || counts_inside<Engine>(call, layout);
-  return has_them ? denominators : counted<Engine>(call, layout, unless);
+  return has_them ? denominators : counted<Engine>(call, layout, held);
 }
 
 inline Pass backward_pass(const Call& call, Layout& layout, const Tensor& grad_output, const Maybe& denominators) {
@@ -215,14 +219,14 @@ inline Pass backward_pass(const Call& call, Layout& layout, const Tensor& grad_o
 // Fills the gradients asked for, of operands with the result's shape.
 template <class Engine>
 void full_gradients(const Call& call, Layout layout, const Tensor& grad_output, const Maybe& denominators,
-                    const Gradients& gradients, const Prediction* held = nullptr) {
+                    const Gradients& gradients, const Prediction* prediction = nullptr) {
   if (!gradients.any()) return;
   gradients.add_to(layout);
   Pass pass = backward_pass(call, layout, grad_output, denominators);
   set_dims(pass, call, layout);
   gradients.add_to(pass);
-  pass.hold_gradients = held != nullptr;
-  if (held) pass.prediction = *held;
+  pass.hold_gradients = prediction != nullptr;
+  if (prediction) pass.prediction = *prediction;
   Engine::pass(pass, call.input);
 }
 
@@ -310,13 +314,11 @@ bool rescale(Maybe grad_input, Maybe grad_target, Maybe grad_third, Tensor grad_
   }
   if (!fault && record && !(is_record(*record) && same_device(input, *record))) fault = "record must be the forward's";
   if (declines(call, fault)) return false;
-  Prediction held = {};
-  if (record) held = Engine::slots_of(call.mode.loss, input);
-  held.record = record_in(record);
-  Unless unless;
-  if (is_broadcast_scalar(grad_output)) unless = {operand(grad_output), held};
-  const Maybe denominators = found_again<Engine>(call, layout, kept, unless);
-  full_gradients<Engine>(call, layout, grad_output, denominators, {grad_input, grad_target, grad_third}, &held);
+  Prediction prediction = record ? Engine::slots_of(call.mode.loss, input) : Prediction{};
+  prediction.record = record_in(record);
+  const Held held = {is_broadcast_scalar(grad_output) ? operand(grad_output) : kNoOperand, prediction};
+  const Maybe denominators = found_again<Engine>(call, layout, kept, held);
+  full_gradients<Engine>(call, layout, grad_output, denominators, {grad_input, grad_target, grad_third}, &prediction);
   return true;
 }
 
