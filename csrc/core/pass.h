@@ -123,15 +123,15 @@ struct Selection {
 // The grad_output for which a forward makes its gradients: the last one that a backward of such a call got. If another
 // one comes, the gradients are made again from the operands, so their bits do not depend on it.
 struct Prediction {
-  double* slots;         // the last grad_outputs, of several kinds of calls; 1 where there was none
+  double* slots;         // the last grad_outputs, of several kinds of calls; 1 where there was none; null: none
   int64_t first, count;  // a forward expects that of slot `first`; a backward may change these slots
-  double* record;        // of the call: what its forward expected, and from which slot; null: 1, and nobody is told
+  double* record;  // of the call: what its forward expected, and from which slot, or -1; null: 1, and nobody is told
 
-  CUDALOSS_INLINE double expected() const { return slots[first]; }
+  CUDALOSS_INLINE double expected() const { return slots ? slots[first] : 1.0; }
   CUDALOSS_INLINE double recorded() const { return record ? record[0] : 1.0; }
   CUDALOSS_INLINE void keep_record() const {
     record[0] = expected();
-    record[1] = static_cast<double>(first);
+    record[1] = slots ? static_cast<double>(first) : -1.0;
   }
   // Hooks on saved tensors may have changed the record, and a call's backward can come on another stream.
   CUDALOSS_INLINE void leave(double grad_output) const {

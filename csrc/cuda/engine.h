@@ -48,7 +48,7 @@ Workspace stream_workspace(int64_t index);
 unsigned* capture_ticket(int64_t index);
 
 // On the current device: the slots of the index-th stream, the slot of the index-th captured forward, and all of these.
-// A count of 0 if there are no more.
+// Null if there are no more.
 constexpr int64_t kSlotsOfStream = 1024;
 Prediction slots_of_stream(int64_t index);
 Prediction slot_of_capture(int64_t index);

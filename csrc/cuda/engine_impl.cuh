@@ -87,13 +87,17 @@ struct DenseLauncher {
     return true;
   }
 
-  // A training step of many aligned fp32 or bfloat16 elements, or only its loss.
+  // Many aligned elements of fp32 or of one half, whose training step is dense for every loss.
+  bool are_many() const {
+    return count > plan::kExactCount && is_aligned() && r.input.dtype == r.target.dtype &&
+           r.input.dtype != DType::Float64;
+  }
+  // Their training step, or only its loss. fp16 has a kernel that knows its half at run time.
   bool train_many() const {
-    if (!r.reduction.data || count <= plan::kExactCount || !is_aligned() || r.input.dtype != r.target.dtype)
-      return false;
+    if (!r.reduction.data || !are_many()) return false;
     if (r.input.dtype == DType::Float32) return train<true, float, FloatFloat, float, float>();
     if (r.input.dtype == DType::BFloat16) return train<true, FastFloat, FastFloat, BFloat16, BFloat16>();
-    return false;
+    return train<true, FastFloat, FastFloat, AnyHalf, AnyHalf>();
   }
 
   // Single losses, or only gradients, of fp32 operands or halves. The strided kernels, which serve the rest, take 1.3
@@ -136,7 +140,7 @@ struct DenseLauncher {
   }
 };
 
-// Launches one of the kernels for the dtypes of training code: 15 for each loss; the two halves share kernels that
+// Launches one of the kernels for the dtypes of training code: 16 for each loss; the two halves share kernels that
 // their conversion does not slow down. Returns false for other dtypes, which the general pass serves.
 template <template <class> class Loss>
 bool launch_any_dense(const DenseLauncher<Loss>& to) {
@@ -161,7 +165,7 @@ bool launch_any_dense(const DenseLauncher<Loss>& to) {
   const bool few = to.count <= plan::kTrain.tile(plan::vector_elements(size_of(input), size_of(target)));
   if (trains || (few && is_aligned && input != DType::Float16)) {
     if (are_floats) return to.template train<true, float, FloatFloat, float, float>();
-    if (input == DType::Float16) return are_alike && to.template train<false, float, FastFloat, AnyHalf, AnyHalf>();
+    if (input == DType::Float16) return are_alike && to.template train<true, FastFloat, FastFloat, AnyHalf, AnyHalf>();
     if (is_half(target)) return to.template train<true, FastFloat, FastFloat, BFloat16, BFloat16>();
     return to.template train<true, float, FastFloat, BFloat16, float>();
   }
@@ -179,7 +183,8 @@ bool launch_dense(const Pass& r, const Memory& memory, Stream stream) {
   if constexpr (kAll) {
     return launch_any_dense(to);
   } else {
-    return to.train_many() || to.map_alike();
+    // Held gradients of halves are made again as the forward made them, in the same arithmetic.
+    return to.train_many() || (!(r.hold_gradients && is_half(r.input.dtype) && !to.are_many()) && to.map_alike());
   }
 }
 

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "cuda/fold.cuh"
 #include "cuda/launch.h"
 
@@ -104,7 +102,6 @@ Prediction slots_of_captures() {
 Prediction slot_of_capture(int64_t index) {
   Prediction own = index < kCaptureSlots ? slots_of_captures() : Prediction{};
   own.first += index;
-  own.count = std::min<int64_t>(own.count, 1);
   return own;
 }
 

@@ -34,7 +34,7 @@ struct GradOutput {
   }
 
   // Whether this is a forward's, and its number that of a slot.
-  CUDALOSS_INLINE bool is_expected() const { return prediction.record && !hold_gradients; }
+  CUDALOSS_INLINE bool is_expected() const { return prediction.record && prediction.slots && !hold_gradients; }
 
   // Element i of the gradient, or the only one.
   template <class F>

@@ -133,7 +133,7 @@ struct CpuRowKernels {
 };
 
 struct Cpu {
-  static constexpr bool kCountsFewRows = false;
+  static constexpr bool kCountsFewRows = false, kExpects = false;
   static Prediction prediction_of(int64_t, const Tensor&) { return {}; }
   static Prediction slots_of(int64_t, const Tensor&) { return {}; }
   static void pass(const Pass& request, const Tensor& input) {
@@ -178,7 +178,7 @@ struct OfStream {
   Prediction next(int64_t kind) {
     const int order = std::min<int>(calls[kind].load(std::memory_order_relaxed), kOrders - 1);
     calls[kind].store(static_cast<uint8_t>(order + 1), std::memory_order_relaxed);
-    return {slots.slots, slots.first + kind * kOrders + order, std::min<int64_t>(slots.count, 1), nullptr};
+    return {slots.slots, slots.first + kind * kOrders + order, 1, nullptr};
   }
   // The slots that a backward may change.
   Prediction restarted(int64_t kind) {
@@ -280,7 +280,7 @@ struct CudaRowKernels {
 };
 
 struct Cuda {
-  static constexpr bool kCountsFewRows = true;
+  static constexpr bool kCountsFewRows = true, kExpects = true;
   static void pass(const Pass& request, const Tensor& input) {
     run_of<CudaKernels, CudaRowKernels>(request.loss)(request, input);
   }

@@ -125,13 +125,11 @@ Found forward_of(const Call& call, bool with_grad, bool keeps_denominators = tru
   set_dims(pass, call, layout);
   (call.elementwise() ? pass.losses : pass.reduction) = result(found.value);
   found.gradients.add_to(pass);
-  if (call.mode.expects && found.gradients.any() && !is_wider_than_its_gradients(call)) {
-    pass.prediction = Engine::prediction_of(call.mode.loss, call.input);
-    if (pass.prediction.count > 0) {
-      const int64_t sizes[] = {2}, strides[] = {1};
-      found.record = empty({sizes, 1}, {strides, 1}, ScalarType::Double, call.input);
-      pass.prediction.record = record_in(found.record);
-    }
+  if (Engine::kExpects && call.mode.expects && found.gradients.any()) {
+    const int64_t sizes[] = {2}, strides[] = {1};
+    found.record = empty({sizes, 1}, {strides, 1}, ScalarType::Double, call.input);
+    if (!is_wider_than_its_gradients(call)) pass.prediction = Engine::prediction_of(call.mode.loss, call.input);
+    pass.prediction.record = record_in(found.record);
   }
   Engine::pass(pass, call.input);
   return found;

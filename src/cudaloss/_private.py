@@ -216,9 +216,9 @@ def _fake_forward_with_grads(*arguments):
     if value is None:
         return (None,) * 6
     call = Call(*arguments)
-    expects = call.how & EXPECTS and value.device.type == "cuda"
-    record = value.new_empty(2, dtype=torch.float64) if expects else None
-    return value, *_gradients(of_forward(call.how), call, lambda x: empty_as(x, x.dtype)), denominators, record
+    made = _gradients(of_forward(call.how), call, lambda x: empty_as(x, x.dtype))
+    has_record = call.how & EXPECTS and value.device.type == "cuda" and made != (None,) * 3
+    return value, *made, denominators, value.new_empty(2, dtype=torch.float64) if has_record else None
 
 
 def _fake_gradients(grad_output, denominators, *arguments):

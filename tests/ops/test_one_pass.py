@@ -15,7 +15,7 @@ import cudaloss
 from oracle import bar, error, exact_gradients, op, operands, torch_op
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-# A grad_output of 1 changes nothing, powers of two are multiplied by, other numbers cause a new computation.
+# What the forward expects changes nothing (on a CPU 1), other numbers cause a new computation.
 GRAD_OUTPUTS = (1.0, 0.5, -1.0, 65536.0, 0.3, -7.0, 0.0, 1e-30)
 
 
