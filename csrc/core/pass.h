@@ -129,6 +129,10 @@ struct Prediction {
 
   CUDALOSS_INLINE double expected() const { return slots ? slots[first] : 1.0; }
   CUDALOSS_INLINE double recorded() const { return record ? record[0] : 1.0; }
+  // To the bit: -0 is not 0.
+  CUDALOSS_INLINE bool was(double grad_output) const {
+    return bit_cast<uint64_t>(grad_output) == bit_cast<uint64_t>(recorded());
+  }
   CUDALOSS_INLINE void keep_record() const {
     record[0] = expected();
     record[1] = slots ? static_cast<double>(first) : -1.0;
@@ -174,6 +178,7 @@ struct Pass {
   Operand third;  // replaces numbers.third
   Rows rows;
   Part part;
+  DType loss_dtype;  // of the loss; of gradients that no forward has made the input's. It decides the arithmetic
   int64_t all_classes() const { return part.all_classes ? part.all_classes : rows.classes; }
   double scale;
   Denominator denominator;

@@ -30,8 +30,7 @@ inline bool is_dense(const Pass& r) {
 
 // Whether the arithmetic for the two input dtypes is precise enough for the result. It is fp64 only for fp64 operands.
 inline bool is_native(const Pass& r) {
-  const auto is_double = [](const Result& result) { return result.data && result.dtype == DType::Float64; };
-  if (r.input.dtype != DType::Float64 && (is_double(r.reduction) || is_double(r.losses))) return false;
+  if (r.input.dtype != DType::Float64 && r.loss_dtype == DType::Float64) return false;
   if (r.input.dtype == r.target.dtype) return true;
   // A half's gradient beside an fp32 target uses a half's arithmetic; the target's own gradient would need fp32's.
   return is_half(r.input.dtype) && r.target.dtype == DType::Float32 && !r.grad_target.data;
@@ -91,6 +90,15 @@ struct DenseLauncher {
   bool are_many() const {
     return count > plan::kExactCount && is_aligned() && r.input.dtype == r.target.dtype &&
            r.input.dtype != DType::Float64;
+  }
+  // Whether a forward, for which the maps do not count, made the gradients in the general pass: they are made again as
+  // they were made. Of halves, whose arithmetic is another one there.
+  template <bool kAll>
+  bool were_general() const {
+    if (!r.hold_gradients || !is_half(r.input.dtype)) return false;
+    if (!kAll) return !are_many();
+    const bool are_few = count <= plan::kExactCount;
+    return r.input.dtype == r.target.dtype ? are_few && r.loss_dtype == DType::Float32 : are_few || !is_aligned();
   }
   // Their training step, or only its loss. fp16 has a kernel that knows its half at run time.
   bool train_many() const {
@@ -159,7 +167,7 @@ bool launch_any_dense(const DenseLauncher<Loss>& to) {
     if (are_floats && are_few) return to.template train<false, FloatFloat, FloatFloat, float, float>();
     if (are_floats) return to.template train<false, float, FloatFloat, float, float>();
     // The general pass computes small fp32 sums exactly, also of halves, whose sum this kernel computes for a half.
-    if (!are_alike || (are_few && r.reduction.dtype == DType::Float32)) return false;
+    if (!are_alike || (are_few && r.loss_dtype == DType::Float32)) return false;
     return to.template train<false, float, FastFloat, AnyHalf, AnyHalf>();
   }
   const bool few = to.count <= plan::kTrain.tile(plan::vector_elements(size_of(input), size_of(target)));
@@ -175,16 +183,15 @@ bool launch_any_dense(const DenseLauncher<Loss>& to) {
   return to.template sum<FastFloat, Half, Half>();
 }
 
-// kAll: launches any of these, otherwise only one of the two for many elements, or of the two maps.
+// kAll: launches any of these, otherwise only one of the three for many elements, or of the two maps.
 template <template <class> class Loss, bool kAll>
 bool launch_dense(const Pass& r, const Memory& memory, Stream stream) {
   const DenseLauncher<Loss> to = {r, memory, stream};
-  if (!is_native(r)) return false;
+  if (!is_native(r) || to.template were_general<kAll>()) return false;
   if constexpr (kAll) {
     return launch_any_dense(to);
   } else {
-    // Held gradients of halves are made again as the forward made them, in the same arithmetic.
-    return to.train_many() || (!(r.hold_gradients && is_half(r.input.dtype) && !to.are_many()) && to.map_alike());
+    return to.train_many() || to.map_alike();
   }
 }
 

@@ -60,12 +60,11 @@ struct GradOutput {
     });
   }
 
-  // Whether the gradients are already right for this number.
+  // Whether the gradients are already right for this number, to the bit: as a count decides for all rows.
   template <class F>
   __device__ __forceinline__ bool holds(Constant<F> value) const {
-    if (!hold_gradients) return false;
-    const Constant<F> held = constant_of(prediction.recorded(), F());
-    return value.hi == held.hi && value.lo == held.lo;
+    const double hi = value.hi;
+    return hold_gradients && prediction.was(value.lo == F(0) ? hi : hi + static_cast<double>(value.lo));  // -0 stays so
   }
 
   // Every kernel that makes gradients calls it.

@@ -66,8 +66,7 @@ inline bool wants_float64(const Pass& r) {
     return true;  // terms of both signs: the sum may consist mostly of their rounding errors
   return r.input.dtype == DType::Float64 || r.target.dtype == DType::Float64 ||
          is_double(r.selection.weight.data, r.selection.weight.dtype) || is_double(r.third.data, r.third.dtype) ||
-         is_double(r.reduction.data, r.reduction.dtype) || is_double(r.losses.data, r.losses.dtype) ||
-         (is_scattered(r) && r.grad_output.dtype == DType::Float64);
+         r.loss_dtype == DType::Float64 || (is_scattered(r) && r.grad_output.dtype == DType::Float64);
 }
 
 // Whether whole vectors of such a target can be beside those of a float or a half.

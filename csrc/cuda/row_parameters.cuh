@@ -300,7 +300,7 @@ inline bool wants_float64_rows(const Pass& r) {
   if (r.part.all_classes) return is_fp64(r.input.data, r.input.dtype);  // the losses of a part are fp64 for all logits
   return is_fp64(r.input.data, r.input.dtype) || is_fp64(r.target.data, r.target.dtype) ||
          is_fp64(r.selection.weight.data, r.selection.weight.dtype) || is_fp64(r.third.data, r.third.dtype) ||
-         is_fp64(r.reduction.data, r.reduction.dtype) || is_fp64(r.losses.data, r.losses.dtype);
+         r.loss_dtype == DType::Float64;
 }
 
 // The dimensions of `slower` after those of `faster`.
@@ -362,7 +362,10 @@ void start_rows(const Pass& r, RowParameters<P>& p, int64_t rows_a_block, const 
     p.fold = fold;
     start(r.denominator.counted ? Start::Behind : Start::Alone, blocks);
   };
-  if (!p.sums) return run({nullptr, nullptr, store});
+  if (!p.sums) {
+    if (p.rows > 0) run({nullptr, nullptr, store});
+    return;
+  }
   if (p.segments == 1) return folded<P>(blocks, store, memory, stream, run);
   const Workspace workspace = memory.of<P>(std::max<int64_t>(p.rows, 1));
   if (p.rows > 0) run({static_cast<P*>(workspace.partials), nullptr, store});

@@ -128,11 +128,10 @@ void distributions_pass_as(const Pass& r, const Memory& memory, Stream stream) {
   if (r.rows.classes > 8192) return distributions_pass_of<9, T, E, Loss>(r, memory, stream);
   distributions_pass_of<7, T, E, Loss>(r, memory, stream);
 }
-// For halves whose loss is also a half, or for which only the gradients are wanted.
+// Halves with an fp32 loss need more digits than those with a half, or without a loss.
 template <class E, class Loss>
 void distributions_pass_of_halves(const Pass& r, const Memory& memory, Stream stream) {
-  const DType loss = r.reduction.data ? r.reduction.dtype : r.losses.data ? r.losses.dtype : r.input.dtype;
-  if (loss == DType::Float32) return distributions_pass_as<FastDouble, E, Loss>(r, memory, stream);
+  if (r.loss_dtype == DType::Float32) return distributions_pass_as<FastDouble, E, Loss>(r, memory, stream);
   distributions_pass_as<FastFloat, E, Loss>(r, memory, stream);
 }
 

@@ -232,6 +232,7 @@ inline Pass pass_of(const Call& call, const Layout& layout, const Divisor* count
   pass.numbers = call.numbers;
   pass.third = !call.third ? kNoOperand : call.of_vectors ? any_operand(*call.third) : operand(*call.third);
   pass.rows = rows_of(call, layout);
+  pass.loss_dtype = dtype_of(call.mode.dtype);
   pass.scale = call.scale;
   if (!call.counts()) counted = nullptr;
   int64_t count = 1;

@@ -88,12 +88,6 @@ bool counts_inside(const Call& call, const Layout& layout) {
   return call.counts_few(rows);
 }
 
-// Whether the loss can have an arithmetic that a backward, which makes no loss, does not have: fp64, or of few halves.
-inline bool is_wider_than_its_gradients(const Call& call) {
-  const DType loss = dtype_of(call.mode.dtype), input = dtype_of(call.input.scalar_type());
-  return size_of(loss) > size_of(input) && (loss == DType::Float64 || call.input.numel() <= plan::kExactCount);
-}
-
 // The loss, the gradients asked for (from the same pass, for a grad_output of 1 or for the record's), and the
 // denominators that were counted for it.
 template <class Engine>
@@ -128,7 +122,7 @@ Found forward_of(const Call& call, bool with_grad, bool keeps_denominators = tru
   if (Engine::kExpects && call.mode.expects && found.gradients.any()) {
     const int64_t sizes[] = {2}, strides[] = {1};
     found.record = empty({sizes, 1}, {strides, 1}, ScalarType::Double, call.input);
-    if (!is_wider_than_its_gradients(call)) pass.prediction = Engine::prediction_of(call.mode.loss, call.input);
+    pass.prediction = Engine::prediction_of(call.mode.loss, call.input);
     pass.prediction.record = record_in(found.record);
   }
   Engine::pass(pass, call.input);
@@ -210,6 +204,7 @@ inline Pass backward_pass(const Call& call, Layout& layout, const Tensor& grad_o
   layout.add(kGradOutput, grad_output, true);
   Pass pass = pass_of(call, layout, divisors_in(denominators), denominators && denominators->numel() > 2);
   pass.grad_output = operand(grad_output);
+  pass.loss_dtype = pass.input.dtype;
   pass.of_third = call.mode.for_third && !call.of_rows && !call.mode.for_input && !call.mode.for_target;
   return pass;
 }
@@ -223,8 +218,11 @@ void full_gradients(const Call& call, Layout layout, const Tensor& grad_output, 
   Pass pass = backward_pass(call, layout, grad_output, denominators);
   set_dims(pass, call, layout);
   gradients.add_to(pass);
-  pass.hold_gradients = prediction != nullptr;
-  if (prediction) pass.prediction = *prediction;
+  if (prediction) {  // made again as the forward made them
+    pass.hold_gradients = true;
+    pass.prediction = *prediction;
+    pass.loss_dtype = dtype_of(call.mode.dtype);
+  }
   Engine::pass(pass, call.input);
 }
 
@@ -310,7 +308,9 @@ bool rescale(Maybe grad_input, Maybe grad_target, Maybe grad_third, Tensor grad_
                   fits(grad_third, third ? *third : input, makes_third(call)))) {
     fault = "gradients must be of their operands' shapes and dtypes";
   }
-  if (!fault && record && !(is_record(*record) && same_device(input, *record))) fault = "record must be the forward's";
+  if (!fault && record && !(Engine::kExpects && is_record(*record) && same_device(input, *record))) {
+    fault = "record must be the forward's";
+  }
   if (declines(call, fault)) return false;
   Prediction prediction = record ? Engine::slots_of(call.mode.loss, input) : Prediction{};
   prediction.record = record_in(record);

@@ -289,7 +289,7 @@ def _finish(grad_input, grad_target, grad_third, grad_output, denominators, reco
     """Gradients for `grad_output`, in the memory of ``forward_with_grads``'s if that is safe."""
     call = input, target, how | MAY_DECLINE | BELOW_AUTOGRAD, *rest
     held = grad_input, grad_target, grad_third
-    if _private.claimed(*held) and _private.rescale_(*held, grad_output, denominators, record, *call):
+    if _private.claimed(*held, record) and _private.rescale_(*held, grad_output, denominators, record, *call):
         # New tensors with their own version counters: the caller may change them.
         return tuple(None if gradient is None else gradient.data for gradient in held)
     return gradients(grad_output, denominators, *call)
@@ -308,7 +308,7 @@ def _register(kind: str, composed: Callable[..., Any]) -> None:
             return gradients(*call)
         found = overload.redispatch(keyset & torch._C._after_autograd_keyset, *call)
         if kind == "forward_with_grads":
-            _private.mark(*found[1:4])
+            _private.mark(*found[1:4], found[5])
         return found
 
     name = overload._schema.name

@@ -268,15 +268,17 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def mark(*gradients):
-    """Marks ``forward_with_grads``'s gradients: :func:`claimed` can take them over in a backward graph."""
-    for gradient in gradients:
-        if gradient is not None:
-            gradient._cudaloss_unspent = not _in_backward()
+def mark(*results):
+    """Marks ``forward_with_grads``'s gradients and their record: :func:`claimed` can take them over in a backward
+    graph."""
+    for result in results:
+        if result is not None:
+            result._cudaloss_unspent = not _in_backward()
 
 
-def claimed(*gradients) -> bool:
+def claimed(*results) -> bool:
     """Whether a backward graph may take over the memory of ``forward_with_grads``'s gradients. True only once for each.
+    Their record must be of the same call: a graph that made it again could have a record of other gradients.
 
     For a compiler, ``finish_grads`` is a function of its arguments. If it knew that they are changed in place and
     returned, it would copy them first (8 of then 20 bytes for each element, as much as the saved pass). So the memory
@@ -288,10 +290,10 @@ def claimed(*gradients) -> bool:
     - Not while a CUDA graph is captured: its replays would not run this code, and could rescale one forward's gradients
       twice.
     """
-    wanted = [gradient for gradient in gradients if gradient is not None]
+    wanted = [result for result in results if result is not None]
     if not _in_backward() or (wanted[0].is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
-    tokens = [gradient.__dict__.pop("_cudaloss_unspent", False) for gradient in wanted]  # each in one step
+    tokens = [result.__dict__.pop("_cudaloss_unspent", False) for result in wanted]  # each in one step
     return all(tokens)
 
 

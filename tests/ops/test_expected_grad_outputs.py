@@ -55,15 +55,16 @@ def leaf(*shape, dtype=torch.float32):
     return torch.randn(*shape, device="cuda").to(dtype).requires_grad_()
 
 
-def rows(classes, dtype=torch.float32, **given):
+def rows(classes, dtype=torch.float32, result=None, **given):
+    given["dtype"] = result
     input, target = leaf(40, classes, dtype=dtype), torch.arange(40, device="cuda") % classes
     if given.get("weight"):
         given["weight"] = torch.rand(classes, device="cuda") + 0.5
     return partial(cudaloss.cross_entropy, target=target, **given), [input]
 
 
-def vectors(loss, dtype=torch.float32, count=2, **given):
-    return partial(loss, **given), [leaf(30, 65, dtype=dtype) for _ in range(count)]
+def vectors(loss, of=torch.float32, count=2, **given):
+    return partial(loss, **given), [leaf(30, 65, dtype=of) for _ in range(count)]
 
 
 def strided_rows():
@@ -89,6 +90,11 @@ CALLS = {
     "nll": lambda: (partial(cudaloss.nll_loss, target=torch.arange(40, device="cuda")), [leaf(40, 64)]),
     "cosine": partial(vectors, cudaloss.cosine_similarity_loss),
     "kl_div_with_logits": partial(vectors, cudaloss.kl_div_with_logits, temperature=2.0),
+    "kl_div_with_logits bf16": partial(vectors, cudaloss.kl_div_with_logits, torch.bfloat16, dtype=torch.float32),
+    "kl_div_with_logits fp16": partial(vectors, cudaloss.kl_div_with_logits, torch.float16, dtype=torch.float32),
+    "wide": partial(rows, 64, dtype=torch.bfloat16, result=torch.float32),
+    "widest": partial(rows, 64, result=torch.float64),
+    "widest vectors": partial(vectors, cudaloss.cosine_similarity_loss, torch.bfloat16, dtype=torch.float64),
     "triplet": partial(vectors, cudaloss.triplet_margin_loss, count=3),
     "triplet bf16": partial(vectors, cudaloss.triplet_margin_loss, torch.bfloat16, count=3),
 }  # fmt: skip
@@ -103,10 +109,12 @@ def test_bits_of_rows(name):
 @pytest.mark.parametrize("dtypes", [(x, x) for x in DTYPES] + [(x, torch.float32) for x in HALVES], ids=str)
 @pytest.mark.parametrize("size", [64, 5003, 1 << 18])
 def test_bits_of_elements(spec, dtypes, size):
+    """Aligned and not, with results of each dtype: the forward's kernels can then differ in their arithmetic."""
     input, target = operands((size,), dtypes, "cuda")
-    for dtype in (None, torch.float32, torch.float64):
-        call = partial(op(spec), target=target, dtype=dtype)
-        assert_same_bits(call, [input.detach().requires_grad_()])
+    shifted = [torch.cat([x[:1], x])[1:] for x in (input, target)]
+    for dtype in (None, torch.float32, torch.float64, dtypes[0]):
+        for x, t in ((input, target), shifted):
+            assert_same_bits(partial(op(spec), target=t, dtype=dtype), [x.detach().requires_grad_()])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -145,6 +153,38 @@ def test_what_is_expected_changes_nothing(spec):
             gradients(call, [input], factor)
             assert not changes(call, [input], factor)
             assert changes(call, [input], 7.0)
+
+
+@pytest.mark.parametrize("shape", [(0, 10), (0, 10, 5), (0, 7, 9)])
+def test_no_samples(shape):
+    """The forward then starts no kernel and writes no record."""
+    x = leaf(*shape)
+    index = torch.zeros(shape[0], *shape[2:], dtype=torch.long, device="cuda")
+    for loss in (cudaloss.cross_entropy, cudaloss.nll_loss):
+        losses = loss(x, index, batch_dims=1)
+        for incoming in (torch.zeros_like(losses), torch.zeros((), device="cuda").expand_as(losses)):
+            (found,) = torch.autograd.grad(losses, x, incoming, retain_graph=True)
+            assert found.shape == shape
+    for call, leaves in (
+        (cudaloss.cosine_similarity_loss, [leaf(*shape), leaf(*shape)]),
+        (cudaloss.kl_div_with_logits, [leaf(*shape), leaf(*shape)]),
+        (cudaloss.triplet_margin_loss, [leaf(*shape) for _ in range(3)]),
+        (cudaloss.mse_loss, [leaf(*shape), leaf(*shape)]),
+    ):
+        losses = call(*leaves, batch_dims=1)
+        for found in torch.autograd.grad(losses.sum(), leaves):
+            assert found.shape == shape
+    torch.cuda.synchronize()
+
+
+def test_minus_zero():
+    """It is not 0, which was expected: gradients have its sign."""
+    call, leaves = rows(64)
+    for before, factor in ((0.0, -0.0), (-0.0, 0.0), (0.0, 0.0)):
+        gradients(call, leaves, before)
+        (found,) = gradients(call, leaves, factor)
+        (plain,) = gradients(call, leaves, 1.0)
+        assert torch.equal(found.signbit(), plain.signbit() ^ (math.copysign(1.0, factor) < 0))
 
 
 def test_factors_of_samples_that_differ():
