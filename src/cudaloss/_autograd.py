@@ -172,8 +172,7 @@ def _two_passes_forward(ctx, *call):
     return value
 
 
-def _traced_forward(ctx, input, target, how, *rest):
-    call = input, target, how | EXPECTS, *rest
+def _traced_forward(ctx, *call):
     value, *results = _private.forward_with_grads(*call)
     _keep(ctx, call, *results)
     return value
@@ -183,10 +182,10 @@ def _traced_backward(ctx, grad_output):
     """The same for a compiler's trace, which cannot follow the stored gradients."""
     if _is_grad_enabled() or transformed():
         return _differentiable_backward(ctx, grad_output)
-    (*held, denominators, record), call = _kept(ctx)
+    (*held, denominators, _), call = _kept(ctx)
     if all(gradient is None for gradient in held):
         return _of_all(*gradients(grad_output, denominators, *call))
-    return _of_all(*_private.finish_grads(*held, grad_output, denominators, record, *call))
+    return _of_all(*_private.finish_grads(*held, grad_output, denominators, *call))
 
 
 def gradients(grad_output, denominators, input, target, how, *rest):

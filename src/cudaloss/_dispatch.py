@@ -248,10 +248,12 @@ def loss(
             wanting.append(third)
     if not wanting and not for_third:
         return _private.forward(input, target, how, number, *call)[0]
-    if goes_in_one_pass(input, target, wanting, reduction, rows):
-        way = _autograd.one_pass if is_plain else _autograd.traced_one_pass
-    else:
-        way = _autograd.two_passes if is_plain else _autograd.traced_two_passes
+    in_one_pass = goes_in_one_pass(input, target, wanting, reduction, rows)
+    if is_plain:
+        way = _autograd.one_pass if in_one_pass else _autograd.two_passes
+    else:  # a traced forward expects 1, which fp16 gradients with a gradient scaler never get
+        in_one_pass = in_one_pass and all(x.dtype != torch.float16 for x in wanting)
+        way = _autograd.traced_one_pass if in_one_pass else _autograd.traced_two_passes
     found = way(input, target, how | BELOW_AUTOGRAD if is_plain else how, number, *call)
     assert found is not None
     return found
@@ -281,15 +283,15 @@ _COMPOSED: dict[str, Callable[..., Any]] = {
     "forward_with_grads": _composed_with_grad,
     "denominators": _denominators,
     "gradients": lambda grad_output, denominators, *call: by_reference(grad_output, call),
-    "finish_grads": lambda *call: by_reference(call[3], call[6:]),
+    "finish_grads": lambda *call: by_reference(call[3], call[5:]),
 }
 
 
-def _finish(grad_input, grad_target, grad_third, grad_output, denominators, record, input, target, how, *rest):
+def _finish(grad_input, grad_target, grad_third, grad_output, denominators, input, target, how, *rest):
     """Gradients for `grad_output`, in the memory of ``forward_with_grads``'s if that is safe."""
     call = input, target, how | MAY_DECLINE | BELOW_AUTOGRAD, *rest
     held = grad_input, grad_target, grad_third
-    if _private.claimed(*held, record) and _private.rescale_(*held, grad_output, denominators, record, *call):
+    if _private.claimed(*held) and _private.rescale_(*held, grad_output, denominators, None, *call):
         # New tensors with their own version counters: the caller may change them.
         return tuple(None if gradient is None else gradient.data for gradient in held)
     return gradients(grad_output, denominators, *call)
@@ -308,7 +310,7 @@ def _register(kind: str, composed: Callable[..., Any]) -> None:
             return gradients(*call)
         found = overload.redispatch(keyset & torch._C._after_autograd_keyset, *call)
         if kind == "forward_with_grads":
-            _private.mark(*found[1:4], found[5])
+            _private.mark(*found[1:4])
         return found
 
     name = overload._schema.name

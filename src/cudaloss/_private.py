@@ -4,7 +4,9 @@ cross entropy whose classes are split over processes:
 ``_pointwise_forward``            the loss, and the denominators that were counted for it.
 ``_pointwise_forward_with_grads`` the loss, the gradients wanted, the denominators, and a record of the grad_output that
                                   the gradients are for; without a record 1. With ``EXPECTS`` a GPU's forward takes the
-                                  last one that a backward of such a call got, because the next is mostly the same.
+                                  last one that a backward of such a call got, because the next is mostly the same. Not
+                                  in a compiled graph: its compiler would take a record that is kept for the backward
+                                  for memory that it can reuse, and PyTorch then refuses ``retain_graph``.
 ``_pointwise_gradients``          the gradients wanted, from the operands and the denominators.
 ``_pointwise_denominators``       only the denominators of a mean, for a part of the data; without a derivative.
 ``_pointwise_finish_grads``       turns the gradients of ``forward_with_grads`` into those for another grad_output, in a
@@ -35,7 +37,6 @@ import torch
 
 from ._checks import joint_shape, rows_shape
 from ._modes import (
-    EXPECTS,
     FOR_INPUT,
     FOR_TARGET,
     FOR_THIRD,
@@ -93,7 +94,7 @@ _SCHEMAS = {
     "part": f"({_PART}) -> (Tensor, Tensor)",
     "part_backward": f"(Tensor grad_log_sums, Tensor grad_targets, {_PART}) -> Tensor",
     "finish_grads": "(Tensor? grad_input, Tensor? grad_target, Tensor? grad_third, Tensor grad_output, "
-    f"Tensor? denominators, Tensor? record, {_CALL}) -> (Tensor, Tensor, Tensor)",
+    f"Tensor? denominators, {_CALL}) -> (Tensor, Tensor, Tensor)",
 }
 
 
@@ -216,9 +217,7 @@ def _fake_forward_with_grads(*arguments):
     if value is None:
         return (None,) * 6
     call = Call(*arguments)
-    made = _gradients(of_forward(call.how), call, lambda x: empty_as(x, x.dtype))
-    has_record = call.how & EXPECTS and value.device.type == "cuda" and made != (None,) * 3
-    return value, *made, denominators, value.new_empty(2, dtype=torch.float64) if has_record else None
+    return value, *_gradients(of_forward(call.how), call, lambda x: empty_as(x, x.dtype)), denominators, None
 
 
 def _fake_gradients(grad_output, denominators, *arguments):
@@ -268,17 +267,15 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def mark(*results):
-    """Marks ``forward_with_grads``'s gradients and their record: :func:`claimed` can take them over in a backward
-    graph."""
-    for result in results:
-        if result is not None:
-            result._cudaloss_unspent = not _in_backward()
+def mark(*gradients):
+    """Marks ``forward_with_grads``'s gradients: :func:`claimed` can take them over in a backward graph."""
+    for gradient in gradients:
+        if gradient is not None:
+            gradient._cudaloss_unspent = not _in_backward()
 
 
-def claimed(*results) -> bool:
+def claimed(*gradients) -> bool:
     """Whether a backward graph may take over the memory of ``forward_with_grads``'s gradients. True only once for each.
-    Their record must be of the same call: a graph that made it again could have a record of other gradients.
 
     For a compiler, ``finish_grads`` is a function of its arguments. If it knew that they are changed in place and
     returned, it would copy them first (8 of then 20 bytes for each element, as much as the saved pass). So the memory
@@ -290,10 +287,10 @@ def claimed(*results) -> bool:
     - Not while a CUDA graph is captured: its replays would not run this code, and could rescale one forward's gradients
       twice.
     """
-    wanted = [result for result in results if result is not None]
+    wanted = [gradient for gradient in gradients if gradient is not None]
     if not _in_backward() or (wanted[0].is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
-    tokens = [result.__dict__.pop("_cudaloss_unspent", False) for result in wanted]  # each in one step
+    tokens = [gradient.__dict__.pop("_cudaloss_unspent", False) for gradient in wanted]  # each in one step
     return all(tokens)
 
 

@@ -154,7 +154,7 @@ def test_private_ops_are_differentiable_by_themselves(spec, tensors):
             ],
             "gradients": lambda x, t, o=options: private("gradients")(one, None, x, t, how, spec.default, *o)[:2],
             "finish_grads": lambda x, t, o=options: private("finish_grads")(
-                x, t, None, one, None, None, x, t, how, spec.default, *o
+                x, t, None, one, None, x, t, how, spec.default, *o
             )[:2],
         }
         for kind in ("loss", "loss_with_grad"):  # which autograd does not see

@@ -286,7 +286,8 @@ def test_graph_replays(name):
     for factor in factors:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            outputs.append(torch.autograd.grad(call(*leaves) * factor, leaves)[0])
+            own = [x.detach().requires_grad_() for x in leaves]  # whose nodes belong to the capturing stream
+            outputs.append(torch.autograd.grad(call(*own) * factor, own)[0])
         graphs.append(graph)
     expected = {factor: gradients(call, leaves, factor)[0] for factor in (1.0, 0.3, 0.25, 5.0)}
     for pair in ((1.0, 0.3), (0.3, 0.3), (0.25, 0.3), (0.25, 5.0)):
@@ -308,7 +309,8 @@ def test_graph_replays_on_two_streams_at_once():
         streams.append(torch.cuda.Stream())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            outputs.append(torch.autograd.grad(call(*leaves) * factors[-1], leaves)[0])
+            own = [x.detach().requires_grad_() for x in leaves]
+            outputs.append(torch.autograd.grad(call(*own) * factors[-1], own)[0])
         graphs.append(graph)
     expected = {factor: gradients(call, leaves, factor)[0] for factor in (0.3, 5.0)}
     torch.cuda.synchronize()
