@@ -2,10 +2,10 @@
 
 It builds the extension, or installs a wheel that was built elsewhere (``--wheel``), and prints its description. It runs
 the whole test suite, compute-sanitizer's memcheck and racecheck over the tests of SANITIZED_TESTS, the accuracy table
-up to 2^31 + 5 elements, the cost of calls outside the kernels, the benchmark suites and the KernelBench runner, and
-losses of DTensors if there are two GPUs. It checks the error message of a build for the wrong GPU. It writes one report
-to ``benchmarks/results/`` as the stages end. Stages that run separately (``--stages``), also on other days, add to it
-if the kernels' source, the GPU and the versions are the same.
+up to 2^31 + 5 elements, the cost of calls outside the kernels and of factors, the benchmark suites and the KernelBench
+runner, and losses of DTensors if there are two GPUs. It checks the error message of a build for the wrong GPU. It
+writes one report to ``benchmarks/results/`` as the stages end. Stages that run separately (``--stages``), also on other
+days, add to it if the kernels' source, the GPU and the versions are the same.
 An interrupt (``timeout -s INT 540 ...``, if time is short) ends the stage with the rows and the failures so far,
 kills processes that do not end, and the report is written.
 It needs no network: its imports must be installed (see ``requirements/dev.txt``).
@@ -53,6 +53,7 @@ SANITIZED_TESTS = (
     "kernels/test_rounding.py",
     "rows/test_vector_rows.py",
     "ops/test_one_pass.py",
+    "ops/test_expected_grad_outputs.py",
     "kernels/test_binary_cross_entropy_means.py",
     "ops/test_saved_tensors.py",
     "kernels/test_operands.py",
@@ -277,6 +278,7 @@ STAGES = {
     "host_tests": lambda: tests("host_tests", "not cuda"),
     "accuracy": lambda: script("accuracy", "benchmarks/accuracy.py"),
     "cliffs": lambda: script("cliffs", "benchmarks/cliffs.py"),
+    "scaled": lambda: script("scaled", "benchmarks/scaled.py"),
     "rows": lambda: script("rows", "benchmarks/rows.py"),
     "bench": lambda: script("bench", "-m", "cudaloss.bench", "--ceiling-size", "30", "--rounds", "20"),
     "kernelbench": lambda: script("kernelbench", "examples/kernelbench/run.py"),

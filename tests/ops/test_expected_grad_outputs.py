@@ -269,7 +269,7 @@ def test_threads():
 
 
 @pytest.mark.parametrize("name", ["64 classes torch.float32", "elements", "masked"])
-def test_graph_replays(name):
+def test_cuda_graph_replays(name):
     """The factor of a graph changes between its replays; another graph and eager calls have others."""
     if name in CALLS:
         call, leaves = CALLS[name]()
@@ -300,7 +300,7 @@ def test_graph_replays(name):
             assert torch.equal(gradients(call, leaves, 0.25)[0], expected[0.25])
 
 
-def test_graph_replays_on_two_streams_at_once():
+def test_cuda_graph_replays_on_two_streams_at_once():
     call, leaves = partial(cudaloss.mse_loss, target=torch.zeros(1 << 20, device="cuda")), [leaf(1 << 20)]
     streams, factors, graphs, outputs = [], [], [], []
     gradients(call, leaves, 1.0)
