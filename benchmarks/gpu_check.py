@@ -2,10 +2,10 @@
 
 It builds the extension, or installs a wheel that was built elsewhere (``--wheel``), and prints its description. It runs
 the whole test suite, compute-sanitizer's memcheck and racecheck over the tests of SANITIZED_TESTS, the accuracy table
-up to 2^31 + 5 elements, the cost of calls outside the kernels and of factors, the benchmark suites and the KernelBench
-runner, and losses of DTensors if there are two GPUs. It checks the error message of a build for the wrong GPU. It
-writes one report to ``benchmarks/results/`` as the stages end. Stages that run separately (``--stages``), also on other
-days, add to it if the kernels' source, the GPU and the versions are the same.
+up to 2^31 + 5 elements, the cost of calls outside the kernels and of a loss times a factor, the benchmark suites, the
+KernelBench runner, and losses of DTensors if there are two GPUs. It checks the error message of a build for the wrong
+GPU. It writes one report to ``benchmarks/results/`` as the stages end. Stages that run separately (``--stages``), also
+on other days, add to it if the kernels' source, the GPU and the versions are the same.
 An interrupt (``timeout -s INT 540 ...``, if time is short) ends the stage with the rows and the failures so far,
 kills processes that do not end, and the report is written.
 It needs no network: its imports must be installed (see ``requirements/dev.txt``).

@@ -1,6 +1,6 @@
-"""What a factor costs: a training step of ``factor * loss`` beside the step of ``loss``, and of a factor that changes
-in every step. From the second step on; on a GPU by CUDA graph replay. And fp16 steps with a gradient scaler's factor,
-beside torch.compile's of PyTorch's functions.
+"""What it costs to multiply a loss by a factor: times of a training step of ``factor * loss`` beside those of ``loss``,
+with a constant and a changing factor, after the first step; on a GPU as a CUDA graph. Also fp16 steps with a gradient
+scaler's factor, beside torch.compile's of PyTorch's functions.
 ``python benchmarks/scaled.py`` (a GPU with 16 GB), ``--device cpu`` (small operands); ``--json FILE``."""
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Mutant(NamedTuple):
 MUTANTS = (
     # Which calls the kernels serve, and in how many passes.
     Mutant("_dispatch.py", "rest.are_default() and rows is None", "rest.are_default()", "rows/test_row_contract.py"),
-    Mutant("_dispatch.py", " and torch.float16 not in differentiated", "", "ops/test_one_pass.py"),
+    Mutant("_dispatch.py", " and all(x.dtype != torch.float16 for x in wanting)", "", "ops/test_one_pass.py"),
     Mutant("_dispatch.py", "        and not transformed()\n", "", "ops/test_transforms.py"),
     Mutant("_dispatch.py", "        and rank <= MAX_DIMS\n", "", "kernels/test_layouts.py ops/test_opinfo.py"),
     Mutant("_dispatch.py", "x.shape == first.shape and x.is_contiguous()", "True", "kernels/test_layouts.py"),
@@ -108,9 +108,9 @@ MUTANTS = (
     ),
     Mutant(
         "_vector_ops.py",
-        "if not wants or is_captured():",
-        "if is_captured():",
-        "rows/test_vector_contract.py rows/test_vectors.py",
+        "if wants or wants_third:",
+        "if wants:",
+        "rows/test_third_vectors.py",
     ),
 )
 

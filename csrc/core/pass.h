@@ -123,28 +123,29 @@ struct Selection {
 // The grad_output for which a forward makes its gradients: the last one that a backward of such a call got. If another
 // one comes, the gradients are made again from the operands, so their bits do not depend on it.
 struct Prediction {
-  double* slots;         // the last grad_outputs, of several kinds of calls; 1 where there was none; null: none
+  double* slots;         // the last grad_outputs, of several kinds of calls, at first 1; null: a forward expects 1
   int64_t first, count;  // a forward expects that of slot `first`; a backward may change these slots
-  double* record;  // of the call: what its forward expected, and from which slot, or -1; null: 1, and nobody is told
+  double* record;  // of a call: the grad_output that its forward expected, and its slot or -1; null: it expected 1
 
   CUDALOSS_INLINE double expected() const { return slots ? slots[first] : 1.0; }
   CUDALOSS_INLINE double recorded() const { return record ? record[0] : 1.0; }
-  // To the bit: -0 is not 0.
-  CUDALOSS_INLINE bool was(double grad_output) const {
+  // Whether the gradients are for this grad_output, to the bit: -0 is not 0.
+  CUDALOSS_INLINE bool is_for(double grad_output) const {
     return bit_cast<uint64_t>(grad_output) == bit_cast<uint64_t>(recorded());
   }
-  CUDALOSS_INLINE void keep_record() const {
+  CUDALOSS_INLINE void write_record() const {
     record[0] = expected();
     record[1] = slots ? static_cast<double>(first) : -1.0;
   }
-  // Hooks on saved tensors may have changed the record, and a call's backward can come on another stream.
-  CUDALOSS_INLINE void leave(double grad_output) const {
+  // Checks the slot: hooks on saved tensors can change the record, and a backward can run on another stream.
+  CUDALOSS_INLINE void write_slot(double grad_output) const {
     const double slot = record[1] - static_cast<double>(first);
     if (slot >= 0.0 && slot < static_cast<double>(count)) slots[first + static_cast<int64_t>(slot)] = grad_output;
   }
 };
 
-// Gradients of a forward, and the 0-d grad_output that came; without data nobody knows whether they are right for it.
+// Whether the gradients of a forward are right: its prediction, and the grad_output that came. Without data, because it
+// is not one number for all: nobody knows.
 struct Held {
   Operand grad_output;
   Prediction prediction;
@@ -178,7 +179,8 @@ struct Pass {
   Operand third;  // replaces numbers.third
   Rows rows;
   Part part;
-  DType loss_dtype;  // of the loss; of gradients that no forward has made the input's. It decides the arithmetic
+  // Of the loss, which decides the arithmetic. Of gradients that no forward has made: the input's.
+  DType loss_dtype;
   int64_t all_classes() const { return part.all_classes ? part.all_classes : rows.classes; }
   double scale;
   Denominator denominator;

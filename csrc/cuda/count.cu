@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(plan::kPassThreads, 2)
     count_kernel(const __grid_constant__ CountParameters<kMaskAlone> p) {
   release_next();
   const Operand& grad_output = p.held.grad_output;
-  if (grad_output.data && p.held.prediction.was(number_at<double>(grad_output, 0))) return;
+  if (grad_output.data && p.held.prediction.is_for(number_at<double>(grad_output, 0))) return;
   const Partition& partition = p.partition;
   const uint32_t lane = threadIdx.x & (partition.lanes - 1);
   const uint32_t groups_a_block = plan::kPassThreads >> partition.lanes_shift;

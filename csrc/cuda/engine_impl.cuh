@@ -91,16 +91,17 @@ struct DenseLauncher {
     return count > plan::kExactCount && is_aligned() && r.input.dtype == r.target.dtype &&
            r.input.dtype != DType::Float64;
   }
-  // Whether a forward, for which the maps do not count, made the gradients in the general pass: they are made again as
-  // they were made. Of halves, whose arithmetic is another one there.
+  // Whether a forward, which never uses the maps, made these gradients in the general pass. Then that must make them
+  // again, because its arithmetic of halves is another one.
   template <bool kAll>
-  bool were_general() const {
+  bool made_in_general_pass() const {
     if (!r.hold_gradients || !is_half(r.input.dtype)) return false;
     if (!kAll) return !are_many();
     const bool are_few = count <= plan::kExactCount;
     return r.input.dtype == r.target.dtype ? are_few && r.loss_dtype == DType::Float32 : are_few || !is_aligned();
   }
-  // Their training step, or only its loss. fp16 has a kernel that knows its half at run time.
+  // The training step of many elements, or only its loss. fp16 has a kernel that finds out at run time which half it
+  // reads.
   bool train_many() const {
     if (!r.reduction.data || !are_many()) return false;
     if (r.input.dtype == DType::Float32) return train<true, float, FloatFloat, float, float>();
@@ -187,7 +188,7 @@ bool launch_any_dense(const DenseLauncher<Loss>& to) {
 template <template <class> class Loss, bool kAll>
 bool launch_dense(const Pass& r, const Memory& memory, Stream stream) {
   const DenseLauncher<Loss> to = {r, memory, stream};
-  if (!is_native(r) || to.template were_general<kAll>()) return false;
+  if (!is_native(r) || to.template made_in_general_pass<kAll>()) return false;
   if constexpr (kAll) {
     return launch_any_dense(to);
   } else {

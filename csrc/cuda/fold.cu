@@ -27,7 +27,8 @@ struct Slots {
 };
 __device__ Slots slots;
 
-// The address of a symbol on the current device; null if it is not available: then two launches are used.
+// The address of a symbol on the current device; null if it is not available: then a reduction takes two launches, and
+// a forward expects 1.
 template <class Symbol>
 char* address(const Symbol& symbol) {
   void* found = nullptr;

@@ -144,7 +144,7 @@ __device__ __forceinline__ void run(const PassParameters<A, B, F, P>& p, const V
   for (uint32_t first = blockIdx.x * groups_a_block; first < partition.groups; first += gridDim.x * groups_a_block) {
     const Share share = share_of(partition, first + (threadIdx.x >> shift));
     const bool held = share.alive && is_held(p, share.segment);
-    if (held && p.grad_output.scalar) return;  // returns at once if one grad_output holds them all
+    if (held && p.grad_output.scalar) return;  // all are right if there is one grad_output
     P sum = {};
     if (share.alive && !held) {
       const uint32_t begin = share.part * partition.part_vectors;

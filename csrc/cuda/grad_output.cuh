@@ -6,16 +6,16 @@
 
 namespace cudaloss::cuda {
 
-// A forward records what it expects. A backward leaves its own (that of the first segment, if each has one) for the
-// next forward. It waits, because the memory of the record can be that of the partial sums of a count before it. Slots
-// need no wait: a forward starts behind a count at most, which starts when all before it has ended. Not inlined: that
-// would make rows of 4,096 classes spill 30 to 240 bytes more.
+// A forward writes its record. A backward writes its grad_output (the first segment's, if there are several) into the
+// slot, for the next forward. Both wait first, because the record's memory may still have partial sums of the count
+// before it. A slot can be read without a wait: only a count can overlap a forward, and a count starts when all kernels
+// before it have ended. Not inlined: that would make rows of 4,096 classes spill 30 to 240 bytes more.
 static __device__ __noinline__ void note_once(Prediction prediction, Operand grad_output, bool is_backward) {
   wait_for_prior();
   if (is_backward) {
-    prediction.leave(number_at<double>(grad_output, 0));
+    prediction.write_slot(number_at<double>(grad_output, 0));
   } else {
-    prediction.keep_record();
+    prediction.write_record();
   }
 }
 
@@ -60,14 +60,16 @@ struct GradOutput {
     });
   }
 
-  // Whether the gradients are already right for this number, to the bit: as a count decides for all rows.
+  // Whether the gradients are already right for this number, to the bit, as count_kernel compares it: both must decide
+  // alike.
   template <class F>
   __device__ __forceinline__ bool holds(Constant<F> value) const {
     const double hi = value.hi;
-    return hold_gradients && prediction.was(value.lo == F(0) ? hi : hi + static_cast<double>(value.lo));  // -0 stays so
+    return hold_gradients &&
+           prediction.is_for(value.lo == F(0) ? hi : hi + static_cast<double>(value.lo));  // -0 stays so
   }
 
-  // Every kernel that makes gradients calls it.
+  // Every kernel that makes gradients calls it, or note_once.
   __device__ __forceinline__ void note() const {
     if (prediction.record && blockIdx.x == 0 && threadIdx.x == 0) note_once(prediction, operand, hold_gradients);
   }

@@ -50,8 +50,8 @@ struct RowCap {
     return {taken.value, taken.rest, bent.slope};
   }
 };
-// With a larger cap exp would turn the polynomial's error into too many last places (with 43 into 34 ulp of a loss);
-// with a smaller one the slope from the logarithm of exp would be coarse.
+// With a larger cap exp makes the polynomial's error too large (34 ulp of a loss with 43); with a smaller one the slope
+// from the logarithm of exp would be coarse.
 constexpr double kLeastCap = 4.0, kMostCap = 36.0;
 
 // Gradients must not overwrite logits: the target's, and those of far threads, are read again after others are stored.

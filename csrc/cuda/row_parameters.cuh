@@ -119,7 +119,8 @@ __device__ __forceinline__ void start_reading(const RowParameters<P>& p) {
   if (p.grad_output.operand.data && !p.grad_output.is_expected()) wait_for_prior();
 }
 
-// Whether there is nothing to do, because all gradients are already right for the one grad_output of all rows.
+// Whether there is nothing to do, because all gradients are already right for the one grad_output of all rows. Also
+// writes the record or the slot.
 template <class F, class P>
 __device__ __forceinline__ bool all_held(const RowParameters<P>& p) {
   p.grad_output.note();

@@ -153,7 +153,8 @@ extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stre
 namespace cudaloss::tensors {
 
 // What one stream has: a workspace, which its launches use one after the other; and slots for the grad_outputs that its
-// next forwards expect: for each loss and dtype of the input several, by the order of calls since the last backward.
+// next forwards expect. Each loss and input dtype has kOrders of them: for the first call since the last backward, the
+// second, and so on.
 struct OfStream {
   static constexpr int kOrders = 4, kKinds = cuda::kSlotsOfStream / kOrders;
 
@@ -174,14 +175,14 @@ struct OfStream {
     static_assert(kKinds == 64 * 4, "losses of elements have ids below 32, those of rows from 64 to 95; four dtypes");
     return (loss % 32 + (loss < 64 ? 0 : 32)) * 4 + static_cast<int64_t>(dtype);
   }
-  // The slot of a forward.
-  Prediction next(int64_t kind) {
+  // The slot of a forward; counts the call.
+  Prediction slot_of_forward(int64_t kind) {
     const int order = std::min<int>(calls[kind].load(std::memory_order_relaxed), kOrders - 1);
     calls[kind].store(static_cast<uint8_t>(order + 1), std::memory_order_relaxed);
     return {slots.slots, slots.first + kind * kOrders + order, 1, nullptr};
   }
-  // The slots that a backward may change.
-  Prediction restarted(int64_t kind) {
+  // The slots that a backward may change; starts the count again.
+  Prediction slots_of_backward(int64_t kind) {
     calls[kind].store(0, std::memory_order_relaxed);
     return slots;
   }
@@ -200,7 +201,8 @@ inline OfStream& of_stream(int32_t device, cuda::Stream stream) {
   return all.emplace_back(device, id, on_device);
 }
 
-// The next of something that a captured launch keeps for ever, because its graph may be replayed beside anything else.
+// Counts what captured launches have taken. They keep it for ever, because their graphs may be replayed beside anything
+// else.
 struct ForCaptures {
   static constexpr int32_t kDevices = 64;
   std::atomic<int64_t> used[kDevices];
@@ -294,13 +296,13 @@ struct Cuda {
     const CudaContext context(input);
     const int32_t device = input.get_device_index();
     if (cuda::is_capturing(context.stream)) return cuda::slot_of_capture(slots_of_captures.next(device));
-    return of_stream(device, context.stream).next(OfStream::kind_of(loss, dtype_of(input.scalar_type())));
+    return of_stream(device, context.stream).slot_of_forward(OfStream::kind_of(loss, dtype_of(input.scalar_type())));
   }
   static Prediction slots_of(int64_t loss, const Tensor& input) {
     const CudaContext context(input);
     if (cuda::is_capturing(context.stream)) return cuda::slots_of_captures();
     OfStream& own = of_stream(input.get_device_index(), context.stream);
-    return own.restarted(OfStream::kind_of(loss, dtype_of(input.scalar_type())));
+    return own.slots_of_backward(OfStream::kind_of(loss, dtype_of(input.scalar_type())));
   }
 };
 

@@ -135,7 +135,7 @@ def packed(
 def goes_in_one_pass(
     input: Tensor, target: Tensor, wanting: list[Tensor], reduction: str, rows: RowNumbers | VectorNumbers | None
 ) -> bool:
-    """Whether the loss's pass also makes the gradients that are wanted."""
+    """Whether the loss's pass can also make the gradients that are wanted."""
     whole = (
         rows is not None
         or input.shape == target.shape

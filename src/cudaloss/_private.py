@@ -5,8 +5,8 @@ cross entropy whose classes are split over processes:
 ``_pointwise_forward_with_grads`` the loss, the gradients wanted, the denominators, and a record of the grad_output that
                                   the gradients are for; without a record 1. With ``EXPECTS`` a GPU's forward takes the
                                   last one that a backward of such a call got, because the next is mostly the same. Not
-                                  in a compiled graph: its compiler would take a record that is kept for the backward
-                                  for memory that it can reuse, and PyTorch then refuses ``retain_graph``.
+                                  in a compiled graph: a compiler would reuse the memory of a record that the backward
+                                  still needs, and PyTorch then refuses ``retain_graph``.
 ``_pointwise_gradients``          the gradients wanted, from the operands and the denominators.
 ``_pointwise_denominators``       only the denominators of a mean, for a part of the data; without a derivative.
 ``_pointwise_finish_grads``       turns the gradients of ``forward_with_grads`` into those for another grad_output, in a

@@ -20,7 +20,7 @@ FACTORS = (1.0, 0.3, 0.25, -7.0, 65536.0, 1e-30, 1e-60, 0.0, math.inf, math.nan)
 
 
 def scaled(value, factor):
-    """A grad_output of `factor`; infinite where the value's dtype cannot hold it."""
+    """A grad_output of `factor`; infinite or 0 where the value's dtype cannot hold it."""
     return torch.full_like(value, factor, dtype=torch.float64).to(value.dtype)
 
 
@@ -30,7 +30,7 @@ def gradients(call, leaves, factor):
 
 
 def assert_same_bits(call, leaves):
-    """Each factor after each other one: expected, or another expected."""
+    """Each factor after itself, and after 0.3, 1 and inf."""
     expected = {}
     for factor in FACTORS:
         gradients(call, leaves, factor)

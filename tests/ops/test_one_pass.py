@@ -15,7 +15,7 @@ import cudaloss
 from oracle import bar, error, exact_gradients, op, operands, torch_op
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-# What the forward expects changes nothing (on a CPU 1), other numbers cause a new computation.
+# If it is what the forward expects (on a CPU 1), nothing changes; other numbers cause a new computation.
 GRAD_OUTPUTS = (1.0, 0.5, -1.0, 65536.0, 0.3, -7.0, 0.0, 1e-30)
 
 
@@ -290,6 +290,15 @@ def test_compiled_training_is_one_pass_too(spec, device, backend):
     assert private_calls(lambda: compiled(a, b).backward()) == step
     for operand, truth in zip((a, b), exact(spec, input, target, 1.0), strict=True):
         assert_right(spec, operand.grad, truth)
+
+
+@pytest.mark.kinds
+def test_a_compiled_fp16_step_has_two_passes(spec, device):
+    """A compiled forward expects 1, which does not come with a gradient scaler."""
+    input, target = operands((1000,), (torch.float16,) * 2, device)
+    a, compiled = leaf(input), compiled_loss(spec, "aot_eager")
+    compiled(a, target).backward()
+    assert private_calls(lambda: compiled(a, target).backward()) == ["forward", "gradients"]
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
