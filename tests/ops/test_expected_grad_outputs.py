@@ -84,7 +84,7 @@ CALLS = {
     "smoothing": partial(rows, 64, weight=True, label_smoothing=0.125),
     "softcap": partial(rows, 999, softcap=30.0),
     "z_loss": partial(rows, 64, z_loss=2.0**-10),
-    "per row": partial(rows, 64, reduction="sum", batch_dims=0, scale=0.5),
+    "sum": partial(rows, 64, reduction="sum", scale=0.5),
     "strided": strided_rows,
     "probabilities": probabilities,
     "nll": lambda: (partial(cudaloss.nll_loss, target=torch.arange(40, device="cuda")), [leaf(40, 64)]),
