@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cudaloss
+from cudaloss.bench import measure
 
 Loss = Callable[[Tensor], Tensor]
 FACTORS = {"x 0.3": 0.3, "/ 4": 0.25}
@@ -71,83 +70,40 @@ OF_HALVES = {
 }
 
 
-def replayed(step: Callable[[], Any], device: str) -> Callable[[], Any]:
-    """The step as a CUDA graph, after it has run twice; on a CPU the step."""
-    if device == "cpu":
-        return step
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = step()
-
-    def replay() -> None:
-        _ = kept  # the graph writes into it
-        graph.replay()
-
-    return replay
+def milliseconds(works: dict[str, measure.Work], device: str, rounds: int) -> dict[str, float]:
+    """The median of each, in turns; on a GPU from replays of a CUDA graph."""
+    if device == "cuda":
+        found = measure.graph_replay(works, rounds, calls=4)
+    else:
+        found = measure.throughput(works, device, rounds)
+    return {name: timing.median * 1e3 for name, timing in found.items()}
 
 
-def milliseconds(work: Callable[[], Any], device: str, rounds: int) -> float:
-    def once(calls: int = 4) -> float:
-        if device == "cpu":
-            start = time.perf_counter()
-            for _ in range(calls):
-                work()
-            return (time.perf_counter() - start) * 1e3 / calls
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        work()  # the clock starts behind it, so that the host is ahead
-        start.record()
-        for _ in range(calls):
-            work()
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / calls
+def steps(loss: Loss, x: Tensor, device: str) -> dict[str, measure.Work]:
+    """A step plain, with each factor, and with a factor that changes in every step."""
+    changing = torch.ones((), device=device)
 
-    once()
-    return statistics.median(once() for _ in range(rounds))
-
-
-def scaled(loss: Loss, x: Tensor, device: str, rounds: int) -> dict[str, float]:
-    """Milliseconds of a step: plain, with each factor, and with a factor that changes in every step."""
-
-    def step(factor: float | Tensor | None) -> Any:
+    def step(factor: float | Tensor | None) -> object:
         value = loss(x)
         return torch.autograd.grad(value if factor is None else value * factor, x)
 
-    found = {"1": milliseconds(replayed(lambda: step(None), device), device, rounds)}
-    for name, factor in FACTORS.items():
-        found[name] = milliseconds(replayed(lambda f=factor: step(f), device), device, rounds)
-    changing = torch.ones((), device=device)
-
-    def next_step() -> Any:
-        changing.mul_(1.0009765625)
-        return step(changing)
-
-    found["changing"] = milliseconds(replayed(next_step, device), device, rounds)
-    return found
+    return {
+        "1": lambda: step(None),
+        **{name: lambda f=factor: step(f) for name, factor in FACTORS.items()},
+        "changing": lambda: step(changing.mul_(1.0009765625)),
+    }
 
 
-def of_halves(device: str, size: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of an fp16 step with a gradient scaler's factor: ours, and torch.compile's of PyTorch's function."""
-    found = {}
-    for name, (ours, theirs) in OF_HALVES.items():
-        x, t = (torch.rand(size, device=device).half() for _ in range(2))
-        x.requires_grad_()
-        compiled = torch.compile(lambda a, t=t, f=theirs: f(a.float(), t.float()), dynamic=False)
-        losses = {"ours": lambda a, t=t, f=ours: f(a, t, dtype=torch.float32), "compiled F": compiled}
-        found[name] = {
-            which: milliseconds(
-                replayed(lambda f=loss, x=x: torch.autograd.grad(f(x) * SCALE, x), device), device, rounds
-            )
-            for which, loss in losses.items()
-        }
-        del x, t, losses
-    return found
+def steps_of_halves(name: str, device: str, size: int) -> dict[str, measure.Work]:
+    """An fp16 step with a gradient scaler's factor: ours, and torch.compile's of PyTorch's function."""
+    ours, theirs = OF_HALVES[name]
+    x, t = (torch.rand(size, device=device).half() for _ in range(2))
+    x.requires_grad_()
+    compiled = torch.compile(lambda: theirs(x.float(), t.float()), dynamic=False)
+    return {
+        "ours": lambda: torch.autograd.grad(ours(x, t, dtype=torch.float32) * SCALE, x),
+        "compiled F": lambda: torch.autograd.grad(compiled() * SCALE, x),
+    }
 
 
 def main() -> None:
@@ -159,17 +115,17 @@ def main() -> None:
     arguments = parser.parse_args()
     device, rounds = arguments.device, arguments.rounds
     size = arguments.size or 1 << (28 if device == "cuda" else 20)
-    steps = {}
+    found = {}
     for name, make in cases(device, size).items():
-        steps[name] = scaled(*make(), device, rounds)
-        times = "  ".join(f"{key} {value / steps[name]['1']:5.2f}" for key, value in steps[name].items())
-        print(f"{name:34} {steps[name]['1']:8.3f} ms; in these: {times}", flush=True)
-    halves = of_halves(device, size, rounds)
+        found[name] = times = milliseconds(steps(*make(), device), device, rounds)
+        relative = "  ".join(f"{key} {value / times['1']:5.2f}" for key, value in times.items())
+        print(f"{name:34} {times['1']:8.3f} ms; in these: {relative}", flush=True)
+    halves = {name: milliseconds(steps_of_halves(name, device, size), device, rounds) for name in OF_HALVES}
     for name, times in halves.items():
         ratio = times["compiled F"] / times["ours"]
         print(f"{name:34} {times['ours']:8.3f} ms in fp16 with a scaler; {ratio:.2f} times as fast as compiled F")
     if arguments.json:
-        report = {"device": device, "size": size, "steps": steps, "fp16": halves}
+        report = {"device": device, "size": size, "steps": found, "fp16": halves}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 

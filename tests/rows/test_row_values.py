@@ -326,16 +326,16 @@ def test_softcap(device, classes, dtype):
     bound = 16 * ULPS[dtype] if dtype.itemsize > 2 else None
     shape = (6 if classes < 5000 else 2, classes)
     assert_right(*capped_logits(shape, dtype, device, 30.0), bound=bound, softcap=30.0)
-    input, target = capped_logits(shape, dtype, device, 40.0)
+    input, target = capped_logits(shape, dtype, device, 36.0)  # the largest cap of the fast kernels
     target[1] = -100
     weight = torch.rand(classes, device=device) + 0.5
-    assert_right(input, target, bound=bound, softcap=40.0, weight=weight, z_loss=2.0**-10)
+    assert_right(input, target, bound=bound, softcap=36.0, weight=weight, z_loss=2.0**-10)
     assert_right(*drawn(shape, dtype, device, scale=1.0), bound=bound, softcap=30.0)  # some rows are sure
     for cap in (4.0, 0.125):
         assert_right(*capped_logits(shape, dtype, device, cap), bound=bound, softcap=cap, label_smoothing=0.125)
 
 
-@pytest.mark.parametrize("cap", [4.0, 30.0, 40.0, 43.0])
+@pytest.mark.parametrize("cap", [4.0, 30.0, 36.0, 43.0])
 @pytest.mark.parametrize("classes", [2, 999, 9000])
 def test_softcap_of_logits_far_apart(device, cap, classes):
     """Near 3/4 of the cap, with opposite signs: exp turns the rest of either bent logit into the most last places."""
