@@ -100,13 +100,12 @@ struct DenseLauncher {
     const bool are_few = count <= plan::kExactCount;
     return r.input.dtype == r.target.dtype ? are_few && r.loss_dtype == DType::Float32 : are_few || !is_aligned();
   }
-  // The training step of many elements, or only its loss. fp16 has a kernel that finds out at run time which half it
-  // reads.
+  // The training step of many elements, or only its loss.
   bool train_many() const {
     if (!r.reduction.data || !are_many()) return false;
     if (r.input.dtype == DType::Float32) return train<true, float, FloatFloat, float, float>();
     if (r.input.dtype == DType::BFloat16) return train<true, FastFloat, FastFloat, BFloat16, BFloat16>();
-    return train<true, FastFloat, FastFloat, AnyHalf, AnyHalf>();
+    return train<true, FastFloat, FastFloat, Half, Half>();
   }
 
   // Single losses, or only gradients, of fp32 operands or halves. The strided kernels, which serve the rest, take 1.3
@@ -174,7 +173,7 @@ bool launch_any_dense(const DenseLauncher<Loss>& to) {
   const bool few = to.count <= plan::kTrain.tile(plan::vector_elements(size_of(input), size_of(target)));
   if (trains || (few && is_aligned && input != DType::Float16)) {
     if (are_floats) return to.template train<true, float, FloatFloat, float, float>();
-    if (input == DType::Float16) return are_alike && to.template train<true, FastFloat, FastFloat, AnyHalf, AnyHalf>();
+    if (input == DType::Float16) return are_alike && to.template train<true, FastFloat, FastFloat, Half, Half>();
     if (is_half(target)) return to.template train<true, FastFloat, FastFloat, BFloat16, BFloat16>();
     return to.template train<true, float, FastFloat, BFloat16, float>();
   }

@@ -31,7 +31,7 @@ struct PassParameters {
   Weights<F> weight;
   Weights<F> third;  // the loss's third operand, if not in the place of the weights; without data: a number
   int weight_dims;   // the dimensions up to the last along which the weight varies
-  int target_dims;   // the same for a broadcast target; otherwise 0
+  int input_dims, target_dims;  // the same for an operand that is not dense; otherwise 0
   bool ignore_nan;
 
   double scale;

@@ -53,37 +53,18 @@ inline int64_t threads_for(int64_t segments, int64_t vectors, VectorsPerThread e
 // Whether a segment has one or more blocks of its own; short segments do not.
 inline bool has_blocks(int64_t segments, int64_t threads) { return segments <= 1 || threads > plan::kWarpVectors * 32; }
 
-// `threads`: of a block. `whole`: for a kernel that reads whole vectors.
-inline Partition partition_of(const Dims& segments_dims, const Dims& inner, int vector, VectorsPerThread of_a_thread,
-                              int64_t most_blocks, int threads = plan::kPassThreads, bool whole = false) {
-  const int64_t segments = segments_dims.count(), vectors = vectors_of(inner, vector);
-  const int64_t wanted_threads = threads_for(segments, vectors, of_a_thread);
-  Partition partition = {};
-  partition.across = lies_across(segments_dims, inner);
-  int64_t parts = 1;
-  if (partition.across) {
-    partition.lanes = 1;
-    // Splits segments into parts if the segments alone would leave processors idle.
-    const int64_t wanted = plan::ceil_div(plan::kPersistentBlocks * threads, std::max<int64_t>(segments, 1));
-    parts = std::max<int64_t>(1, std::min(wanted, wanted_threads / 4));
-  } else if (!whole && !has_blocks(segments, wanted_threads)) {
-    partition.lanes = 1;
-    while (partition.lanes < 32 && partition.lanes < wanted_threads) partition.lanes *= 2;
-  } else {
-    partition.lanes = threads;
-    const int64_t most_parts = std::max<int64_t>(1, most_blocks / std::max<int64_t>(segments, 1));
-    const int64_t tiles = std::max<int64_t>(1, plan::ceil_div(wanted_threads, threads));
-    parts = plan::ceil_div(tiles, plan::ceil_div(tiles, most_parts));
-  }
-  // Rounds up to whole rounds of all lanes.
+// Each segment in `parts`, rounded up to whole rounds of all lanes.
+inline Partition partition_into(int64_t parts, int lanes, int64_t segments, int64_t vectors) {
   const int64_t part_vectors =
-      std::max<int64_t>(1, plan::ceil_div(plan::ceil_div(vectors, parts), partition.lanes)) * partition.lanes;
+      std::max<int64_t>(1, plan::ceil_div(plan::ceil_div(vectors, parts), lanes)) * lanes;
   parts = std::max<int64_t>(1, plan::ceil_div(vectors, part_vectors));
   if (std::max(segments * parts, vectors + part_vectors) >= int64_t{1} << 31) {
     throw std::runtime_error(
         "cudaloss: too many elements for a pass with options, or over operands that are not dense");
   }
-  while (1 << partition.lanes_shift < partition.lanes) ++partition.lanes_shift;
+  Partition partition = {};
+  partition.lanes = lanes;
+  while (1 << partition.lanes_shift < lanes) ++partition.lanes_shift;
   partition.segments = static_cast<uint32_t>(segments);
   partition.parts = static_cast<uint32_t>(parts);
   partition.groups = static_cast<uint32_t>(segments * parts);
@@ -92,6 +73,32 @@ inline Partition partition_of(const Dims& segments_dims, const Dims& inner, int 
   partition.by_parts = FastDivmod::by(parts);
   partition.by_segments = FastDivmod::by(std::max<int64_t>(segments, 1));
   return partition;
+}
+
+// A thread for each segment; up to `most` for each if there would be fewer than `threads` in all.
+inline Partition partition_across(int64_t segments, int64_t vectors, int64_t threads, int64_t most) {
+  const int64_t wanted = plan::ceil_div(threads, std::max<int64_t>(segments, 1));
+  Partition partition = partition_into(std::max<int64_t>(1, std::min(wanted, most)), 1, segments, vectors);
+  partition.across = true;
+  return partition;
+}
+
+// `threads`: of a block. `whole`: for a kernel that reads whole vectors.
+inline Partition partition_of(const Dims& segments_dims, const Dims& inner, int vector, VectorsPerThread of_a_thread,
+                              int64_t most_blocks, int threads = plan::kPassThreads, bool whole = false) {
+  const int64_t segments = segments_dims.count(), vectors = vectors_of(inner, vector);
+  const int64_t wanted_threads = threads_for(segments, vectors, of_a_thread);
+  if (lies_across(segments_dims, inner)) {
+    return partition_across(segments, vectors, plan::kPersistentBlocks * threads, wanted_threads / 4);
+  }
+  if (!whole && !has_blocks(segments, wanted_threads)) {
+    int lanes = 1;
+    while (lanes < 32 && lanes < wanted_threads) lanes *= 2;
+    return partition_into(1, lanes, segments, vectors);
+  }
+  const int64_t most_parts = std::max<int64_t>(1, most_blocks / std::max<int64_t>(segments, 1));
+  const int64_t tiles = std::max<int64_t>(1, plan::ceil_div(wanted_threads, threads));
+  return partition_into(plan::ceil_div(tiles, plan::ceil_div(tiles, most_parts)), threads, segments, vectors);
 }
 
 // The dimension along which a warp's threads should be: the target's fastest, if it is not the input's.

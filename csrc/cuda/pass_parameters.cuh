@@ -9,11 +9,6 @@
 
 namespace cudaloss::cuda {
 
-template <class Element>
-Accessor<Element> accessor(const Pass& r, Place place, const Operand& operand, int n) {
-  return accessor_of<Element>(operand, spacing(r.segments, r.inner, place, operand, n));
-}
-
 // How many dimensions there are up to the last along which `place` varies.
 inline int dims_of(const OffsetCalculator& offsets, Place place) {
   int dims = offsets.rank;
@@ -24,16 +19,21 @@ inline int dims_of(const OffsetCalculator& offsets, Place place) {
 template <class F, class P, class A, class B, int N>
 PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   PassParameters<A, B, F, P> p = {};
+  const VectorDims dims = vector_dims(r, plan.kernel);
+  const auto accessor = [&](auto element, Place place, const Operand& operand) {
+    return accessor_of<typename decltype(element)::type>(operand, spacing(dims.across, dims.along, place, operand, N));
+  };
   p.partition = plan.partition;
   p.segments = plan.segments;
   p.inner = plan.inner;
-  p.input = accessor<A>(r, kInput, r.input, N);
-  p.target = accessor<B>(r, kTarget, r.target, N);
+  if (dims.along.rank > 0) std::copy(dims.along.stride[0], dims.along.stride[0] + kPlaces, p.inner.stride);
+  p.input = accessor(Type<A>(), kInput, r.input);
+  p.target = accessor(Type<B>(), kTarget, r.target);
   p.whole = p.input.spacing.vectorized && p.target.spacing.vectorized;
   p.linear = is_linear(r);
   p.input_is_first = same_strides(r.segments, r.inner, kInput, kResult);
   p.target_is_second = same_strides(r.segments, r.inner, kTarget, kSecondResult);
-  p.mask = accessor<uint8_t>(r, kMask, {r.selection.mask.data, DType::Bool}, N);
+  p.mask = accessor(Type<uint8_t>(), kMask, {r.selection.mask.data, DType::Bool});
   p.third = {r.third.data, p.inner.stride[kThird], r.third.dtype};
   const bool weight_is_third = plan.kernel == PassKernel::ThirdFloats;  // read in the place of a weight
   for (OffsetCalculator* offsets : {&p.segments, &p.inner}) {
@@ -44,7 +44,11 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   const Operand& weight = weight_is_third ? r.third : r.selection.weight;
   p.weight = {weight.data, p.inner.stride[kWeight], weight.dtype};
   p.weight_dims = dims_of(p.inner, kWeight);
-  p.target_dims = is_linear(r.segments, r.inner, kTarget) ? 0 : dims_of(p.inner, kTarget);
+  const auto dims_if_needed = [&](Place place) {
+    return is_linear(r.segments, r.inner, place) ? 0 : std::max(1, dims_of(p.inner, place));
+  };
+  p.input_dims = dims_if_needed(kInput);
+  p.target_dims = dims_if_needed(kTarget);
   p.ignore_nan = r.selection.ignore_nan;
   p.scale = r.scale;
   p.denominator = r.denominator;
@@ -55,9 +59,9 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   p.sums_losses = r.reduction.data && r.summed == Summed::Losses;
   p.summed = r.summed;
   p.of_third = r.of_third;
-  p.grad_input = accessor<A>(r, kResult, as_operand(r.grad_input), N);
-  p.grad_target = accessor<B>(r, kSecondResult, as_operand(r.grad_target), N);
-  p.losses = accessor<Any<F>>(r, kResult, as_operand(r.losses), N);
+  p.grad_input = accessor(Type<A>(), kResult, as_operand(r.grad_input));
+  p.grad_target = accessor(Type<B>(), kSecondResult, as_operand(r.grad_target));
+  p.losses = accessor(Type<Any<F>>(), kResult, as_operand(r.losses));
   return p;
 }
 
@@ -75,7 +79,12 @@ void launch_pass(const Pass& r, const PassPlan& plan, int threads, const Memory&
     launch(kernel, r.denominator.counted ? Start::Behind : Start::Alone, blocks, threads, stream, functors..., p);
   };
   if (!r.reduction.data) return start({nullptr, nullptr, store});
-  launch_folded<P>(p.partition, blocks, store, memory, stream, start, threads);
+  Partition sums = p.partition;
+  if (is_by_columns(plan.kernel)) {  // N segments a thread
+    sums.segments *= N;
+    sums.groups *= N;
+  }
+  launch_folded<P>(sums, blocks, store, memory, stream, start, threads);
 }
 
 }  // namespace cudaloss::cuda

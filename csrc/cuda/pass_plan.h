@@ -9,14 +9,15 @@
 
 namespace cudaloss::cuda {
 
-// First the commonest passes, with dense operands in the same order, in whole vectors: fp32, whose target may be
-// broadcast; halves (fp16 or bfloat16), a half with fp32, fp32 with uint8. Each can have a mask in the same order; fp32
+// First the commonest passes, with dense operands in the same order, in whole vectors: fp32 operands, which may be
+// slices, and whose target may be broadcast; halves (fp16 or bfloat16), a half with fp32, fp32 with uint8. Each can have a mask in the same order; fp32
 // also fp32 weights, which may be broadcast, with such a mask. Then fp32 or a half with any extras: ignore_nan, masks
 // and weights of any strides, operands that are not dense. Each kernel is 20 to 40 KB of machine code for each loss and
 // architecture. A loss that does not have all kernels lacks MaskedHalfAndFloat, MaskedFloatAndUInt8 and WeightedFloats,
 // and the two kernels with extras serve instead: fp32 weights then take up to 9 % longer, a half with fp32 and a mask 2
-// to 15 %, uint8 targets 13 to 28 % (H100, 2^27 elements, three losses). Last, three kernels for all losses: operands
-// of any strides, single losses and small sums, in arithmetic that rounds once.
+// to 15 %, uint8 targets 13 to 28 % (H100, 2^27 elements, three losses). Last, kernels for all losses: sums of
+// the gradients of an operand that is broadcast; then of any strides, single losses and small sums. Their arithmetic
+// rounds once.
 enum class PassKernel {
   Floats,
   MaskedFloats,
@@ -27,6 +28,10 @@ enum class PassKernel {
   ThirdFloats,
   FloatWithExtras,
   HalfWithExtras,
+  SummedRows,
+  SummedRowsOfHalves,
+  SummedColumns,
+  SummedColumnsOfHalves,
   StridedFloats,
   StridedAny,
   StridedDoubles
@@ -47,7 +52,11 @@ constexpr int pass_vector(PassKernel kernel) {
 }
 
 // The order above decides: at most a mask; whole vectors; any strides.
-constexpr bool reads_whole_vectors(PassKernel kernel) { return kernel < PassKernel::StridedFloats; }
+constexpr bool reads_whole_vectors(PassKernel kernel) { return kernel < PassKernel::SummedRows; }
+// Whether a vector is one element of several segments.
+constexpr bool is_by_columns(PassKernel kernel) {
+  return kernel == PassKernel::SummedColumns || kernel == PassKernel::SummedColumnsOfHalves;
+}
 constexpr VectorsPerThread vectors_per_thread(PassKernel kernel) {
   if (!reads_whole_vectors(kernel)) return {1, plan::kManyVectors};
   return {plan::kPassUnroll, kernel < PassKernel::WeightedFloats ? plan::kFewVectors : plan::kManyVectors};
@@ -60,10 +69,8 @@ inline bool is_scattered(const Pass& r) {
   return varies(r.segments, kGradOutput) && !is_linear(Dims{}, r.segments, kGradOutput);
 }
 
-inline bool wants_float64(const Pass& r) {
+inline bool has_float64(const Pass& r) {
   const auto is_double = [](const void* data, DType dtype) { return data && dtype == DType::Float64; };
-  if (r.summed != Summed::Losses)
-    return true;  // terms of both signs: the sum may consist mostly of their rounding errors
   return r.input.dtype == DType::Float64 || r.target.dtype == DType::Float64 ||
          is_double(r.selection.weight.data, r.selection.weight.dtype) || is_double(r.third.data, r.third.dtype) ||
          r.loss_dtype == DType::Float64 || (is_scattered(r) && r.grad_output.dtype == DType::Float64);
@@ -72,14 +79,48 @@ inline bool wants_float64(const Pass& r) {
 // Whether whole vectors of such a target can be beside those of a float or a half.
 inline bool is_stored(DType dtype) { return is_half(dtype) || dtype == DType::Float32 || dtype == DType::UInt8; }
 
-// Whether input and gradients are dense and in the pass's order; below, also the target.
-inline bool is_linear_but_target(const Pass& r) {
+// The dimensions along whose first a vector is, and the others.
+struct VectorDims {
+  const Dims &along, &across;
+};
+inline VectorDims vector_dims(const Pass& r, PassKernel kernel) {
+  return is_by_columns(kernel) ? VectorDims{r.segments, r.inner} : VectorDims{r.inner, r.segments};
+}
+
+// The kernel for the sums of one operand's gradients. By columns if segments are side by side. StridedDoubles if the
+// other operand is not read in whole vectors, or if there are options: of gradients of both signs, a sum may consist
+// mostly of their rounding errors.
+inline PassKernel summed_kernel_of(const Pass& r, const OffsetCalculator& segments, const OffsetCalculator& inner) {
+  using K = PassKernel;
+  const bool by_columns = lies_across(r.segments, r.inner), of_input = r.summed == Summed::GradInput;
+  const VectorDims dims = vector_dims(r, by_columns ? K::SummedColumns : K::SummedRows);
+  const Operand& whole = of_input ? r.target : r.input;
+  const Result& gradient = of_input ? r.grad_target : r.grad_input;
+  constexpr int n = pass_vector(K::SummedRows);
+  const auto has_vectors = [&](Place place, const auto& has) {
+    return spacing(dims.across, dims.along, place, {has.data, has.dtype}, n).vectorized;
+  };
+  const bool are_whole = has_vectors(of_input ? kTarget : kInput, whole) && dims.along.size[0] % n == 0 &&
+                         (!gradient.data || has_vectors(of_input ? kSecondResult : kResult, gradient));
+  const Selection& selection = r.selection;
+  if (!are_whole || selection.mask.data || selection.weight.data || selection.ignore_nan || r.third.data ||
+      is_scattered(r) || (by_columns && varies(r.segments, kGradOutput)) || r.inner.rank > kFewDims || r.segments.rank > kFewDims || !inner.narrow || !segments.narrow ||
+      !is_stored(of_input ? r.input.dtype : r.target.dtype)) {
+    return K::StridedDoubles;
+  }
+  if (whole.dtype == DType::Float32) return by_columns ? K::SummedColumns : K::SummedRows;
+  if (is_half(whole.dtype)) return by_columns ? K::SummedColumnsOfHalves : K::SummedRowsOfHalves;
+  return K::StridedDoubles;
+}
+
+// Whether gradients are dense and in the pass's order; below, also the operands.
+inline bool has_linear_gradients(const Pass& r) {
   const auto serves = [&](Place place, const void* data) { return !data || is_linear(r.segments, r.inner, place); };
-  return serves(kInput, r.input.data) && serves(kResult, r.grad_input.data) &&
-         serves(kSecondResult, r.grad_target.data);
+  return serves(kResult, r.grad_input.data) && serves(kSecondResult, r.grad_target.data);
 }
 inline bool is_linear(const Pass& r) {
-  return is_linear_but_target(r) && (!r.target.data || is_linear(r.segments, r.inner, kTarget));
+  return has_linear_gradients(r) && is_linear(r.segments, r.inner, kInput) &&
+         (!r.target.data || is_linear(r.segments, r.inner, kTarget));
 }
 
 // Whether the mask, if there is one, is in the order of linear operands.
@@ -89,14 +130,19 @@ inline bool has_plain_mask(const Pass& r, int n) {
          (spacing(r.segments, r.inner, kMask, mask, n).vectorized && is_linear(r.segments, r.inner, kMask));
 }
 
-// Whether all operands have many elements and are read in whole vectors of n, except possibly one last vector.
+// Whether the target has one element for each vector.
+inline bool is_target_spread(const Pass& r) { return r.inner.rank > 0 && r.inner.stride[0][kTarget] == 0; }
+
+// Whether all operands have many elements and are read in whole vectors of n, except possibly one last vector; or the
+// target is spread.
 inline bool reads_vectors(const Pass& r, int n) {
   const auto serves = [&](Place place, const void* data, DType dtype) {
     return !data || spacing(r.segments, r.inner, place, {data, dtype}, n).vectorized;
   };
   return r.inner.rank > 0 && distinct_terms(r.inner) > plan::kExactCount && r.segments.rank <= kFewDims &&
          !r.losses.data && r.summed == Summed::Losses && !is_scattered(r) &&
-         serves(kInput, r.input.data, r.input.dtype) && serves(kTarget, r.target.data, r.target.dtype) &&
+         serves(kInput, r.input.data, r.input.dtype) &&
+         (is_target_spread(r) || serves(kTarget, r.target.data, r.target.dtype)) &&
          serves(kResult, r.grad_input.data, r.grad_input.dtype) &&
          serves(kSecondResult, r.grad_target.data, r.grad_target.dtype) && has_whole_vectors(r.segments, r.inner, n) &&
          !lies_across(r.segments, r.inner) &&
@@ -113,7 +159,8 @@ inline PassKernel kernel_of(const Pass& r, int n, const OffsetCalculator& segmen
                             bool all_kernels, bool is_usual) {
   using K = PassKernel;
   const DType input = r.input.dtype, target = r.target.dtype;
-  if (wants_float64(r)) return K::StridedDoubles;
+  if (has_float64(r)) return K::StridedDoubles;
+  if (r.summed != Summed::Losses) return summed_kernel_of(r, segments, inner);
   const bool are_floats = input == DType::Float32 && target == DType::Float32;
   const K strided = are_floats && !r.third.data ? K::StridedFloats : K::StridedAny;
   if (!(input == DType::Float32 || is_half(input)) || !is_stored(target)) return strided;
@@ -124,7 +171,8 @@ inline PassKernel kernel_of(const Pass& r, int n, const OffsetCalculator& segmen
   const Selection& selection = r.selection;
   const Operand& weight = r.third.data ? r.third : selection.weight;  // both are read in the same way
   const bool are_plain = are_floats && !weight.data && !selection.mask.data && !selection.ignore_nan;
-  if (are_plain && inner.rank <= kFewDims && is_narrow && is_linear_but_target(r)) return K::Floats;
+  if (are_plain && inner.rank <= kFewDims && is_narrow && has_linear_gradients(r)) return K::Floats;
+  if (is_target_spread(r)) return strided;
   if (inner.rank <= kFewDims && is_linear(r) && !selection.ignore_nan && has_plain_mask(r, n)) {
     if (!weight.data) {
       if (are_floats) return selection.mask.data ? K::MaskedFloats : K::Floats;
@@ -155,6 +203,18 @@ inline PassPlan plan_of(const Pass& r, bool all_kernels, bool is_usual, int thre
   plan.inner = vector_offsets(r.inner, whole);
   plan.kernel = kernel_of(r, whole, plan.segments, plan.inner, all_kernels, is_usual);
   const int vector = pass_vector(plan.kernel);
+  if (is_by_columns(plan.kernel)) {
+    Dims groups = r.segments;  // of `vector` segments
+    if (groups.rank > 0) {
+      groups.size[0] /= vector;
+      for (int64_t& stride : groups.stride[0]) stride *= vector;
+    }
+    plan.segments = offsets_of(groups);
+    plan.inner = offsets_of(r.inner);
+    const int64_t rows = r.inner.count();
+    plan.partition = partition_across(groups.count(), rows, plan::kColumnThreads, rows / plan::kLeastColumnRows);
+    return plan;
+  }
   if (vector != whole) plan.inner = vector_offsets(r.inner, vector);
   const bool is_whole = reads_whole_vectors(plan.kernel);
   plan.partition = partition_of(r.segments, r.inner, vector, vectors_per_thread(plan.kernel), plan::kMaxBlocks,

@@ -3,6 +3,7 @@
 #include "cuda/pass_parameters.cuh"
 #include "cuda/strided.h"
 #include "cuda/strided_pass.cuh"
+#include "cuda/summed_pass.cuh"
 
 namespace cudaloss::cuda {
 
@@ -16,11 +17,27 @@ void start(const Pass& r, int form, const PassPlan& plan, const Memory& memory, 
                           AnyLoss<T>(r.loss, form, r.numbers));
 }
 
+// E: the elements of the operand that is not broadcast.
+template <PassKernel kKernel, class E>
+void start_summed(const Pass& r, int form, const PassPlan& plan, const Memory& memory, Stream stream) {
+  launch_pass<FloatFloat, Stored, Stored, pass_vector(kKernel)>(
+      r, plan, plan::kStridedThreads, memory, stream, summed_pass_kernel<is_by_columns(kKernel), E>,
+      AnyLoss<FloatFloat>(r.loss, form, r.numbers));
+}
+
 }  // namespace
 
 void strided_pass(const Pass& r, int form, const PassPlan& plan, const Memory& memory, Stream stream) {
   using K = PassKernel;
   switch (plan.kernel) {
+    case K::SummedRows:
+      return start_summed<K::SummedRows, float>(r, form, plan, memory, stream);
+    case K::SummedRowsOfHalves:
+      return start_summed<K::SummedRowsOfHalves, AnyHalf>(r, form, plan, memory, stream);
+    case K::SummedColumns:
+      return start_summed<K::SummedColumns, float>(r, form, plan, memory, stream);
+    case K::SummedColumnsOfHalves:
+      return start_summed<K::SummedColumnsOfHalves, AnyHalf>(r, form, plan, memory, stream);
     case K::StridedFloats:
       return start<K::StridedFloats, FloatFloat, float>(r, form, plan, memory, stream);
     case K::StridedAny:

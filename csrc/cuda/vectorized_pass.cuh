@@ -5,7 +5,8 @@
 
 namespace cudaloss::cuda {
 
-// What a pass can have beside dense operands in the same order. None: nothing, but the target may be broadcast. Mask:
+// What a pass can have beside dense operands in the same order. None: nothing, but operands may be slices, and the target
+// broadcast. Mask:
 // in the same order. Weight, Third: weights or third operands in the arithmetic's own dtype, and such a mask. Any:
 // anything except third operands: ignore_nan, masks of any strides, weights of any dtype, operands that are not dense.
 enum class Extras { None, Mask, Weight, Third, Any };
@@ -25,7 +26,7 @@ constexpr int kPassUnroll = kIsOfDifference<Loss> && (kExtras < Extras::Any || N
 template <class Loss>
 constexpr int kPlainUnroll = kIsOfDifference<Loss> || kIsHeavy<Loss> ? plan::kPassUnroll : plan::kPassUnroll + 1;
 
-// The offset of a vector's weight or target, from the first dimensions only: it varies along these.
+// The offset of a vector in one operand, from the first dimensions only: it varies along these.
 template <Place kPlace, class A, class B, class F, class P>
 __device__ __forceinline__ int64_t offset_by(const PassParameters<A, B, F, P>& p, int dims, uint32_t segment,
                                              uint32_t vector) {
@@ -39,6 +40,14 @@ __device__ __forceinline__ int64_t offset_by(const PassParameters<A, B, F, P>& p
   }
   if (p.partition.segments == 1) return sum;
   return sum + narrow_offset(p.segments, coordinates<kFewDims>(p.segments, segment), kPlace);
+}
+
+// If a vector's elements share one, gives it to all.
+template <class B, int N>
+__device__ __forceinline__ void spread(const Accessor<B>& accessor, Vector<Loaded<B>, N>& vector) {
+  const bool is_one = accessor.spacing.stride == 0;
+#pragma unroll
+  for (int i = 1; i < N; ++i) vector.element[i] = select(is_one, vector.element[0], vector.element[i]);
 }
 
 template <Extras kExtras, int N, class A, class B, class F, class P>
@@ -56,8 +65,14 @@ __device__ __forceinline__ Reading<A, B, F, N> read_vectors(const PassParameters
     if (p.mask.data) r.mask = load_mask<N>(p.mask, narrow_offset(p, at, kMask), N);
   } else {
     if constexpr (kExtras == Extras::None) {  // leaves the L1 to a target that is broadcast
+      const int64_t of_input = p.input_dims ? offset_by<kInput>(p, p.input_dims, segment, vector) : linear;
       const int64_t of_target = p.target_dims ? offset_by<kTarget>(p, p.target_dims, segment, vector) : linear;
-      r.operands = {p.input.template load_past_l1<N>(linear), p.target.template load_vector<N>(of_target)};
+      r.operands.a = p.input.template load_past_l1<N>(of_input);
+      if (p.target.spacing.stride == 0) {  // one for the whole vector; `spread` copies it when it is there
+        r.operands.b.element[0] = p.target.data[of_target];
+      } else {
+        r.operands.b = p.target.template load_vector<N>(of_target);
+      }
     } else {
       r.operands = {p.input.template load_vector<N>(linear), p.target.template load_vector<N>(linear)};
       if (p.mask.data) r.mask = p.mask.template load_vector<N>(linear);
@@ -91,7 +106,7 @@ __device__ __forceinline__ Reading<A, B, F, 1> read_single(const PassParameters<
   Reading<A, B, F, 1> r;
   r.first = r.second = i;
   r.length = 1;
-  r.operands = {p.input.template load_vector<1>(i), p.target.template load_vector<1>(i)};
+  r.operands = {p.input.template load_vector<1>(i), p.target.template load_vector<1>(i * p.target.spacing.stride)};
   if (kExtras != Extras::None && p.mask.data) r.mask.element[0] = p.mask.data[i * p.inner.stride[kMask]];
   if (kExtras >= Extras::Weight && p.weight.data) p.weight.load(i * p.inner.stride[kWeight], 1, r.weight);
   return r;
@@ -215,6 +230,7 @@ __global__ void __launch_bounds__(kPassThreads<LossV>, (kVectorizedBlocks<kExtra
   const auto make = [&](const auto& read, Constant<F> scale) {
     auto reading = read;
     if constexpr (std::is_same_v<B, Stored>) reading.operands.b = p.target.decoded(read.operands.b);
+    if constexpr (kExtras == Extras::None) spread(p.target, reading.operands.b);
     const auto third = [&](int i) { return p.weight.stride == 0 ? reading.weight[0] : reading.weight[i]; };
     constexpr int kLength = sizeof(reading.weight) / sizeof(F);
     if constexpr (kIsHeavy<LossV> && kExtras <= Extras::Mask && kLength == 8) {

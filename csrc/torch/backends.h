@@ -133,7 +133,7 @@ struct CpuRowKernels {
 };
 
 struct Cpu {
-  static constexpr bool kCountsFewRows = false, kExpects = false;
+  static constexpr bool kCountsFewRows = false, kExpects = false, kSumsBeside = false;
   static Prediction prediction_of(int64_t, const Tensor&) { return {}; }
   static Prediction slots_of(int64_t, const Tensor&) { return {}; }
   static void pass(const Pass& request, const Tensor& input) {
@@ -282,7 +282,7 @@ struct CudaRowKernels {
 };
 
 struct Cuda {
-  static constexpr bool kCountsFewRows = true, kExpects = true;
+  static constexpr bool kCountsFewRows = true, kExpects = true, kSumsBeside = true;
   static void pass(const Pass& request, const Tensor& input) {
     run_of<CudaKernels, CudaRowKernels>(request.loss)(request, input);
   }

@@ -226,11 +226,13 @@ void full_gradients(const Call& call, Layout layout, const Tensor& grad_output, 
   Engine::pass(pass, call.input);
 }
 
-// The gradient of a broadcast operand: a segment for each of its elements, summed over everything else.
+// The gradient of a broadcast operand: a segment for each of its elements, summed over everything else. Fills those of
+// the other operand from the same reading.
 template <class Engine>
 Tensor summed_gradient(const Call& call, Layout layout, const Tensor& grad_output, const Maybe& denominators,
-                       const Tensor& operand, Summed summed) {
+                       const Tensor& operand, Summed summed, const Gradients& others = {}) {
   require(!denominators || denominators->numel() <= 2, "denominators of several segments must be part of grad_output");
+  others.add_to(layout);
   Pass pass = backward_pass(call, layout, grad_output, denominators);
   const int missing = layout.rank() - static_cast<int>(operand.dim());
   const auto is_own = [&](int dim) { return dim >= missing && operand.sizes()[dim - missing] != 1; };
@@ -239,6 +241,7 @@ Tensor summed_gradient(const Call& call, Layout layout, const Tensor& grad_outpu
   const Tensor gradient = empty_contiguous(operand.sizes(), operand.scalar_type(), operand);
   pass.reduction = result(gradient);
   pass.summed = summed;
+  others.add_to(pass);
   Engine::pass(pass, call.input);
   return gradient;
 }
@@ -268,12 +271,15 @@ std::tuple<Tensor, Tensor, Tensor> gradients(Tensor grad_output, Maybe kept, CUD
   }
   require(!call.mode.for_third || makes_third(call), "the third operand has no gradient");
   Gradients found = gradients_for(call, layout);
-  full_gradients<Engine>(call, layout, grad_output, denominators, found);
+  const bool sums_input = call.mode.for_input && !found.input, sums_target = call.mode.for_target && !found.target;
+  const bool in_one_pass = Engine::kSumsBeside && !call.of_rows && sums_input != sums_target;
+  const Gradients others = in_one_pass ? found : Gradients{};
+  if (!in_one_pass) full_gradients<Engine>(call, layout, grad_output, denominators, found);
   const auto summed = [&](const Tensor& operand, Summed gradients) {
-    return summed_gradient<Engine>(call, layout, grad_output, denominators, operand, gradients);
+    return summed_gradient<Engine>(call, layout, grad_output, denominators, operand, gradients, others);
   };
-  if (call.mode.for_input && !found.input) found.input = summed(input, Summed::GradInput);
-  if (call.mode.for_target && !found.target) found.target = summed(target, Summed::GradTarget);
+  if (sums_input) found.input = summed(input, Summed::GradInput);
+  if (sums_target) found.target = summed(target, Summed::GradTarget);
   return {or_undefined(found.input), or_undefined(found.target), or_undefined(found.third)};
 }
 
