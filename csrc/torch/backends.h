@@ -17,6 +17,7 @@
 #include "core/plan.h"
 #include "cpu/engine.h"
 #include "cuda/engine.h"
+#include "torch/compiled.h"
 
 #define CUDALOSS_LOSS(name, id, all) \
   namespace cudaloss::losses {       \
@@ -136,6 +137,7 @@ struct Cpu {
   static constexpr bool kCountsFewRows = false, kExpects = false, kSumsBeside = false;
   static Prediction prediction_of(int64_t, const Tensor&) { return {}; }
   static Prediction slots_of(int64_t, const Tensor&) { return {}; }
+  static bool is_capturing(const Tensor&) { return false; }
   static void pass(const Pass& request, const Tensor& input) {
     run_of<CpuKernels, CpuRowKernels>(request.loss)(request, input);
   }
@@ -303,6 +305,14 @@ struct Cuda {
     if (cuda::is_capturing(context.stream)) return cuda::slots_of_captures();
     OfStream& own = of_stream(input.get_device_index(), context.stream);
     return own.slots_of_backward(OfStream::kind_of(loss, dtype_of(input.scalar_type())));
+  }
+
+  static bool is_capturing(const Tensor& input) { return cuda::is_capturing(CudaContext(input).stream); }
+};
+  }
+  // Whether no later forward has been given the record, or soon will be.
+  static bool has_record(const RingRecord& record, const Tensor& input) {
+    return records_of_compiled.count(input.get_device_index()) - record.number < cuda::kRingRecords / 2;
   }
 };
 

@@ -127,10 +127,10 @@ inline bool declines(const Call& call, const char* fault) {
   return true;
 }
 
-// For an op that autograd does not see: its caller must say that he knows.
-inline void require_below_autograd(const Call& call) {
-  require(call.mode.is_below_autograd, "autograd does not see this op: call the loss's own, torch.ops.cudaloss.*");
-}
+// For an op that autograd does not see: its caller must say that he knows, or be a graph that AOTAutograd runs.
+constexpr char kUnseen[] = "autograd does not see this op: call the loss's own, torch.ops.cudaloss.*";
+inline void require_below_autograd(const Call& call) { require(call.mode.is_below_autograd, kUnseen); }
+inline void require_no_grad() { require(!aoti_torch_grad_mode_is_enabled(), kUnseen); }
 
 // Whether everything is dense and in the input's order of memory, so that there is one dimension.
 inline bool is_flat(const Call& call, const Tensor* grad_output, std::initializer_list<const Maybe*> gradients) {

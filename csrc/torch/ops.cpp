@@ -135,24 +135,40 @@ std::tuple<Tensor, Tensor> forward(CUDALOSS_PARAMETERS) {
   return {or_undefined(found.value), or_undefined(found.denominators)};
 }
 
-template <class Engine>
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward_with_grads(CUDALOSS_PARAMETERS) {
-  const Call call = CUDALOSS_CALL;
-  require(!call.elementwise(), kReducedOnly);
-  const Found found = forward_of<Engine>(call, true);
+inline std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> all_of(const Found& found) {
   const Gradients& gradients = found.gradients;
   return {or_undefined(found.value),     or_undefined(gradients.input),    or_undefined(gradients.target),
           or_undefined(gradients.third), or_undefined(found.denominators), or_undefined(found.record)};
 }
+// Without options.
+inline std::tuple<Tensor, Tensor, Tensor, Tensor> plain_of(const Found& found) {
+  return {or_undefined(found.value), or_undefined(found.gradients.input), or_undefined(found.gradients.target),
+          or_undefined(found.record)};
+}
+
+template <class Engine>
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward_with_grads(CUDALOSS_PARAMETERS) {
+  const Call call = CUDALOSS_CALL;
+  require_below_autograd(call);
+  require(!call.elementwise(), kReducedOnly);
+  return all_of(forward_of<Engine>(call, true));
+}
 
 // The two ops for calls without options. Five arguments and one result less save 0.9 of the dispatcher's 4.4 us (smooth
 // L1 of 64 elements on the CPU).
-template <class Engine>
-Found plain_call(const Tensor& input, const Tensor& target, int64_t mode, double parameter, bool with_grad) {
+struct PlainCall {
   const Maybe none;
   const std::optional<double> divisor;
-  const Call call = {input, target,  Mode(mode), {parameter, 0.0, Mode(mode).flags}, 1.0, none, none,
-                     none,  divisor, none};
+  const Call call;
+
+  PlainCall(const Tensor& input, const Tensor& target, int64_t mode, double parameter)
+      : call{input, target,  Mode(mode), {parameter, 0.0, Mode(mode).flags}, 1.0, none, none,
+             none,  divisor, none} {}
+};
+template <class Engine>
+Found plain_call(const Tensor& input, const Tensor& target, int64_t mode, double parameter, bool with_grad) {
+  const PlainCall plain(input, target, mode, parameter);
+  const Call& call = plain.call;
   require_below_autograd(call);
   require(!(with_grad && call.elementwise()), kReducedOnly);
   return forward_of<Engine>(call, with_grad, false);
@@ -165,9 +181,7 @@ Tensor loss(Tensor input, Tensor target, int64_t mode, double parameter) {
 
 template <class Engine>
 std::tuple<Tensor, Tensor, Tensor, Tensor> loss_with_grad(Tensor input, Tensor target, int64_t mode, double parameter) {
-  const Found found = plain_call<Engine>(input, target, mode, parameter, true);
-  return {or_undefined(found.value), or_undefined(found.gradients.input), or_undefined(found.gradients.target),
-          or_undefined(found.record)};
+  return plain_of(plain_call<Engine>(input, target, mode, parameter, true));
 }
 
 // Only the denominators of a mean, for a part of the data: processes add them up before they divide.
@@ -294,36 +308,135 @@ inline bool is_record(const Tensor& tensor) {
          tensor.is_contiguous();
 }
 
-// Turns the gradients of `forward_with_grads` into those for `grad_output`; if they are those already, there is nothing
-// to do. False if the op declines: hooks on saved tensors may have returned anything.
+// Turns a forward's gradients into those for `grad_output`; if they are those already, there is nothing to do. False if
+// the op declines: hooks on saved tensors may have returned anything.
 template <class Engine>
-bool rescale(Maybe grad_input, Maybe grad_target, Maybe grad_third, Tensor grad_output, Maybe kept, Maybe record,
-             CUDALOSS_PARAMETERS) {
-  const Call call = CUDALOSS_CALL;
-  require_below_autograd(call);
+bool rescaled(const Call& call, const Gradients& held, const Tensor& grad_output, const Maybe& kept,
+              const Maybe& record) {
   require(!call.elementwise(), kReducedOnly);
   if (!record && is_unit_on_cpu(grad_output)) return true;
-  const Layout layout = layout_of(call, &grad_output, {&grad_input, &grad_target});
+  const Layout layout = layout_of(call, &grad_output, {&held.input, &held.target});
   const char* fault = backward_fault(call, layout, grad_output, kept);
   const auto fits = [&](const Maybe& gradient, const Tensor& operand, bool wanted) {
     return gradient.has_value() == wanted &&
            (!wanted || (gradient->scalar_type() == operand.scalar_type() && same_device(operand, *gradient) &&
                         layout.is_full(*gradient)));
   };
-  if (!fault && !(fits(grad_input, input, call.mode.for_input) && fits(grad_target, target, call.mode.for_target) &&
-                  fits(grad_third, third ? *third : input, makes_third(call)))) {
+  if (!fault &&
+      !(fits(held.input, call.input, call.mode.for_input) && fits(held.target, call.target, call.mode.for_target) &&
+        fits(held.third, call.third ? *call.third : call.input, makes_third(call)))) {
     fault = "gradients must be of their operands' shapes and dtypes";
   }
-  if (!fault && record && !(Engine::kExpects && is_record(*record) && same_device(input, *record))) {
+  if (!fault && record && !(Engine::kExpects && is_record(*record) && same_device(call.input, *record))) {
     fault = "record must be the forward's";
   }
   if (declines(call, fault)) return false;
-  Prediction prediction = record ? Engine::slots_of(call.mode.loss, input) : Prediction{};
+  Prediction prediction = record ? Engine::slots_of(call.mode.loss, call.input) : Prediction{};
   prediction.record = record_in(record);
-  const Held held = {is_broadcast_scalar(grad_output) ? operand(grad_output) : kNoOperand, prediction};
-  const Maybe denominators = found_again<Engine>(call, layout, kept, held);
-  full_gradients<Engine>(call, layout, grad_output, denominators, {grad_input, grad_target, grad_third}, &prediction);
+  const Held known = {is_broadcast_scalar(grad_output) ? operand(grad_output) : kNoOperand, prediction};
+  const Maybe denominators = found_again<Engine>(call, layout, kept, known);
+  full_gradients<Engine>(call, layout, grad_output, denominators, held, &prediction);
   return true;
+}
+
+template <class Engine>
+bool rescale(Maybe grad_input, Maybe grad_target, Maybe grad_third, Tensor grad_output, Maybe kept, Maybe record,
+             CUDALOSS_PARAMETERS) {
+  const Call call = CUDALOSS_CALL;
+  require_below_autograd(call);
+  return rescaled<Engine>(call, {grad_input, grad_target, grad_third}, grad_output, kept, record);
+}
+
+// ---- the ops of a compiled step: see torch/compiled.h ----
+
+// Null if there is none, or if it is empty.
+inline const void* memory_of(const Gradients& gradients) {
+  for (const Maybe* gradient : {&gradients.input, &gradients.target, &gradients.third}) {
+    if (*gradient) return (*gradient)->const_data_ptr();
+  }
+  return nullptr;
+}
+
+template <class Engine>
+Found compiled_forward_of(const Call& call, bool keeps_denominators) {
+  require_no_grad();
+  require(!call.elementwise(), kReducedOnly);
+  const Found found = forward_of<Engine>(call, true, keeps_denominators);
+  if (const void* const memory = memory_of(found.gradients)) {
+    untaken_gradients.take(memory);  // an earlier tensor's there
+    if (runs_backward() == false && !Engine::is_capturing(call.input)) untaken_gradients.add(memory);
+  }
+  return found;
+}
+
+template <class Engine>
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> compiled_forward_with_grads(CUDALOSS_PARAMETERS) {
+  return all_of(compiled_forward_of<Engine>(CUDALOSS_CALL, true));
+}
+
+template <class Engine>
+std::tuple<Tensor, Tensor> compiled_forward(CUDALOSS_PARAMETERS) {
+  require_no_grad();
+  return forward<Engine>(input, target, mode, parameter, scale, weight, mask, normalizer, divisor, third, second,
+                         ignore_index, softcap);
+}
+
+template <class Engine>
+std::tuple<Tensor, Tensor, Tensor> compiled_gradients(Tensor grad_output, Maybe kept, CUDALOSS_PARAMETERS) {
+  require_no_grad();
+  return gradients<Engine>(grad_output, kept, input, target, mode, parameter, scale, weight, mask, normalizer, divisor,
+                           third, second, ignore_index, softcap);
+}
+
+// The same memory as another tensor with its own version counter: the caller may change it.
+inline Tensor shared(const Maybe& tensor) {
+  if (!tensor) return {};
+  AtenTensorHandle made = nullptr;
+  const auto sizes = tensor->sizes(), strides = tensor->strides();
+  require(aoti_torch__reinterpret_tensor(tensor->get(), tensor->dim(), sizes.data(), strides.data(),
+                                         tensor->storage_offset(), &made) == TORCH_SUCCESS,
+          "no second tensor over a gradient's memory");
+  return Tensor(made);
+}
+
+// Whether `held` could be taken, and is now for `grad_output`.
+template <class Engine>
+bool finished(const Call& call, const Gradients& held, const Tensor& grad_output, const Maybe& kept,
+              const Maybe& record) {
+  require_no_grad();
+  return runs_backward() == true && !Engine::is_capturing(call.input) && untaken_gradients.take(memory_of(held)) &&
+         rescaled<Engine>(call, held, grad_output, kept, record);
+}
+
+template <class Engine>
+std::tuple<Tensor, Tensor, Tensor> compiled_finish_grads(Maybe grad_input, Maybe grad_target, Maybe grad_third,
+                                                         Tensor grad_output, Maybe kept, Maybe record,
+                                                         CUDALOSS_PARAMETERS) {
+  if (finished<Engine>(CUDALOSS_CALL, {grad_input, grad_target, grad_third}, grad_output, kept, record)) {
+    return {shared(grad_input), shared(grad_target), shared(grad_third)};
+  }
+  return gradients<Engine>(grad_output, kept, input, target, mode, parameter, scale, weight, mask, normalizer, divisor,
+                           third, second, ignore_index, softcap);
+}
+
+// The same for calls without options.
+template <class Engine>
+std::tuple<Tensor, Tensor, Tensor, Tensor> compiled_loss_with_grad(Tensor input, Tensor target, int64_t mode,
+                                                                   double parameter) {
+  return plain_of(compiled_forward_of<Engine>(PlainCall(input, target, mode, parameter).call, false));
+}
+
+template <class Engine>
+std::tuple<Tensor, Tensor> compiled_finish_grad(Maybe grad_input, Maybe grad_target, Tensor grad_output, Maybe record,
+                                                Tensor input, Tensor target, int64_t mode, double parameter) {
+  const Maybe none;
+  if (finished<Engine>(PlainCall(input, target, mode, parameter).call, {grad_input, grad_target, none}, grad_output,
+                       none, record)) {
+    return {shared(grad_input), shared(grad_target)};
+  }
+  auto [of_input, of_target, of_third] =
+      gradients<Engine>(grad_output, none, input, target, mode, parameter, 1.0, none, none, none, {}, none, 0.0, -100, 0.0);
+  return {of_input, of_target};
 }
 
 #undef CUDALOSS_PARAMETERS
@@ -338,6 +451,12 @@ void register_ops(torch::stable::detail::StableLibrary& library) {
   library.impl("_pointwise_denominators", TORCH_BOX(&denominators<Engine>));
   library.impl("_pointwise_gradients", TORCH_BOX(&gradients<Engine>));
   library.impl("_pointwise_rescale_", TORCH_BOX(&rescale<Engine>));
+  library.impl("_pointwise_compiled_forward", TORCH_BOX(&compiled_forward<Engine>));
+  library.impl("_pointwise_compiled_forward_with_grads", TORCH_BOX(&compiled_forward_with_grads<Engine>));
+  library.impl("_pointwise_compiled_loss_with_grad", TORCH_BOX(&compiled_loss_with_grad<Engine>));
+  library.impl("_pointwise_compiled_finish_grad", TORCH_BOX(&compiled_finish_grad<Engine>));
+  library.impl("_pointwise_compiled_gradients", TORCH_BOX(&compiled_gradients<Engine>));
+  library.impl("_pointwise_compiled_finish_grads", TORCH_BOX(&compiled_finish_grads<Engine>));
   library.impl("_pointwise_part", TORCH_BOX(&vocabulary_part<Engine>));
   library.impl("_pointwise_part_backward", TORCH_BOX(&vocabulary_part_backward<Engine>));
 }

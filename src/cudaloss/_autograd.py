@@ -35,6 +35,7 @@ _loss_with_grad, _rescale_ = _private.loss_with_grad, _private.rescale_
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
 _OTHERS = (None,) * 11  # the gradients of all arguments except input and target
 _OTHERS_OF_PLAIN = (None,) * 2  # for a plain call: how and parameter
+_PLAIN = _private.Call._fields[:4]
 _THIRD = _private.Call._fields.index("third")
 
 
@@ -172,20 +173,47 @@ def _two_passes_forward(ctx, *call):
     return value
 
 
-def _traced_forward(ctx, *call):
-    value, *results = _private.forward_with_grads(*call)
+def _is_without_options(scale=1.0, weight=None, mask=None, normalizer=None, divisor=None, third=None, *numbers):
+    """Whether the arguments after the parameter are those of a plain call."""
+    tensors = weight, mask, normalizer, third
+    return scale == 1.0 and divisor is None and all(x is None for x in tensors) and numbers in ((), (0.0, -100, 0.0))
+
+
+def _compiled_one_pass_forward(ctx, input, target, how, parameter, *rest):
+    how |= EXPECTS
+    call = input, target, how, parameter, *rest
+    if not how & (FOR_THIRD | IGNORE_NAN) and _is_without_options(*rest):
+        value, *results = _private.compiled_loss_with_grad(*call[:4])
+        ctx.save_for_backward(input, target, *results)
+        ctx.numbers = how | MAY_DECLINE, parameter
+        return value
+    value, *results = _private.compiled_forward_with_grads(*call)
     _keep(ctx, call, *results)
     return value
 
 
+def _compiled_two_passes_forward(ctx, *call):
+    value, denominators = _private.compiled_forward(*call)
+    _keep(ctx, call, None, None, None, denominators, None)
+    return value
+
+
 def _traced_backward(ctx, grad_output):
-    """The same for a compiler's trace, which cannot follow the stored gradients."""
+    """The same for a trace, which cannot follow the stored gradients."""
     if _is_grad_enabled() or transformed():
         return _differentiable_backward(ctx, grad_output)
-    (*held, denominators, _), call = _kept(ctx)
+    (*held, denominators, record), call = _kept(ctx)
     if all(gradient is None for gradient in held):
         return _of_all(*gradients(grad_output, denominators, *call))
-    return _of_all(*_private.finish_grads(*held, grad_output, denominators, *call))
+    if len(call) == len(_PLAIN):
+        found = _private.compiled_finish_grad(*held[:2], grad_output, record, *_checked(*call))
+        return *found, *_OTHERS
+    return _of_all(*_private.compiled_finish_grads(*held, grad_output, denominators, record, *_checked(*call)))
+
+
+def _checked(input, target, how, *rest):
+    """A call that must not decline: a compiled graph could not go on."""
+    return input, target, how & ~MAY_DECLINE, *rest
 
 
 def gradients(grad_output, denominators, input, target, how, *rest):
@@ -206,6 +234,8 @@ def gradients(grad_output, denominators, input, target, how, *rest):
         # A broadcast operand's gradient is a sum over segments: their denominators become factors of the summed terms.
         divided = grad_output.double() * denominators[:, 1].view(grad_output.shape)
         given = divided, denominators.new_ones(1, 2)
+    if _private.is_compiled():
+        return _private.compiled_gradients(*given, *_checked(input, target, how, *rest))
     found = _private.gradients(*given, input, target, how | MAY_DECLINE, *rest)
     if all(gradient is None for gradient in found):
         return by_reference(grad_output, (input, target, how, *rest))
@@ -240,5 +270,6 @@ def _node(name: str, forward: Callable, backward: Callable) -> Callable[..., Ten
 
 one_pass = _node("PointwiseOnePass", _one_pass_forward, _backward)
 two_passes = _node("PointwiseTwoPasses", _two_passes_forward, _backward)
-traced_one_pass = _node("PointwiseTracedOnePass", _traced_forward, _traced_backward)
 traced_two_passes = _node("PointwiseTracedTwoPasses", _two_passes_forward, _traced_backward)
+compiled_one_pass = _node("PointwiseCompiledOnePass", _compiled_one_pass_forward, _traced_backward)
+compiled_two_passes = _node("PointwiseCompiledTwoPasses", _compiled_two_passes_forward, _traced_backward)

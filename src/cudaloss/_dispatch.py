@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _autograd, _private, _reference, _varying
@@ -29,6 +28,7 @@ from ._modes import (
     pack,
 )
 from ._options import Options
+from ._private import is_compiled
 from ._specs import LossSpec, RowNumbers, Third, VectorNumbers
 
 PLAIN_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
@@ -43,12 +43,6 @@ def is_captured() -> bool:
         or torch._C._is_tracing()
         or torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH)
     )
-
-
-def is_compiled() -> bool:
-    """Whether torch.compile captures the ops, with their derivatives. Not a capture of the values alone, whose graph
-    would differentiate each step of a formula."""
-    return TracingContext.try_get() is not None and not torch.compiler.is_exporting()
 
 
 def _is_readable(tensor: Tensor, device: torch.device) -> bool:
@@ -174,6 +168,11 @@ def _any_is_distributed(input: Tensor, target: Tensor, third: Third | None, opti
     return module is not None and any(isinstance(x, module.DTensor) for x in (input, target, third, *options[:3]))
 
 
+def _dispatches(tensor: Tensor) -> bool:
+    """Whether its class changes what ops do: the ops' own autograd does not see that."""
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
 def _is_exporting_to_onnx() -> bool:
     onnx = sys.modules.get("torch.onnx")
     return onnx is not None and onnx.is_in_onnx_export()
@@ -226,7 +225,7 @@ def loss(
         parameter = third.view(merged) if third is not None and third.dim() else parameter
         value = loss(spec, input.view(merged), target.view(merged), reduction, parameter, dtype, options, second)
         return value.view(shape if reduction == "none" else shape[:kept])
-    is_plain = type(input) in PLAIN_TENSORS and type(target) in PLAIN_TENSORS and not is_captured()
+    is_plain = not (is_captured() or _dispatches(input) or _dispatches(target))
     # A compiler fuses PyTorch's own ops with the next op if that has the data's size; ONNX supports no other ops.
     decomposes = not is_plain and ((reduction == "none" and is_compiled()) or _is_exporting_to_onnx())
     for_third = third is not None and third.requires_grad and torch.is_grad_enabled()
@@ -247,14 +246,17 @@ def loss(
         if third is not None and for_third and of_vectors:
             wanting.append(third)
     if not wanting and not for_third:
-        return _private.forward(input, target, how, number, *call)[0]
+        forward = _private.compiled_forward if not is_plain and is_compiled() else _private.forward
+        return forward(input, target, how, number, *call)[0]
     in_one_pass = goes_in_one_pass(input, target, wanting, reduction, rows)
     if is_plain:
         way = _autograd.one_pass if in_one_pass else _autograd.two_passes
-    else:  # a traced forward expects 1, which fp16 gradients with a gradient scaler never get
-        in_one_pass = in_one_pass and all(x.dtype != torch.float16 for x in wanting)
-        way = _autograd.traced_one_pass if in_one_pass else _autograd.traced_two_passes
-    found = way(input, target, how | BELOW_AUTOGRAD if is_plain else how, number, *call)
+        how |= BELOW_AUTOGRAD
+    elif is_compiled():
+        way = _autograd.compiled_one_pass if in_one_pass else _autograd.compiled_two_passes
+    else:
+        way = _autograd.traced_two_passes
+    found = way(input, target, how, number, *call)
     assert found is not None
     return found
 
@@ -271,30 +273,12 @@ def _composed(*call):
     return _reference.loss(*unpacked(*call)), _denominators(*call)
 
 
-def _composed_with_grad(input, target, how, *rest):
-    call = input, target, of_forward(how), *rest
-    value, denominators = _composed(*call)
-    return value, *by_reference(torch.ones_like(value), call), denominators, None
-
-
 # Each op in plain PyTorch.
 _COMPOSED: dict[str, Callable[..., Any]] = {
     "forward": _composed,
-    "forward_with_grads": _composed_with_grad,
     "denominators": _denominators,
     "gradients": lambda grad_output, denominators, *call: by_reference(grad_output, call),
-    "finish_grads": lambda *call: by_reference(call[3], call[5:]),
 }
-
-
-def _finish(grad_input, grad_target, grad_third, grad_output, denominators, input, target, how, *rest):
-    """Gradients for `grad_output`, in the memory of ``forward_with_grads``'s if that is safe."""
-    call = input, target, how | MAY_DECLINE | BELOW_AUTOGRAD, *rest
-    held = grad_input, grad_target, grad_third
-    if _private.claimed(*held) and _private.rescale_(*held, grad_output, denominators, None, *call):
-        # New tensors with their own version counters: the caller may change them.
-        return tuple(None if gradient is None else gradient.data for gradient in held)
-    return gradients(grad_output, denominators, *call)
 
 
 def _register(kind: str, composed: Callable[..., Any]) -> None:
@@ -308,10 +292,7 @@ def _register(kind: str, composed: Callable[..., Any]) -> None:
             return composed(*call)
         if kind == "gradients":
             return gradients(*call)
-        found = overload.redispatch(keyset & torch._C._after_autograd_keyset, *call)
-        if kind == "forward_with_grads":
-            _private.mark(*found[1:4])
-        return found
+        return overload.redispatch(keyset & torch._C._after_autograd_keyset, *call)
 
     name = overload._schema.name
     _private.LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
@@ -324,4 +305,3 @@ for _kind, _function in _COMPOSED.items():
     _register(_kind, _function)
 for _key in _BATCHED:  # a batched backward cannot use the stored gradients
     _private.LIBRARY.impl("_pointwise_rescale_", lambda *call: False, _key)
-_private.LIBRARY.impl("_pointwise_finish_grads", _finish, "CompositeExplicitAutograd")

@@ -2,25 +2,34 @@
 cross entropy whose classes are split over processes:
 
 ``_pointwise_forward``            the loss, and the denominators that were counted for it.
-``_pointwise_forward_with_grads`` the loss, the gradients wanted, the denominators, and a record of the grad_output that
-                                  the gradients are for; without a record 1. With ``EXPECTS`` a GPU's forward takes the
-                                  last one that a backward of such a call got, because the next is mostly the same. Not
-                                  in a compiled graph: a compiler would reuse the memory of a record that the backward
-                                  still needs, and PyTorch then refuses ``retain_graph``.
 ``_pointwise_gradients``          the gradients wanted, from the operands and the denominators.
 ``_pointwise_denominators``       only the denominators of a mean, for a part of the data; without a derivative.
-``_pointwise_finish_grads``       turns the gradients of ``forward_with_grads`` into those for another grad_output, in a
-                                  form for compilers: see :func:`claimed`.
 
 ``how`` (``_modes``) says which loss, which reduction and which gradients. Anything that is not wanted, or missing, is
-None. :mod:`._dispatch` registers these ops under autograd and transforms. Autograd does not see the other five. Only
-eager code below autograd can call them (``BELOW_AUTOGRAD``), which takes 0.5 us less than to bypass autograd:
+None. :mod:`._dispatch` registers these ops under autograd and transforms. Autograd does not see the others. Only eager
+code below autograd can call these (``BELOW_AUTOGRAD``), which takes 0.5 us less than to bypass autograd:
 
+``_pointwise_forward_with_grads`` the loss, the gradients wanted, the denominators, and a record of the grad_output that
+                                  the gradients are for; without a record 1. With ``EXPECTS`` a GPU's forward takes the
+                                  last one that a backward of such a call got, because the next is mostly the same.
 ``_pointwise_loss``, ``_pointwise_loss_with_grad``
-                                  the first two for a call without options: saves 0.9 of 4.4 us.
-``_pointwise_rescale_``           does what ``finish_grads`` does, in place; nothing if the grad_output is the record's.
+                                  the same for a call without options: saves 0.9 of 4.4 us.
+``_pointwise_rescale_``           turns the gradients of ``forward_with_grads`` into those for another grad_output, in
+                                  place; does nothing if the grad_output is the record's.
 ``_pointwise_part``, ``_pointwise_part_backward``
                                   see :mod:`._sharded_vocabulary`, which defines them only when it is imported.
+
+And only the graphs of AOTAutograd, which has differentiated them already (``COMPILED``); a Python kernel for autograd
+would cost each op 30 us:
+
+``_pointwise_compiled_forward``, ``_pointwise_compiled_gradients``
+                                  the first two.
+``_pointwise_compiled_forward_with_grads``
+                                  as in eager mode.
+``_pointwise_compiled_loss_with_grad``, ``_pointwise_compiled_finish_grad``
+                                  the same for a call without options.
+``_pointwise_compiled_finish_grads``
+                                  does what ``rescale_`` does, in a form for compilers: a function of its arguments.
 
 A private op needs a new name if its schema or meaning changes: PyTorch keeps compiled graphs on disk over an upgrade
 of this package, and they call the ops by name.
@@ -29,14 +38,17 @@ of this package, and they call the ops by name.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch._guards import TracingContext
 
 from ._checks import joint_shape, rows_shape
 from ._modes import (
+    EXPECTS,
     FOR_INPUT,
     FOR_TARGET,
     FOR_THIRD,
@@ -81,10 +93,11 @@ class Call(NamedTuple):
     softcap: float = 0.0
 
 
+_PLAIN_CALL = "Tensor input, Tensor target, int how, float parameter"
 _PART = "Tensor input, Tensor target, int how, Tensor? mask, int first_class, int all_classes, int ignore_index"
 _SCHEMAS = {
-    "loss": "(Tensor input, Tensor target, int how, float parameter) -> Tensor",
-    "loss_with_grad": "(Tensor input, Tensor target, int how, float parameter) -> (Tensor, Tensor, Tensor, Tensor)",
+    "loss": f"({_PLAIN_CALL}) -> Tensor",
+    "loss_with_grad": f"({_PLAIN_CALL}) -> (Tensor, Tensor, Tensor, Tensor)",
     "forward": f"({_CALL}) -> (Tensor, Tensor)",
     "forward_with_grads": f"({_CALL}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     "denominators": f"({_CALL}) -> Tensor",
@@ -93,12 +106,25 @@ _SCHEMAS = {
     f"Tensor? denominators, Tensor? record, {_CALL}) -> bool",
     "part": f"({_PART}) -> (Tensor, Tensor)",
     "part_backward": f"(Tensor grad_log_sums, Tensor grad_targets, {_PART}) -> Tensor",
-    "finish_grads": "(Tensor? grad_input, Tensor? grad_target, Tensor? grad_third, Tensor grad_output, "
-    f"Tensor? denominators, {_CALL}) -> (Tensor, Tensor, Tensor)",
+    "compiled_finish_grads": "(Tensor? grad_input, Tensor? grad_target, Tensor? grad_third, Tensor grad_output, "
+    f"Tensor? denominators, Tensor? record, {_CALL}) -> (Tensor, Tensor, Tensor)",
+    "compiled_finish_grad": "(Tensor? grad_input, Tensor? grad_target, Tensor grad_output, Tensor? record, "
+    f"{_PLAIN_CALL}) -> (Tensor, Tensor)",
+}
+_SCHEMAS |= {
+    f"compiled_{kind}": _SCHEMAS[kind] for kind in ("forward", "forward_with_grads", "gradients", "loss_with_grad")
 }
 
-
-UNSEEN = ("loss", "loss_with_grad", "rescale_", "part", "part_backward")  # by autograd and by captures of a call
+# Those that autograd does not see: in eager code, whose calls must not be captured, and in compiled graphs.
+UNSEEN = ("loss", "loss_with_grad", "forward_with_grads", "rescale_", "part", "part_backward")
+COMPILED = (
+    "compiled_forward",
+    "compiled_forward_with_grads",
+    "compiled_gradients",
+    "compiled_finish_grads",
+    "compiled_loss_with_grad",
+    "compiled_finish_grad",
+)
 
 AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
@@ -124,6 +150,12 @@ def define_public(schema: str, kernel: Callable[..., Any]) -> None:
             LIBRARY.impl(text.partition("(")[0], kernel, key)
 
 
+def is_compiled() -> bool:
+    """Whether torch.compile captures the ops, with their derivatives. Not a capture of the values alone, whose graph
+    would differentiate each step of a formula."""
+    return TracingContext.try_get() is not None and not torch.compiler.is_exporting()
+
+
 def op(kind: str) -> torch._ops.OpOverload:
     return getattr(torch.ops.cudaloss, f"_pointwise_{kind}").default
 
@@ -131,12 +163,13 @@ def op(kind: str) -> torch._ops.OpOverload:
 def define(kind: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     """The op in the form in which we call it: below autograd, because the caller is the op's autograd."""
     LIBRARY.define(f"_pointwise_{kind}{_SCHEMAS[kind]}", tags=TAGS)
-    if kind in UNSEEN:
+    is_unseen = kind in UNSEEN or kind in COMPILED
+    if is_unseen:
         LIBRARY.impl(f"_pointwise_{kind}", torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"cudaloss::_pointwise_{kind}", fake, lib=LIBRARY)
     overload = op(kind)
     call = getattr(overload, "_op", overload)  # called directly: saves the 0.2 us of OpOverload.__call__
-    if kind in UNSEEN:
+    if is_unseen:
         return call
 
     def below_autograd(*arguments):  # does what _AutoDispatchBelowAutograd does, 0.6 us faster
@@ -240,6 +273,16 @@ def _fake_finish(*call):
     return tuple(None if gradient is None else gradient.view_as(gradient) for gradient in call[:3])
 
 
+def _fake_compiled_forward(*call):
+    *results, _ = _fake_forward_with_grads(*call)
+    gradient = next(x for x in results[1:4] if x is not None)
+    if gradient.device.type != "cuda" or not call[2] & EXPECTS:
+        return *results, None
+    # In the gradient's memory, which `finish` returns: of a record of its own a compiler would reuse the memory.
+    record = gradient.new_empty(0, dtype=torch.float64).set_(gradient.untyped_storage(), 0, (2,), (1,))
+    return *results, record
+
+
 loss = define("loss", lambda *call: _fake_forward(*call)[0])
 loss_with_grad = define("loss_with_grad", lambda *call: (*_fake_forward_with_grads(*call)[:3], None))
 forward = define("forward", _fake_forward)
@@ -247,7 +290,14 @@ forward_with_grads = define("forward_with_grads", _fake_forward_with_grads)
 denominators = define("denominators", _fake_denominators)
 gradients = define("gradients", _fake_gradients)
 rescale_ = define("rescale_", lambda *call: True)
-finish_grads = define("finish_grads", _fake_finish)
+compiled_forward = define("compiled_forward", _fake_forward)
+compiled_forward_with_grads = define("compiled_forward_with_grads", _fake_compiled_forward)
+compiled_gradients = define("compiled_gradients", _fake_gradients)
+compiled_finish_grads = define("compiled_finish_grads", _fake_finish)
+compiled_loss_with_grad = define(
+    "compiled_loss_with_grad", lambda *call: operator.itemgetter(0, 1, 2, 5)(_fake_compiled_forward(*call))
+)
+compiled_finish_grad = define("compiled_finish_grad", lambda *call: _fake_finish(*call)[:2])
 
 
 def _declining(answer: Any) -> Callable[..., Any]:
@@ -261,37 +311,6 @@ def _declining(answer: Any) -> Callable[..., Any]:
         return answer
 
     return decline
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
-def mark(*gradients):
-    """Marks ``forward_with_grads``'s gradients: :func:`claimed` can take them over in a backward graph."""
-    for gradient in gradients:
-        if gradient is not None:
-            gradient._cudaloss_unspent = not _in_backward()
-
-
-def claimed(*gradients) -> bool:
-    """Whether a backward graph may take over the memory of ``forward_with_grads``'s gradients. True only once for each.
-
-    For a compiler, ``finish_grads`` is a function of its arguments. If it knew that they are changed in place and
-    returned, it would copy them first (8 of then 20 bytes for each element, as much as the saved pass). So the memory
-    is reused only where no compiler can notice:
-
-    - The gradients come from a graph that ran outside any backward, and this graph runs inside one. So there are two
-      graphs, and this op is the only reader of the tensors between them: their memory holds nothing else.
-    - Only once: a second backward (``retain_graph``, also in another thread) computes its gradients again.
-    - Not while a CUDA graph is captured: its replays would not run this code, and could rescale one forward's gradients
-      twice.
-    """
-    wanted = [gradient for gradient in gradients if gradient is not None]
-    if not _in_backward() or (wanted[0].is_cuda and torch.cuda.is_current_stream_capturing()):
-        return False
-    tokens = [gradient.__dict__.pop("_cudaloss_unspent", False) for gradient in wanted]  # each in one step
-    return all(tokens)
 
 
 # Sparse tensors and other devices; and nested tensors, which that alias does not include.

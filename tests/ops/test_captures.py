@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudaloss
 from capturing import CAPTURES, Module, assert_same
+from cudaloss import _private
 from cudaloss._modes import REDUCTIONS
 from oracle import of_probabilities, op, operands, suited, torch_op
 
@@ -149,21 +150,17 @@ def test_private_ops_are_differentiable_by_themselves(spec, tensors):
 
         calls = {
             "forward": lambda x, t, o=options: [private("forward")(x, t, how, spec.default, *o)[0]],
-            "forward_with_grads": lambda x, t, o=options: private("forward_with_grads")(x, t, how, spec.default, *o)[
-                :3
-            ],
             "gradients": lambda x, t, o=options: private("gradients")(one, None, x, t, how, spec.default, *o)[:2],
-            "finish_grads": lambda x, t, o=options: private("finish_grads")(
-                x, t, None, one, None, x, t, how, spec.default, *o
-            )[:2],
         }
-        for kind in ("loss", "loss_with_grad"):  # which autograd does not see
+        for kind in _private.UNSEEN[:3] + _private.COMPILED:  # which autograd does not see
+            before = {"compiled_finish_grad": (None, None, one, None), "compiled_gradients": (one, None)}
+            before["compiled_finish_grads"] = (None, None, None, one, None, None)
             with pytest.raises(RuntimeError, match="autograd does not see this op"):
-                private(kind)(*leaves(), how, spec.default)
+                private(kind)(*before.get(kind, ()), *leaves(), how, spec.default)
         for name, call in calls.items():
             ours, theirs = leaves(), leaves()
             found, truth = call(*ours), expected(*theirs)
-            truth = truth[: len(found)] if name not in ("gradients", "finish_grads") else truth[1:]
+            truth = truth[: len(found)] if name != "gradients" else truth[1:]
             for a, b in zip(found, truth, strict=True):
                 assert a.requires_grad, name
                 torch.testing.assert_close(a, b)

@@ -401,7 +401,7 @@ def test_compiled_steps(spec, backend):
 
 def test_without_the_flag_gradients_are_for_1(spec):
     input, target = operands((1000,), (torch.float32,) * 2, "cuda")
-    how = pack("mean", torch.float32, spec.mode) | FOR_INPUT
+    how = pack("mean", torch.float32, spec.mode) | FOR_INPUT | BELOW_AUTOGRAD
     leaves = [input.detach().requires_grad_()]
     of_one = gradients(partial(op(spec), target=target), leaves, 1.0)[0]
     gradients(partial(op(spec), target=target), leaves, 0.3)

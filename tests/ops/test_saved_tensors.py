@@ -41,7 +41,8 @@ def calls(device):
 @pytest.mark.parametrize("hooks", HOOKS)
 @pytest.mark.parametrize("given", list(calls("cpu")))
 def test_hooks_that_change_what_was_saved(spec, device, given, hooks, compiled):
-    if compiled and hooks in ("float64", "transposed", "numpy"):
+    changes_others = hooks == "bfloat16 and back to float32" and given not in ("plain", "sum", "none")
+    if compiled and (hooks in ("float64", "transposed", "numpy") or changes_others):
         pytest.skip("PyTorch's compiled backwards take what they have saved in its dtype and layout")
     if device == "cuda" and hooks == "numpy":
         pytest.skip("it would stay on the CPU")
@@ -112,35 +113,9 @@ def test_several_threads_get_gradients_of_their_own(spec, device, given):
         sys.setswitchinterval(before)
 
 
-@pytest.mark.kinds
-@pytest.mark.parametrize("is_in_backward", [False, True])
-def test_gradients_of_a_graph_inside_of_a_backward_are_not_claimed(spec, is_in_backward, monkeypatch):
-    """A compiler that runs both graphs there may have planned the memory between them."""
-    from cudaloss import _private
-    from cudaloss._modes import FOR_INPUT, pack
-
-    monkeypatch.setattr(_private, "_in_backward", lambda: is_in_backward)
-    how = pack("mean", torch.float32, spec.mode) | FOR_INPUT
-    gradient = torch.ops.cudaloss._pointwise_forward_with_grads(torch.ones(8), torch.zeros(8), how, 1.0)[1]
-    monkeypatch.setattr(_private, "_in_backward", lambda: True)
-    assert _private.claimed(gradient) is not is_in_backward
-
-
-@pytest.mark.parametrize("how", ["one pass", "compiled"])
-def test_a_gradient_is_claimed_once(spec, how):
+def test_a_gradient_is_claimed_once(spec):
     """Whatever thread comes first: the token is taken in one step."""
-    from cudaloss import _private
-
     leaf = torch.ones(8, requires_grad=True)
-    if how == "compiled":
-        gradient = torch.ones(8)
-        gradient._cudaloss_unspent = True
-        in_backward, _private._in_backward = _private._in_backward, lambda: True
-        try:
-            assert [_private.claimed(gradient, None) for _ in range(2)] == [True, False]
-        finally:
-            _private._in_backward = in_backward
-        return
     value = op(spec)(leaf, torch.zeros(8))
     assert value.grad_fn.__dict__.pop("unspent") is True
     saved = value.grad_fn.saved_tensors[2]

@@ -54,10 +54,16 @@ def test_opcheck_of_the_private_ops(spec, device):
                 value, denominators = check("forward", *call)
                 if not flags:
                     continue
-                check("gradients", torch.ones_like(value), denominators, *call)
-                if reduction == "none":
-                    continue
-                check("forward_with_grads", *call)
+                grad_output = torch.ones_like(value)
+                check("gradients", grad_output, denominators, *call)
+                with torch.no_grad():
+                    check("compiled_gradients", grad_output, denominators, *call)
+                    if reduction == "none":
+                        continue
+                    # Not of what finishes their gradients, whose fake says that it returns the same memory.
+                    check("compiled_forward_with_grads", *call)
+                    if not given:
+                        check("compiled_loss_with_grad", *call)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -220,8 +226,8 @@ def test_compile_traces_to_the_fused_kernels(spec, device):
     compiled = torch.compile(function, backend=aot_autograd(fw_compiler=compiler), fullgraph=True)
     input, target = operands((8, 8), (torch.float32,) * 2, device)
     compiled(input.requires_grad_(), target).backward()
-    assert "cudaloss._pointwise_forward_with_grads.default" in targets
-    assert "cudaloss._pointwise_finish_grads.default" in targets
+    assert "cudaloss._pointwise_compiled_loss_with_grad.default" in targets
+    assert "cudaloss._pointwise_compiled_finish_grad.default" in targets
     assert not any(name.startswith("aten.sub") for name in targets)
 
 

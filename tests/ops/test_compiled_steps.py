@@ -1,0 +1,127 @@
+"""The ops of a compiled step: when the backward may take the memory of the forward's gradients."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from cudaloss._modes import EXPECTS, FOR_INPUT, FOR_TARGET, pack
+from oracle import leaf, op, operands
+
+OPS = torch.ops.cudaloss
+SIZE = 1000
+
+
+class InBackward(torch.autograd.Function):
+    """Does its work inside a backward."""
+
+    @staticmethod
+    def forward(ctx, x, work):
+        ctx.work = work
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        ctx.work()
+        return grad_output.expand(1), None
+
+
+def in_backward(work):
+    found = []
+    InBackward.apply(torch.ones(1, requires_grad=True), lambda: found.append(work())).backward()
+    return found[0]
+
+
+class Step:
+    """A forward and its backwards, with options and without."""
+
+    def __init__(self, spec, device, plain):
+        self.call = *operands((SIZE,), (torch.float32,) * 2, device), *self.how(spec)
+        self.plain = plain
+
+    @staticmethod
+    def how(spec):
+        return pack("mean", torch.float32, spec.mode) | FOR_INPUT | FOR_TARGET | EXPECTS, spec.default
+
+    @torch.no_grad()
+    def forward(self):
+        run = OPS._pointwise_compiled_loss_with_grad if self.plain else OPS._pointwise_compiled_forward_with_grads
+        _, *held, self.record = run(*self.call)
+        return held[:2]
+
+    @torch.no_grad()
+    def finish(self, held, grad_output):
+        grad_output = torch.tensor(grad_output, device=held[0].device)
+        if self.plain:
+            return OPS._pointwise_compiled_finish_grad(*held, grad_output, self.record, *self.call)
+        return OPS._pointwise_compiled_finish_grads(*held, None, grad_output, None, self.record, *self.call)[:2]
+
+    def right(self, spec, grad_output):
+        leaves = [leaf(x) for x in self.call[:2]]
+        return torch.autograd.grad(op(spec)(*leaves) * grad_output, leaves)
+
+
+def shares(found, held):
+    return [a.data_ptr() == b.data_ptr() for a, b in zip(found, held, strict=True)]
+
+
+@pytest.fixture(params=[True, False], ids=["plain", "with options"])
+def step(spec, device, request):
+    return Step(spec, device, request.param)
+
+
+@pytest.mark.kinds
+def test_a_backward_takes_the_memory_once(spec, step):
+    for factors in ((1.0, 1.0), (0.3, 0.5), (0.5, 0.5)):
+        held = step.forward()
+        first = in_backward(lambda: step.finish(held, factors[0]))  # noqa: B023
+        second = in_backward(lambda: step.finish(held, factors[1]))  # noqa: B023
+        assert shares(first, held) == [True, True] and shares(second, held) == [False, False]
+        for found, factor in ((first, factors[0]), (second, factors[1])):
+            assert all(torch.equal(a, b) for a, b in zip(found, step.right(spec, factor), strict=True))
+        before = held[0]._version
+        first[0].zero_()  # its own version counter: what is saved has not changed
+        assert held[0]._version == before
+
+
+@pytest.mark.kinds
+def test_not_outside_of_a_backward_nor_if_the_forward_ran_in_one(spec, step):
+    """A compiler may then have planned the memory between the two."""
+    held = step.forward()
+    assert shares(step.finish(held, 0.3), held) == [False, False]
+    held = in_backward(step.forward)
+    found = in_backward(lambda: step.finish(held, 0.3))
+    assert shares(found, held) == [False, False]
+    assert all(torch.equal(a, b) for a, b in zip(found, step.right(spec, 0.3), strict=True))
+
+
+@pytest.mark.kinds
+def test_a_copy_has_the_right_gradients(spec, step):
+    """What hooks on saved tensors return: also where an earlier gradient was that no backward took."""
+    for factor in (0.3, 1.0, 0.3):
+        step.forward()
+        copies, held = [x.clone() for x in step.forward()], step.forward()
+        for gradients in (copies, held):
+            found = in_backward(lambda: step.finish(gradients, factor))  # noqa: B023
+            assert all(torch.equal(a, b) for a, b in zip(found, step.right(spec, factor), strict=True))
+
+
+@pytest.mark.kinds
+def test_one_of_several_threads_takes_it(spec, step):
+    held, found = step.forward(), []
+    barrier = threading.Barrier(4)
+
+    def work():
+        barrier.wait()
+        found.append(in_backward(lambda: step.finish(held, 1.0)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({gradients[0].data_ptr() for gradients in found}) == 4
+    assert sum(shares(gradients, held)[0] for gradients in found) == 1
+
