@@ -309,12 +309,6 @@ struct Cuda {
 
   static bool is_capturing(const Tensor& input) { return cuda::is_capturing(CudaContext(input).stream); }
 };
-  }
-  // Whether no later forward has been given the record, or soon will be.
-  static bool has_record(const RingRecord& record, const Tensor& input) {
-    return records_of_compiled.count(input.get_device_index()) - record.number < cuda::kRingRecords / 2;
-  }
-};
 
 }  // namespace cudaloss::tensors
 #endif
