@@ -55,8 +55,7 @@ inline bool has_blocks(int64_t segments, int64_t threads) { return segments <= 1
 
 // Each segment in `parts`, rounded up to whole rounds of all lanes.
 inline Partition partition_into(int64_t parts, int lanes, int64_t segments, int64_t vectors) {
-  const int64_t part_vectors =
-      std::max<int64_t>(1, plan::ceil_div(plan::ceil_div(vectors, parts), lanes)) * lanes;
+  const int64_t part_vectors = std::max<int64_t>(1, plan::ceil_div(plan::ceil_div(vectors, parts), lanes)) * lanes;
   parts = std::max<int64_t>(1, plan::ceil_div(vectors, part_vectors));
   if (std::max(segments * parts, vectors + part_vectors) >= int64_t{1} << 31) {
     throw std::runtime_error(

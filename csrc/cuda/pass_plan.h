@@ -10,14 +10,14 @@
 namespace cudaloss::cuda {
 
 // First the commonest passes, with dense operands in the same order, in whole vectors: fp32 operands, which may be
-// slices, and whose target may be broadcast; halves (fp16 or bfloat16), a half with fp32, fp32 with uint8. Each can have a mask in the same order; fp32
-// also fp32 weights, which may be broadcast, with such a mask. Then fp32 or a half with any extras: ignore_nan, masks
-// and weights of any strides, operands that are not dense. Each kernel is 20 to 40 KB of machine code for each loss and
-// architecture. A loss that does not have all kernels lacks MaskedHalfAndFloat, MaskedFloatAndUInt8 and WeightedFloats,
-// and the two kernels with extras serve instead: fp32 weights then take up to 9 % longer, a half with fp32 and a mask 2
-// to 15 %, uint8 targets 13 to 28 % (H100, 2^27 elements, three losses). Last, kernels for all losses: sums of
-// the gradients of an operand that is broadcast; then of any strides, single losses and small sums. Their arithmetic
-// rounds once.
+// slices, and whose target may be broadcast; halves (fp16 or bfloat16), a half with fp32, fp32 with uint8. Each can
+// have a mask in the same order; fp32 also fp32 weights, which may be broadcast, with such a mask. Then fp32 or a half
+// with any extras: ignore_nan, masks and weights of any strides, operands that are not dense. Each kernel is 20 to 40
+// KB of machine code for each loss and architecture. A loss that does not have all kernels lacks MaskedHalfAndFloat,
+// MaskedFloatAndUInt8 and WeightedFloats, and the two kernels with extras serve instead: fp32 weights then take up to 9
+// % longer, a half with fp32 and a mask 2 to 15 %, uint8 targets 13 to 28 % (H100, 2^27 elements, three losses). Last,
+// kernels for all losses: sums of the gradients of an operand that is broadcast; then of any strides, single losses and
+// small sums. Their arithmetic rounds once.
 enum class PassKernel {
   Floats,
   MaskedFloats,
@@ -104,7 +104,8 @@ inline PassKernel summed_kernel_of(const Pass& r, const OffsetCalculator& segmen
                          (!gradient.data || has_vectors(of_input ? kSecondResult : kResult, gradient));
   const Selection& selection = r.selection;
   if (!are_whole || selection.mask.data || selection.weight.data || selection.ignore_nan || r.third.data ||
-      is_scattered(r) || (by_columns && varies(r.segments, kGradOutput)) || r.inner.rank > kFewDims || r.segments.rank > kFewDims || !inner.narrow || !segments.narrow ||
+      is_scattered(r) || (by_columns && varies(r.segments, kGradOutput)) || r.inner.rank > kFewDims ||
+      r.segments.rank > kFewDims || !inner.narrow || !segments.narrow ||
       !is_stored(of_input ? r.input.dtype : r.target.dtype)) {
     return K::StridedDoubles;
   }

@@ -20,9 +20,9 @@ void start(const Pass& r, int form, const PassPlan& plan, const Memory& memory, 
 // E: the elements of the operand that is not broadcast.
 template <PassKernel kKernel, class E>
 void start_summed(const Pass& r, int form, const PassPlan& plan, const Memory& memory, Stream stream) {
-  launch_pass<FloatFloat, Stored, Stored, pass_vector(kKernel)>(
-      r, plan, plan::kStridedThreads, memory, stream, summed_pass_kernel<is_by_columns(kKernel), E>,
-      AnyLoss<FloatFloat>(r.loss, form, r.numbers));
+  launch_pass<FloatFloat, Stored, Stored, pass_vector(kKernel)>(r, plan, plan::kStridedThreads, memory, stream,
+                                                                summed_pass_kernel<is_by_columns(kKernel), E>,
+                                                                AnyLoss<FloatFloat>(r.loss, form, r.numbers));
 }
 
 }  // namespace

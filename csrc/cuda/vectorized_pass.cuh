@@ -5,10 +5,10 @@
 
 namespace cudaloss::cuda {
 
-// What a pass can have beside dense operands in the same order. None: nothing, but operands may be slices, and the target
-// broadcast. Mask:
-// in the same order. Weight, Third: weights or third operands in the arithmetic's own dtype, and such a mask. Any:
-// anything except third operands: ignore_nan, masks of any strides, weights of any dtype, operands that are not dense.
+// What a pass can have beside dense operands in the same order. None: nothing, but operands may be slices, and the
+// target broadcast. Mask: in the same order. Weight, Third: weights or third operands in the arithmetic's own dtype,
+// and such a mask. Any: anything except third operands: ignore_nan, masks of any strides, weights of any dtype,
+// operands that are not dense.
 enum class Extras { None, Mask, Weight, Third, Any };
 
 // The threads of a block. A processor holds at least 1,024 threads.

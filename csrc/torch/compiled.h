@@ -1,7 +1,7 @@
 // The gradients that compiled forwards have made, until a compiled backward takes them. A compiler knows the backward's
-// op, `compiled_finish_grads`, as a function of its arguments. If it knew that they are changed in place and returned, it
-// would copy them first: 8 of then 20 bytes for each element, as much as the saved pass. So the memory is reused only
-// where no compiler can notice:
+// op, `compiled_finish_grads`, as a function of its arguments. If it knew that they are changed in place and returned,
+// it would copy them first: 8 of then 20 bytes for each element, as much as the saved pass. So the memory is reused
+// only where no compiler can notice:
 // - The gradients come from a graph that ran outside of any backward, and this graph runs inside one. So there are two
 //   graphs, and this op is the only reader of the tensors between them: their memory holds nothing else.
 // - Only once: a second backward (`retain_graph`, also in another thread) computes its gradients again.

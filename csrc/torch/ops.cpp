@@ -162,8 +162,7 @@ struct PlainCall {
   const Call call;
 
   PlainCall(const Tensor& input, const Tensor& target, int64_t mode, double parameter)
-      : call{input, target,  Mode(mode), {parameter, 0.0, Mode(mode).flags}, 1.0, none, none,
-             none,  divisor, none} {}
+      : call{input, target, Mode(mode), {parameter, 0.0, Mode(mode).flags}, 1.0, none, none, none, divisor, none} {}
 };
 template <class Engine>
 Found plain_call(const Tensor& input, const Tensor& target, int64_t mode, double parameter, bool with_grad) {
@@ -434,8 +433,8 @@ std::tuple<Tensor, Tensor> compiled_finish_grad(Maybe grad_input, Maybe grad_tar
                        none, record)) {
     return {shared(grad_input), shared(grad_target)};
   }
-  auto [of_input, of_target, of_third] =
-      gradients<Engine>(grad_output, none, input, target, mode, parameter, 1.0, none, none, none, {}, none, 0.0, -100, 0.0);
+  auto [of_input, of_target, of_third] = gradients<Engine>(grad_output, none, input, target, mode, parameter, 1.0, none,
+                                                           none, none, {}, none, 0.0, -100, 0.0);
   return {of_input, of_target};
 }
 

@@ -23,8 +23,6 @@ from ._modes import (
     IGNORE_NAN,
     INTEGERS,
     MAX_DIMS,
-    MAY_DECLINE,
-    of_forward,
     pack,
 )
 from ._options import Options

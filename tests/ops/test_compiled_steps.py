@@ -124,4 +124,3 @@ def test_one_of_several_threads_takes_it(spec, step):
         thread.join()
     assert len({gradients[0].data_ptr() for gradients in found}) == 4
     assert sum(shares(gradients, held)[0] for gradients in found) == 1
-
