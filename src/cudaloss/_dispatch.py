@@ -31,6 +31,7 @@ from ._specs import LossSpec, RowNumbers, Third, VectorNumbers
 
 PLAIN_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
 _DEVICES = DEVICES | {"meta"}  # the private ops' fake kernels serve meta tensors
+_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 
 
@@ -168,7 +169,7 @@ def _any_is_distributed(input: Tensor, target: Tensor, third: Third | None, opti
 
 def _dispatches(tensor: Tensor) -> bool:
     """Whether its class changes what ops do: the ops' own autograd does not see that."""
-    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return getattr(type(tensor), "__torch_dispatch__") is not _NO_DISPATCH  # noqa: B009
 
 
 def _is_exporting_to_onnx() -> bool:
