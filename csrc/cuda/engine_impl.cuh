@@ -221,6 +221,8 @@ void vectorized_pass(const VectorizedLauncher<Loss>& to) {
   switch (to.plan.kernel) {
     case K::Floats:
       return to.template start<K::Floats, B::None, float, FloatFloat, float, float>();
+    case K::SlicedFloats:
+      return to.template start<K::SlicedFloats, B::Slice, float, FloatFloat, float, float>();
     case K::MaskedFloats:
       return to.template start<K::MaskedFloats, B::Mask, float, FloatFloat, float, float>();
     case K::MaskedHalves:

@@ -20,6 +20,7 @@ namespace cudaloss::cuda {
 // small sums. Their arithmetic rounds once.
 enum class PassKernel {
   Floats,
+  SlicedFloats,
   MaskedFloats,
   MaskedHalves,
   MaskedHalfAndFloat,
@@ -172,7 +173,9 @@ inline PassKernel kernel_of(const Pass& r, int n, const OffsetCalculator& segmen
   const Selection& selection = r.selection;
   const Operand& weight = r.third.data ? r.third : selection.weight;  // both are read in the same way
   const bool are_plain = are_floats && !weight.data && !selection.mask.data && !selection.ignore_nan;
-  if (are_plain && inner.rank <= kFewDims && is_narrow && has_linear_gradients(r)) return K::Floats;
+  if (are_plain && inner.rank <= kFewDims && is_narrow && has_linear_gradients(r)) {
+    return is_linear(r.segments, r.inner, kInput) && !is_target_spread(r) ? K::Floats : K::SlicedFloats;
+  }
   if (is_target_spread(r)) return strided;
   if (inner.rank <= kFewDims && is_linear(r) && !selection.ignore_nan && has_plain_mask(r, n)) {
     if (!weight.data) {

@@ -9,7 +9,7 @@ namespace cudaloss::cuda {
 // target broadcast. Mask: in the same order. Weight, Third: weights or third operands in the arithmetic's own dtype,
 // and such a mask. Any: anything except third operands: ignore_nan, masks of any strides, weights of any dtype,
 // operands that are not dense.
-enum class Extras { None, Mask, Weight, Third, Any };
+enum class Extras { None, Slice, Mask, Weight, Third, Any };
 
 // The threads of a block. A processor holds at least 1,024 threads.
 template <class Loss>
@@ -64,11 +64,13 @@ __device__ __forceinline__ Reading<A, B, F, N> read_vectors(const PassParameters
     if (p.weight.data) p.weight.load(narrow_offset(p, at, kWeight), N, r.weight);
     if (p.mask.data) r.mask = load_mask<N>(p.mask, narrow_offset(p, at, kMask), N);
   } else {
-    if constexpr (kExtras == Extras::None) {  // leaves the L1 to a target that is broadcast
-      const int64_t of_input = p.input_dims ? offset_by<kInput>(p, p.input_dims, segment, vector) : linear;
+    if constexpr (kExtras <= Extras::Slice) {  // leaves the L1 to a target that is broadcast
+      constexpr bool kSliced = kExtras == Extras::Slice;
+      const bool has_offset = kSliced && p.input_dims;
+      const int64_t of_input = has_offset ? offset_by<kInput>(p, p.input_dims, segment, vector) : linear;
       const int64_t of_target = p.target_dims ? offset_by<kTarget>(p, p.target_dims, segment, vector) : linear;
       r.operands.a = p.input.template load_past_l1<N>(of_input);
-      if (p.target.spacing.stride == 0) {  // one for the whole vector; `spread` copies it when it is there
+      if (kSliced && p.target.spacing.stride == 0) {  // `spread` copies it when it is there
         r.operands.b.element[0] = p.target.data[of_target];
       } else {
         r.operands.b = p.target.template load_vector<N>(of_target);
@@ -107,7 +109,7 @@ __device__ __forceinline__ Reading<A, B, F, 1> read_single(const PassParameters<
   r.first = r.second = i;
   r.length = 1;
   r.operands = {p.input.template load_vector<1>(i), p.target.template load_vector<1>(i * p.target.spacing.stride)};
-  if (kExtras != Extras::None && p.mask.data) r.mask.element[0] = p.mask.data[i * p.inner.stride[kMask]];
+  if (kExtras > Extras::Slice && p.mask.data) r.mask.element[0] = p.mask.data[i * p.inner.stride[kMask]];
   if (kExtras >= Extras::Weight && p.weight.data) p.weight.load(i * p.inner.stride[kWeight], 1, r.weight);
   return r;
 }
@@ -224,13 +226,13 @@ __global__ void __launch_bounds__(kPassThreads<LossV>, (kVectorizedBlocks<kExtra
   Wanted wanted = {};
   wanted.losses = p.sums_losses;
   wanted.gradients = p.grad_input.data || p.grad_target.data;
-  wanted.masked = kExtras != Extras::None && p.mask.data;
+  wanted.masked = kExtras > Extras::Slice && p.mask.data;
   wanted.without_nan = kExtras == Extras::Any && p.ignore_nan;
   wanted.weighted = kExtras == Extras::Weight || (kExtras == Extras::Any && p.weight.data);
   const auto make = [&](const auto& read, Constant<F> scale) {
     auto reading = read;
     if constexpr (std::is_same_v<B, Stored>) reading.operands.b = p.target.decoded(read.operands.b);
-    if constexpr (kExtras == Extras::None) spread(p.target, reading.operands.b);
+    if constexpr (kExtras == Extras::Slice) spread(p.target, reading.operands.b);
     const auto third = [&](int i) { return p.weight.stride == 0 ? reading.weight[0] : reading.weight[i]; };
     constexpr int kLength = sizeof(reading.weight) / sizeof(F);
     if constexpr (kIsHeavy<LossV> && kExtras <= Extras::Mask && kLength == 8) {
@@ -243,7 +245,7 @@ __global__ void __launch_bounds__(kPassThreads<LossV>, (kVectorizedBlocks<kExtra
   };
   run<kPassThreads<LossV>, typename LossV::Arithmetic, kPassThreads<LossV>>(
       p, [&](uint32_t segment, uint32_t begin, uint32_t end) {
-        constexpr int kUnroll = kExtras == Extras::None ? kPlainUnroll<LossV> : kPassUnroll<LossV, kExtras, N>;
+        constexpr int kUnroll = kExtras <= Extras::Slice ? kPlainUnroll<LossV> : kPassUnroll<LossV, kExtras, N>;
         constexpr uint32_t kLanes = kPassThreads<LossV>;
         const uint32_t lane = threadIdx.x;
         const uint32_t whole_end = min(end, p.inner.whole_end);
