@@ -213,9 +213,9 @@ __device__ __forceinline__ double process(const PassParameters<A, B, F, P>& p, c
 }
 
 template <Extras kExtras, class Loss, class A, class B>
-constexpr int kVectorizedBlocks = !kIsOfDifference<Loss>    ? 1024 / kPassThreads<Loss>
-                                  : kExtras == Extras::None ? train_policy<Loss, A, B>().blocks
-                                                            : 2;
+constexpr int kVectorizedBlocks = !kIsOfDifference<Loss>     ? 1024 / kPassThreads<Loss>
+                                  : kExtras <= Extras::Slice ? train_policy<Loss, A, B>().blocks
+                                                             : 2;
 
 template <Extras kExtras, class P, class A, class B, int N, class LossV, class LossG>
 __global__ void __launch_bounds__(kPassThreads<LossV>, (kVectorizedBlocks<kExtras, LossV, A, B>))
