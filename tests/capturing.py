@@ -6,6 +6,7 @@ import warnings
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.profiler import ProfilerActivity, profile
 
 
 class Module(torch.nn.Module):
@@ -72,3 +73,11 @@ def assert_same(replayed, expected, tensors):
         found.append((value.detach(), *torch.autograd.grad(total, wanted, allow_unused=True)))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=1e-6)
+
+
+def private_calls(work):
+    """The private ops that `work` calls, in order."""
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
+        work()
+    calls = [event.name.split("::_pointwise_") for event in found.events()]
+    return [call[1] for call in calls if call[0] == "cudaloss"]

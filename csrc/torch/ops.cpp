@@ -348,12 +348,12 @@ bool rescale(Maybe grad_input, Maybe grad_target, Maybe grad_third, Tensor grad_
 
 // ---- the ops of a compiled step: see torch/compiled.h ----
 
-// Null if there is none, or if it is empty.
-inline const void* memory_of(const Gradients& gradients) {
+// Calls `visit` with the memory of each gradient that is not empty.
+template <class Visit>
+void each_memory(const Gradients& gradients, const Visit& visit) {
   for (const Maybe* gradient : {&gradients.input, &gradients.target, &gradients.third}) {
-    if (*gradient) return (*gradient)->const_data_ptr();
+    if (*gradient && (*gradient)->numel() > 0) visit((*gradient)->const_data_ptr());
   }
-  return nullptr;
 }
 
 template <class Engine>
@@ -361,10 +361,11 @@ Found compiled_forward_of(const Call& call, bool keeps_denominators) {
   require_no_grad();
   require(!call.elementwise(), kReducedOnly);
   const Found found = forward_of<Engine>(call, true, keeps_denominators);
-  if (const void* const memory = memory_of(found.gradients)) {
+  const bool can_be_taken = runs_backward() == false && !Engine::is_capturing(call.input);
+  each_memory(found.gradients, [&](const void* memory) {
     untaken_gradients.take(memory);  // an earlier tensor's there
-    if (runs_backward() == false && !Engine::is_capturing(call.input)) untaken_gradients.add(memory);
-  }
+    if (can_be_taken) untaken_gradients.add(memory);
+  });
   return found;
 }
 
@@ -392,19 +393,22 @@ inline Tensor shared(const Maybe& tensor) {
   if (!tensor) return {};
   AtenTensorHandle made = nullptr;
   const auto sizes = tensor->sizes(), strides = tensor->strides();
-  require(aoti_torch__reinterpret_tensor(tensor->get(), tensor->dim(), sizes.data(), strides.data(),
-                                         tensor->storage_offset(), &made) == TORCH_SUCCESS,
+  constexpr int64_t kBehindItsOwn = 0;
+  require(aoti_torch__reinterpret_tensor(tensor->get(), tensor->dim(), sizes.data(), strides.data(), kBehindItsOwn,
+                                         &made) == TORCH_SUCCESS,
           "no second tensor over a gradient's memory");
   return Tensor(made);
 }
 
-// Whether `held` could be taken, and is now for `grad_output`.
+// Whether all of `held` could be taken, and are now for `grad_output`.
 template <class Engine>
 bool finished(const Call& call, const Gradients& held, const Tensor& grad_output, const Maybe& kept,
               const Maybe& record) {
   require_no_grad();
-  return runs_backward() == true && !Engine::is_capturing(call.input) && untaken_gradients.take(memory_of(held)) &&
-         rescaled<Engine>(call, held, grad_output, kept, record);
+  if (runs_backward() != true || Engine::is_capturing(call.input)) return false;
+  bool all = true;
+  each_memory(held, [&](const void* memory) { all = untaken_gradients.take(memory) && all; });
+  return all && rescaled<Engine>(call, held, grad_output, kept, record);
 }
 
 template <class Engine>

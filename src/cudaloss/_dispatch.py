@@ -252,6 +252,7 @@ def loss(
         way = _autograd.one_pass if in_one_pass else _autograd.two_passes
         how |= BELOW_AUTOGRAD
     elif is_compiled():
+        in_one_pass = in_one_pass and _private.keeps_what_it_saves()
         way = _autograd.compiled_one_pass if in_one_pass else _autograd.compiled_two_passes
     else:
         way = _autograd.traced_two_passes

@@ -40,6 +40,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -127,6 +128,7 @@ COMPILED = (
 )
 
 AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # pyright: ignore[reportAttributeAccessIssue]
 is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 
@@ -154,6 +156,18 @@ def is_compiled() -> bool:
     """Whether torch.compile captures the ops, with their derivatives. Not a capture of the values alone, whose graph
     would differentiate each step of a formula."""
     return TracingContext.try_get() is not None and not torch.compiler.is_exporting()
+
+
+def keeps_what_it_saves() -> bool:
+    """Whether a compiled backward will get the tensors that its forward has saved, or copies from hooks outside of the
+    graphs. Not if the graphs themselves save copies: offloaded, quantized, or by hooks that are compiled with them. A
+    compiler would reuse their memory."""
+    functorch, inductor = (sys.modules.get(f"torch.{name}.config") for name in ("_functorch", "_inductor"))
+    return not (
+        getattr(functorch, "enable_activation_offloading", False)
+        or "activation_quantization_aten_pass" in getattr(inductor, "post_grad_fusion_options", ())
+        or _top_hooks(True) is not None
+    )
 
 
 def op(kind: str) -> torch._ops.OpOverload:

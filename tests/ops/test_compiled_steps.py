@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from capturing import private_calls
 from cudaloss._modes import EXPECTS, FOR_INPUT, FOR_TARGET, pack
 from oracle import leaf, op, operands
 
@@ -106,6 +107,48 @@ def test_a_copy_has_the_right_gradients(spec, step):
         for gradients in (copies, held):
             found = in_backward(lambda: step.finish(gradients, factor))  # noqa: B023
             assert all(torch.equal(a, b) for a, b in zip(found, step.right(spec, factor), strict=True))
+
+
+@pytest.mark.kinds
+def test_no_part_is_taken(spec, step):
+    """A gradient beside one that hooks have replaced."""
+    held = step.forward()
+    mixed = [
+        held[0],
+        torch.empty(2 * SIZE, device=held[1].device)[8 : 8 + SIZE].copy_(held[1]),
+    ]  # at no gradient's place
+    found = in_backward(lambda: step.finish(mixed, 0.3))
+    assert shares(found, mixed) == [False, False]
+    assert all(torch.equal(a, b) for a, b in zip(found, step.right(spec, 0.3), strict=True))
+
+
+@pytest.mark.kinds
+def test_a_slice_of_other_memory(spec, step):
+    """What a hook may return: the gradients are where the slice is, not at an offset from it."""
+    held = step.forward()
+    arena = torch.empty(2 * SIZE, device=held[0].device)
+    for offset in (0, 8):
+        copies = [arena[offset : offset + SIZE].copy_(held[0]), held[1].clone()]
+        found = in_backward(lambda: step.finish(copies, 0.3))  # noqa: B023
+        assert all(torch.equal(a, b) for a, b in zip(found, step.right(spec, 0.3), strict=True))
+
+
+@pytest.mark.kinds
+def test_graphs_that_save_copies_have_two_passes(spec, device):
+    """A compiler may reuse the memory of a copy that its own graph has restored."""
+    from torch.autograd.graph import saved_tensors_hooks
+
+    torch._dynamo.reset()
+    input, target = operands((SIZE,), (torch.float32,) * 2, device)
+    compiled = torch.compile(lambda x: op(spec)(x, target), backend="aot_eager")
+
+    def step():
+        with saved_tensors_hooks(lambda x: x, lambda x: x):
+            value = compiled(input.requires_grad_())
+        return torch.autograd.grad(value, input)
+
+    step()
+    assert private_calls(step) == ["compiled_forward", "compiled_gradients"]
 
 
 @pytest.mark.kinds

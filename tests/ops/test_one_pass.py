@@ -8,10 +8,10 @@ import weakref
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import cudaloss
+from capturing import private_calls
 from oracle import bar, error, exact_gradients, op, operands, torch_op
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -21,14 +21,6 @@ GRAD_OUTPUTS = (1.0, 0.5, -1.0, 65536.0, 0.3, -7.0, 0.0, 1e-30)
 
 def leaf(x):
     return x.detach().requires_grad_()
-
-
-def private_calls(work):
-    """The private ops that `work` calls, in order."""
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
-        work()
-    calls = [event.name.split("::_pointwise_") for event in found.events()]
-    return [call[1] for call in calls if call[0] == "cudaloss"]
 
 
 def exact(spec, input, target, grad_output, reduction="mean"):

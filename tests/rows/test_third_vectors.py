@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 import cudaloss
+from capturing import private_calls
 from cudaloss._build import DEVICES
 from oracle import DTYPES
 
@@ -63,14 +63,6 @@ def gradients(operands, wanted, factor, **given):
     incoming = torch.full_like(value, factor)
     first = torch.autograd.grad(value, leaves, incoming, retain_graph=True)
     return [*zip(first, torch.autograd.grad(value, leaves, incoming), strict=True)]
-
-
-def private_calls(work):
-    """The private ops that `work` calls, in order."""
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
-        work()
-    calls = [event.name.split("::_pointwise_") for event in found.events()]
-    return [call[1] for call in calls if call[0] == "cudaloss"]
 
 
 @pytest.mark.parametrize("wanted", WANTED, ids=str)
