@@ -276,6 +276,8 @@ def test_compiled_training_is_one_pass_too(spec, device, backend):
     compiled(a, b).backward()
     a.grad = b.grad = None
     step = ["compiled_loss_with_grad", "compiled_finish_grad"]
+    if spec.second_default:  # a number that a plain call does not have
+        step = ["compiled_forward_with_grads", "compiled_finish_grads"]
     assert private_calls(lambda: compiled(a, target).backward()) == step
     assert_right(spec, a.grad, exact(spec, input, target, 1.0)[0])
     a.grad = None
