@@ -39,7 +39,8 @@ MUTANTS = (
         "if decomposes or not served:",
         "ops/test_keyword_compile.py",
     ),
-    Mutant("_autograd.py", "FOR_THIRD | IGNORE_NAN", "FOR_THIRD", "ops/test_saved_tensors.py"),
+    Mutant("_dispatch.py", " and _private.keeps_what_it_saves()", "", "ops/test_compiled_steps.py"),
+    Mutant("_autograd.py", "FOR_THIRD | IGNORE_NAN", "FOR_THIRD", "ops/test_compiled_steps.py"),
     Mutant("_dispatch.py", "bool(wanting) and whole and", "bool(wanting) and", "kernels/test_gradients.py"),
     # The nodes of autograd's graph.
     Mutant("_autograd.py", 'pop("unspent", False)', 'get("unspent", False)', "ops/test_one_pass.py"),

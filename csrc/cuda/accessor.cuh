@@ -353,11 +353,10 @@ __device__ __forceinline__ unsigned selected_by(const Accessor<uint8_t>& mask, c
   return bits_of(bytes) & all;
 }
 
-// Host code.
-inline Operand as_operand(const Result& result) { return {result.data, result.dtype}; }
+inline Operand as_operand(const Result& result) { return {result.data, result.dtype}; }  // host code
 
 template <class Element>
-Accessor<Element> accessor_of(const Operand& operand, const Spacing& spacing) {
+CUDALOSS_INLINE Accessor<Element> accessor_of(const Operand& operand, const Spacing& spacing) {
   Accessor<Element> made = {};
   made.data = static_cast<decltype(made.data)>(const_cast<void*>(operand.data));
   made.spacing = spacing;

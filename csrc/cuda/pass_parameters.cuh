@@ -26,7 +26,6 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   p.partition = plan.partition;
   p.segments = plan.segments;
   p.inner = plan.inner;
-  if (dims.along.rank > 0) std::copy(dims.along.stride[0], dims.along.stride[0] + kPlaces, p.inner.stride);
   p.input = accessor(Type<A>(), kInput, r.input);
   p.target = accessor(Type<B>(), kTarget, r.target);
   p.whole = p.input.spacing.vectorized && p.target.spacing.vectorized;

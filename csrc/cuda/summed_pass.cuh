@@ -30,11 +30,7 @@ struct WholeOperand {
 
  private:
   __device__ __forceinline__ static Accessor<E> as(const Accessor<Stored>& from) {
-    Accessor<E> made = {};
-    made.data = static_cast<decltype(made.data)>(from.data);
-    made.spacing = {1, true};
-    if constexpr (std::is_same_v<E, AnyHalf>) made.is_bfloat = from.dtype == DType::BFloat16;
-    return made;
+    return accessor_of<E>({from.data, from.dtype}, {1, true});
   }
 };
 
@@ -92,7 +88,8 @@ __device__ __forceinline__ void run_summed(const SummedParameters& p, const Loss
 }
 
 // kColumns: neighbouring threads are at neighbouring segments, and a thread's vector is one element of N segments, each
-// with its own sum. Otherwise a vector is of one segment.
+// with its own sum. Otherwise a vector is of one segment. Eight blocks a processor: with six, and 80 registers a
+// thread, rows take 1.13 times as long.
 template <bool kColumns, class E>
 __global__ void __launch_bounds__(plan::kStridedThreads, 8)
     summed_pass_kernel(const __grid_constant__ AnyLoss<FloatFloat> any, const __grid_constant__ SummedParameters p) {

@@ -133,6 +133,7 @@ struct CpuRowKernels {
   static void pass(const Pass& request, const Tensor&) { cpu::row_pass<Loss>(request, parallel_for); }
 };
 
+// What an engine can do. kSumsBeside: sum one operand's gradients in the pass that makes the other's.
 struct Cpu {
   static constexpr bool kCountsFewRows = false, kExpects = false, kSumsBeside = false;
   static Prediction prediction_of(int64_t, const Tensor&) { return {}; }

@@ -35,7 +35,7 @@ _loss_with_grad, _rescale_ = _private.loss_with_grad, _private.rescale_
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
 _OTHERS = (None,) * 11  # the gradients of all arguments except input and target
 _OTHERS_OF_PLAIN = (None,) * 2  # for a plain call: how and parameter
-_PLAIN = _private.Call._fields[:4]
+_PLAIN = 4  # the arguments of a plain call
 _THIRD = _private.Call._fields.index("third")
 
 
@@ -183,7 +183,7 @@ def _compiled_one_pass_forward(ctx, input, target, how, parameter, *rest):
     how |= EXPECTS
     call = input, target, how, parameter, *rest
     if not how & (FOR_THIRD | IGNORE_NAN) and _is_without_options(*rest):
-        value, *results = _private.compiled_loss_with_grad(*call[:4])
+        value, *results = _private.compiled_loss_with_grad(*call[:_PLAIN])
         ctx.save_for_backward(input, target, *results)
         ctx.numbers = how | MAY_DECLINE, parameter
         return value
@@ -205,7 +205,7 @@ def _traced_backward(ctx, grad_output):
     (*held, denominators, record), call = _kept(ctx)
     if all(gradient is None for gradient in held):
         return _of_all(*gradients(grad_output, denominators, *call))
-    if len(call) == len(_PLAIN):
+    if len(call) == _PLAIN:
         found = _private.compiled_finish_grad(*held[:2], grad_output, record, *_checked(*call))
         return *found, *_OTHERS
     return _of_all(*_private.compiled_finish_grads(*held, grad_output, denominators, record, *_checked(*call)))

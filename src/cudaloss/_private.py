@@ -1,5 +1,5 @@
-"""The private ops: the compiled code for PyTorch's dispatcher and compilers. Eight serve all losses, and two serve a
-cross entropy whose classes are split over processes:
+"""The private ops: the compiled code for PyTorch's dispatcher and compilers. They serve all losses. Three are seen by
+autograd:
 
 ``_pointwise_forward``            the loss, and the denominators that were counted for it.
 ``_pointwise_gradients``          the gradients wanted, from the operands and the denominators.

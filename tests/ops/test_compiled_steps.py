@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 
 import pytest
 import torch
 
 from capturing import private_calls
+from cudaloss import _private
 from cudaloss._modes import EXPECTS, FOR_INPUT, FOR_TARGET, pack
 from oracle import leaf, op, operands
 
@@ -113,24 +115,11 @@ def test_a_copy_has_the_right_gradients(spec, step):
 def test_no_part_is_taken(spec, step):
     """A gradient beside one that hooks have replaced."""
     held = step.forward()
-    mixed = [
-        held[0],
-        torch.empty(2 * SIZE, device=held[1].device)[8 : 8 + SIZE].copy_(held[1]),
-    ]  # at no gradient's place
+    arena = torch.empty(2 * SIZE, device=held[1].device)
+    mixed = [held[0], arena[8 : 8 + SIZE].copy_(held[1])]  # where no gradient begins
     found = in_backward(lambda: step.finish(mixed, 0.3))
     assert shares(found, mixed) == [False, False]
     assert all(torch.equal(a, b) for a, b in zip(found, step.right(spec, 0.3), strict=True))
-
-
-@pytest.mark.kinds
-def test_a_slice_of_other_memory(spec, step):
-    """What a hook may return: the gradients are where the slice is, not at an offset from it."""
-    held = step.forward()
-    arena = torch.empty(2 * SIZE, device=held[0].device)
-    for offset in (0, 8):
-        copies = [arena[offset : offset + SIZE].copy_(held[0]), held[1].clone()]
-        found = in_backward(lambda: step.finish(copies, 0.3))  # noqa: B023
-        assert all(torch.equal(a, b) for a, b in zip(found, step.right(spec, 0.3), strict=True))
 
 
 @pytest.mark.kinds
@@ -149,6 +138,53 @@ def test_graphs_that_save_copies_have_two_passes(spec, device):
 
     step()
     assert private_calls(step) == ["compiled_forward", "compiled_gradients"]
+
+
+@pytest.mark.parametrize(
+    ("module", "option", "value"),
+    [
+        ("torch._functorch.config", "enable_activation_offloading", True),
+        ("torch._inductor.config", "post_grad_fusion_options", {"activation_quantization_aten_pass": {}}),
+    ],
+)
+def test_options_by_which_graphs_save_copies(module, option, value):
+    config = importlib.import_module(module)
+    if not hasattr(config, option):
+        pytest.skip("this torch does not have it")
+    assert _private.keeps_what_it_saves()
+    with config.patch({option: value}):
+        assert not _private.keeps_what_it_saves()
+
+
+OPTIONS = {
+    "none": {},
+    "sum": {"reduction": "sum"},
+    "mask": {"mask": torch.arange(SIZE) % 3 > 0},
+    "weight": {"weight": torch.linspace(0.5, 2, SIZE)},
+    "ignore_nan": {"ignore_nan": True},
+    "normalizer": {"normalizer": torch.tensor(7.0)},
+    "scale": {"scale": 0.5},
+    "batch_dims": {"batch_dims": 1},
+}
+
+
+@pytest.mark.kinds
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_factors_of_a_compiled_step(spec, device, name, dtype):
+    """The same bits as in eager mode: without options, with each, and with flags that a plain call does not have."""
+    options = {k: x.to(device) if isinstance(x, torch.Tensor) else x for k, x in OPTIONS[name].items()}
+    input, target = operands((SIZE,), (dtype,) * 2, device)
+    if name == "ignore_nan":
+        target[::7] = torch.nan
+    if name == "batch_dims":
+        input, target = input.view(4, -1), target.view(4, -1)
+    torch._dynamo.reset()
+    eager = lambda x: op(spec)(x, target, **options)  # noqa: E731
+    compiled, x = torch.compile(eager, backend="aot_eager", fullgraph=True), leaf(input)
+    for factor in (1.0, 0.3, 0.3, 1.0):
+        found, right = (torch.autograd.grad((call(x) * factor).sum(), x)[0] for call in (compiled, eager))
+        assert torch.equal(found, right)
 
 
 @pytest.mark.kinds
