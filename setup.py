@@ -61,6 +61,9 @@ FRONT_ENDS = (70, 75, 80, 90)
 # source list.
 LOSSES = sorted(path.stem for path in (ROOT / "csrc" / "losses").glob("*.h"))
 ROW_LOSSES = sorted(path.stem for path in (ROOT / "csrc" / "losses" / "rows").glob("*.h"))
+# The sources that serve all losses.
+CPU_SOURCES = "blocks", "class_block", "count", "gather", "row_tiles", "vocabulary"
+CUDA_SOURCES = "fold", "count", "strided", "vectors", "vocabulary", "class_block"
 
 
 def version():
@@ -234,7 +237,7 @@ def extension(found):
     """The extension with CUDA kernels from the toolkit `found`, or without CUDA kernels."""
     include_dirs = [pybind11.get_include(), str(ROOT / "csrc"), str(GENERATED)]
     sources = ["csrc/binding.cpp", "csrc/torch/ops.cpp"]
-    sources += [f"csrc/cpu/{name}.cpp" for name in ("blocks", "count", "gather", "row_tiles", "vocabulary")]
+    sources += [f"csrc/cpu/{name}.cpp" for name in CPU_SOURCES]
     target = f"0x{TORCH_TARGET[0]:02x}{TORCH_TARGET[1]:02x}000000000000"
     macros = [
         ("TORCH_TARGET_VERSION", target),
@@ -262,7 +265,7 @@ def extension(found):
         names = architectures(found)
         cpp_extension.CUDA_HOME = str(found.root)  # a CPU-only torch leaves it None, for any environment
         sources += generate_sources(CPU)
-        shared = ["cuda/fold.cu", "cuda/count.cu", "cuda/strided.cu", "cuda/vectors.cu", "cuda/vocabulary.cu"]
+        shared = [f"cuda/{name}.cu" for name in CUDA_SOURCES]
         if len(names) > 1:
             sources += [one_source(shared)]
         else:

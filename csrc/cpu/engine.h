@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/class_block.h"
 #include "core/pass.h"
 
 namespace cudaloss::cpu {
@@ -20,6 +21,11 @@ void row_pass(const Pass& request, ParallelFor parallel_for);
 
 // For a part of the classes (Pass::part).
 void vocabulary_pass(const Pass& request, ParallelFor parallel_for);
+
+// The sums of some classes of each row, or the gradients; and function(index) for each index below `count`.
+void class_block(const ClassBlock& block, ParallelFor parallel_for);
+template <class Function>
+void each(const Function& function, int64_t count, ParallelFor parallel_for);
 
 void count(const Count& request, ParallelFor parallel_for);
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/class_block.h"
 #include "core/pass.h"
 
 namespace cudaloss::cuda {
@@ -37,6 +38,11 @@ void row_pass(const Pass& request, const Memory& memory, Stream stream);
 
 // For a part of the classes (Pass::part).
 void vocabulary_pass(const Pass& request, const Memory& memory, Stream stream);
+
+// The sums of some classes of each row, or the gradients; and function(index) for each index below `count`.
+void class_block(const ClassBlock& block, Stream stream);
+template <class Function>
+void each(const Function& function, int64_t count, Stream stream);
 
 void count(const Count& request, const Memory& memory, Stream stream);
 

@@ -143,6 +143,11 @@ struct Cpu {
     run_of<CpuKernels, CpuRowKernels>(request.loss)(request, input);
   }
   static void vocabulary_pass(const Pass& request, const Tensor&) { cpu::vocabulary_pass(request, parallel_for); }
+  static void class_block(const ClassBlock& block, const Tensor&) { cpu::class_block(block, parallel_for); }
+  template <class Function>
+  static void each(const Function& function, int64_t count, const Tensor&) {
+    cpu::each(function, count, parallel_for);
+  }
   static void count(const Count& request, const Tensor&) { cpu::count(request, parallel_for); }
 };
 
@@ -291,6 +296,13 @@ struct Cuda {
   }
   static void vocabulary_pass(const Pass& request, const Tensor& input) {
     with_scratch(request, input, cuda::vocabulary_pass);
+  }
+  static void class_block(const ClassBlock& block, const Tensor& input) {
+    cuda::class_block(block, CudaContext(input).stream);
+  }
+  template <class Function>
+  static void each(const Function& function, int64_t count, const Tensor& input) {
+    cuda::each(function, count, CudaContext(input).stream);
   }
   static void count(const Count& request, const Tensor& input) { with_scratch(request, input, cuda::count); }
 

@@ -8,6 +8,7 @@
 
 #include "torch/backends.h"
 #include "torch/call.h"
+#include "torch/class_block.h"
 #include "torch/vocabulary.h"
 
 namespace cudaloss::tensors {
@@ -462,6 +463,12 @@ void register_ops(torch::stable::detail::StableLibrary& library) {
   library.impl("_pointwise_compiled_finish_grads", TORCH_BOX(&compiled_finish_grads<Engine>));
   library.impl("_pointwise_part", TORCH_BOX(&vocabulary_part<Engine>));
   library.impl("_pointwise_part_backward", TORCH_BOX(&vocabulary_part_backward<Engine>));
+  library.impl("_class_sums_", TORCH_BOX(&class_sums<Engine>));
+  library.impl("_class_numbers", TORCH_BOX(&class_numbers<Engine>));
+  library.impl("_class_gradients_", TORCH_BOX(&class_gradients<Engine>));
+  library.impl("_token_values", TORCH_BOX(&token_values<Engine>));
+  library.impl("_token_gradients", TORCH_BOX(&token_gradients<Engine>));
+  library.impl("_scaled_gradient_", TORCH_BOX(&scaled_gradient<Engine>));
 }
 
 }  // namespace cudaloss::tensors

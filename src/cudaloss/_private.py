@@ -37,11 +37,12 @@ of this package, and they call the ops by name.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -131,6 +132,18 @@ AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # pyright: ignore[reportAttributeAccessIssue]
 is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+
+@contextlib.contextmanager
+def under_autograd() -> Iterator[None]:
+    """Lets autograd see the ops inside, also in an op that it does not see."""
+    was_excluded = is_excluded(AUTOGRAD)
+    set_excluded(AUTOGRAD, False)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        set_excluded(AUTOGRAD, was_excluded)
 
 
 # functorch calls an op's kernel for this key before its transforms, so that the kernel can use autograd.Function.

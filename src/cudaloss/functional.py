@@ -10,6 +10,7 @@ from torch.nn._reduction import legacy_get_string
 
 from ._calls import calls_of
 from ._checks import check_size_average
+from .heads import linear_cross_entropy, token_log_prob, linear_token_log_prob
 
 __all__ = [
     "smooth_l1_loss",
@@ -34,6 +35,9 @@ __all__ = [
     "cosine_embedding_loss",
     "triplet_margin_loss",
     "kl_div_with_logits",
+    "linear_cross_entropy",
+    "token_log_prob",
+    "linear_token_log_prob",
 ]
 
 

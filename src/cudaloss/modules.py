@@ -12,6 +12,7 @@ from torch.nn._reduction import legacy_get_string
 from . import functional
 from ._checks import check_size_average
 from ._module_state import changed_options, keep, shown
+from .heads import LinearCrossEntropyLoss
 
 __all__ = [
     "SmoothL1Loss",
@@ -36,6 +37,7 @@ __all__ = [
     "CosineEmbeddingLoss",
     "TripletMarginLoss",
     "KLDivWithLogitsLoss",
+    "LinearCrossEntropyLoss",
 ]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from textwrap import indent
 from typing import Any
 
+from cudaloss._heads import FUNCTIONS, MODULES
 from cudaloss._options import ROWS, Row
 from cudaloss._specs import PUBLIC, LossSpec, RowSpec
 from tools.faces import row_source
@@ -31,6 +32,7 @@ from torch.nn._reduction import legacy_get_string
 
 from ._calls import calls_of
 from ._checks import check_size_average
+from .heads import {", ".join(FUNCTIONS)}
 """
 _MODULES_HEAD = f"""\
 {_GENERATED}
@@ -47,6 +49,7 @@ from torch.nn._reduction import legacy_get_string
 from . import functional
 from ._checks import check_size_average
 from ._module_state import changed_options, keep, shown
+from .heads import {", ".join(MODULES)}
 """
 
 _FUNCTION = """\
@@ -214,6 +217,6 @@ def _file(head: str, names: list[str], parts: Iterable[str]) -> str:
 def files() -> dict[str, str]:
     """The text of the generated files of ``src/cudaloss``, by name."""
     return {
-        "functional.py": _file(_FUNCTIONS_HEAD, [spec.function for spec in PUBLIC], map(function, PUBLIC)),
-        "modules.py": _file(_MODULES_HEAD, [spec.module for spec in PUBLIC], map(module, PUBLIC)),
+        "functional.py": _file(_FUNCTIONS_HEAD, [*(spec.function for spec in PUBLIC), *FUNCTIONS], map(function, PUBLIC)),
+        "modules.py": _file(_MODULES_HEAD, [*(spec.module for spec in PUBLIC), *MODULES], map(module, PUBLIC)),
     }

@@ -1,0 +1,360 @@
+"""Which way a call goes: the kernels with the products around them, or the reference, which has the whole logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _dispatch, _private, _row_ops
+from .._checks import as_float
+from .._dispatch import PLAIN_TENSORS, is_captured
+from .._modes import DTYPES
+from .._options import Options
+from .._private import is_compiled
+from . import checks, plans, row_losses
+from .blocks import Block, bent
+from .nodes import HeadNumbers, HeadStep, LogitsNumbers, TokenValues
+from .plans import Head
+from .row_losses import CrossEntropy
+
+_cross_entropy = _row_ops.KERNELS["cross_entropy"].thorough
+# A head whose logits take less has one chunk: then memory is no reason to add products up.
+_SMALL_LOGITS = 64 << 20
+
+
+def _under_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The operands of a product in autocast's dtype, if it is active."""
+    device = next(x.device.type for x in tensors if x is not None)
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+
+
+def _is_autocast(device: torch.device) -> bool:
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def _are_served(*tensors: Tensor | None) -> bool:
+    """Whether the kernels take the tensors, as far as their kind goes."""
+    given = [x for x in tensors if x is not None]
+    device = given[0].device
+    if _dispatch.transformed() or (is_captured() and not is_compiled()):
+        return False
+    if not is_captured() and any(type(x) not in PLAIN_TENSORS for x in given):
+        return False
+    return all(_dispatch._is_readable(x, device) and device.type != "meta" for x in given)
+
+
+def _wants_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _keeps_logits(head: Head, memory: str) -> bool:
+    """Whether a step keeps the logits until its backward. In one piece they are less memory than a float32 gradient of
+    the weight if there are at most twice as many rows as features."""
+    rows, features = head.input.shape
+    logits = rows * head.weight.shape[0] * head.input.element_size()
+    return memory == "fast" and (rows <= max(2 * features, plans.CHUNK_ROWS) or logits <= _SMALL_LOGITS)
+
+
+# ---- cross entropy ----
+
+
+def _flat(x: Tensor | None, shape: torch.Size) -> Tensor | None:
+    """An option of rows, for rows in one dimension."""
+    return None if x is None else x.expand(shape).reshape(-1)
+
+
+def _logits_shape(input: Tensor, weight: Tensor) -> Tensor:
+    """A tensor without memory that has the logits' shape, for checks that ask it."""
+    rows, rest = input.shape[:-1], weight.shape[1:-1]
+    shape = (*rows[:1], weight.shape[0], *rows[1:], *rest)
+    return input.new_empty(1).expand(shape)
+
+
+def linear_cross_entropy(
+    input: Any,
+    linear_weight: Any,
+    target: Any,
+    linear_bias: Any,
+    weight: Any,
+    reduction: Any,
+    ignore_index: Any,
+    label_smoothing: Any,
+    z_loss: Any,
+    softcap: Any,
+    sample_weight: Any,
+    mask: Any,
+    normalizer: Any,
+    scale: Any,
+    dtype: Any,
+    memory: Any,
+) -> Tensor:
+    checks.check_memory(memory)
+    checks.check_head(input, linear_weight, target, linear_bias, takes_probabilities=True)
+    call = {
+        "target": target,
+        "weight": weight,
+        "reduction": reduction,
+        "ignore_index": ignore_index,
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+        "softcap": softcap,
+        "dtype": dtype,
+    }
+    options = Options(sample_weight, mask, normalizer, scale)
+    smoothing, numbers, options = checks.check_cross_entropy(_logits_shape(input, linear_weight), call, options)
+    if target.is_floating_point() and ignore_index is not None:
+        raise RuntimeError("ignore_index cannot be specified when target contains probabilities")
+    if dtype is None and _is_autocast(input.device):
+        dtype = torch.promote_types(input.dtype, torch.float32)
+    input, linear_weight, linear_bias = _under_autocast(input, linear_weight, linear_bias)
+    own = weight, numbers.ignore_index, smoothing, numbers.z_loss, softcap
+    beside = weight, options.weight, options.mask, options.normalizer
+    tensors = [x for x in (linear_bias, target, *beside) if isinstance(x, Tensor)]
+    served = (
+        linear_weight.dim() == 2
+        and not target.is_floating_point()
+        and input.dtype in DTYPES
+        and all(x is None or x.dtype == input.dtype for x in (linear_weight, linear_bias))
+        and input.numel() > 0
+        and not _wants_gradient(weight)
+        and _are_served(input, linear_weight, *tensors)
+    )
+    if not served:
+        return _by_reference(input, linear_weight, target, linear_bias, reduction, own, dtype, options)
+    shape = target.shape
+    head = Head(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias)
+    index = target.reshape(-1).long()
+    counts = index != numbers.ignore_index
+    flat_mask = _flat(options.mask, shape)
+    counts = counts if flat_mask is None else counts & flat_mask
+    shares = None if weight is None or smoothing == 0 else weight.to(_wide(input.dtype))
+    classes = linear_weight.shape[0]
+    block = Block(index, counts, shares, 0, classes, numbers.softcap, shares=smoothing != 0)
+    divisor, result = options.normalizer, input.dtype if dtype is None else dtype
+    flat = _flat(options.weight, shape)
+    loss = CrossEntropy(
+        weight, classes, smoothing, numbers.z_loss, flat, reduction, divisor, as_float("scale", scale), result
+    )
+    found = _of_head(head, block, loss, "fast" if memory is None else memory)
+    return found.view(shape) if reduction == "none" else found
+
+
+def _of_head(head: Head, block: Block, loss: CrossEntropy, memory: str) -> Tensor:
+    if not _wants_gradient(*head):
+        found = plans.numbers_op(*head, *block)
+        return row_losses.value(loss, found, block.target, block.counts)
+    keeps = not is_compiled() and _keeps_logits(head, memory)
+    is_step = (
+        not keeps
+        and memory == "fast"
+        and loss.reduction != "none"
+        and head.input.dtype != torch.float16  # a gradient divided by many rows would underflow
+        and not _wants_gradient(loss.sample_weight, loss.normalizer if isinstance(loss.normalizer, Tensor) else None)
+    )
+    if is_step:
+        return _step(head, block, loss)
+    found = HeadNumbers.apply(*head, keeps, *block)
+    return row_losses.value(loss, found, block.target, block.counts)
+
+
+def _step(head: Head, block: Block, loss: CrossEntropy) -> Tensor:
+    divisor, scale, is_empty = row_losses.denominator(loss, block.target, block.counts), loss.scale, None
+    if isinstance(divisor, Tensor):
+        if loss.normalizer is None:  # gradients of 0 if nothing counts
+            is_empty, divisor = divisor == 0, torch.where(divisor == 0, 1.0, divisor)
+    elif divisor is not None:
+        scale, divisor = scale / divisor, None
+
+    def thorough(*operands: Any) -> Tensor:
+        return row_losses.value(loss, HeadNumbers.apply(*operands, False, *block), block.target, block.counts)
+
+    call = loss.class_weight, loss.smoothing, loss.z_loss, loss.sample_weight, divisor, scale
+    found = HeadStep.apply(*head, thorough, loss.dtype, *block, *call)
+    return found if is_empty is None else torch.where(is_empty, torch.nan, found)
+
+
+def _by_reference(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    reduction: str,
+    own: tuple[Any, ...],
+    dtype: torch.dtype | None,
+    options: Options,
+) -> Tensor:
+    """The definition: the logits, and their cross entropy."""
+    shape, flat = target.shape, input if input.dim() <= 2 else input.flatten(0, -2)
+    if input.dim() > 2:
+        target = target.flatten(0, -2) if target.is_floating_point() else target.flatten()
+        rows = input.shape[:-1]
+        options = options._replace(weight=_flat(options.weight, rows), mask=_flat(options.mask, rows))
+        shape = rows
+    bias = None if linear_bias is None else linear_bias.reshape(-1)
+    logits = torch.nn.functional.linear(flat, linear_weight.flatten(0, -2), bias)
+    logits = logits.reshape(*flat.shape[:-1], *linear_weight.shape[:-1])
+    found = _cross_entropy(logits, target, reduction, own, dtype, *options[:5])
+    return found.view(shape) if reduction == "none" and input.dim() > 2 else found
+
+
+# ---- log-probabilities of tokens ----
+
+
+def _as_rows(input: Tensor) -> Tensor | None:
+    """The logits in two dimensions of rows, without a copy; None: they need one."""
+    if input.dim() < 3:
+        return input.view(1, -1, input.shape[-1]) if input.dim() == 2 or input.is_contiguous() else None
+    try:
+        return input.view(input.shape[0], -1, input.shape[-1])
+    except RuntimeError:
+        return None
+
+
+def _finished(found: Tensor, shape: torch.Size, dtype: torch.dtype, return_entropy: bool) -> Any:
+    made = TokenValues.apply(found, return_entropy, dtype == torch.float64)
+    return tuple(x.view(shape) for x in made) if return_entropy else made.view(shape)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _log_prob_of(logits: Tensor, target: Tensor, temperature: float, softcap: float, return_entropy: bool) -> Any:
+    """The definition, of logits."""
+    logs = bent(logits.to(_wide(logits.dtype)), softcap, temperature).log_softmax(-1)
+    log_prob = logs.gather(-1, target.long().unsqueeze(-1)).squeeze(-1)
+    if not return_entropy:
+        return log_prob
+    p = logs.exp()
+    return log_prob, -(p * torch.where(p == 0, 0, logs)).sum(-1)
+
+
+def token_log_prob(input: Any, target: Any, temperature: Any, softcap: Any, return_entropy: bool) -> Any:
+    checks._dense(input=input, target=target)
+    if input.dim() < 1 or input.shape[-1] == 0:
+        raise RuntimeError(f"input must have at least one class in its last dimension, got shape {tuple(input.shape)}")
+    checks.check_indices(target, input.shape[:-1])
+    if input.device != target.device:
+        raise RuntimeError(f"input and target must be on one device, got {input.device} and {target.device}")
+    temperature, cap = checks.check_bend(temperature, softcap)
+    rows = None
+    if input.dtype in DTYPES and input.numel() > 0 and _are_served(input, target) and input.stride(-1) == 1:
+        rows = _as_rows(input)
+    if rows is None:
+        return _log_prob_of(input, target, temperature, cap, return_entropy)
+    index = target.reshape(-1).long()
+    block = Block(index, None, None, 0, input.shape[-1], cap, temperature, entropy=return_entropy)
+    wants = _wants_gradient(input)
+    found = LogitsNumbers.apply(rows, *block) if wants else plans.logits_numbers_op(rows, *block)
+    return _finished(found, target.shape, _wide(input.dtype), return_entropy)
+
+
+def linear_token_log_prob(
+    input: Any,
+    linear_weight: Any,
+    target: Any,
+    linear_bias: Any,
+    temperature: Any,
+    softcap: Any,
+    return_entropy: bool,
+    memory: Any,
+) -> Any:
+    checks.check_memory(memory)
+    checks.check_head(input, linear_weight, target, linear_bias, takes_probabilities=False)
+    if linear_weight.dim() != 2:
+        raise RuntimeError(f"linear_weight must have two dimensions, got shape {tuple(linear_weight.shape)}")
+    temperature, cap = checks.check_bend(temperature, softcap)
+    input, linear_weight, linear_bias = _under_autocast(input, linear_weight, linear_bias)
+    served = (
+        input.dtype in DTYPES
+        and all(x is None or x.dtype == input.dtype for x in (linear_weight, linear_bias))
+        and input.numel() > 0
+        and _are_served(input, linear_weight, target, *([] if linear_bias is None else [linear_bias]))
+    )
+    if not served:
+        logits = torch.nn.functional.linear(input, linear_weight, linear_bias)
+        return _log_prob_of(logits, target, temperature, cap, return_entropy)
+    head = Head(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias)
+    index = target.reshape(-1).long()
+    block = Block(index, None, None, 0, linear_weight.shape[0], cap, temperature, entropy=return_entropy)
+    if _wants_gradient(*head):
+        keeps = not is_compiled() and _keeps_logits(head, "least" if memory is None else memory)
+        found = HeadNumbers.apply(*head, keeps, *block)
+    else:
+        found = plans.numbers_op(*head, *block)
+    return _finished(found, target.shape, _wide(input.dtype), return_entropy)
+
+
+# ---- the public ops ----
+
+_HEAD = "Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None"
+_BEND = "float temperature=1.0, float? softcap=None, bool return_entropy=False"
+
+
+def _define(schema: str, kernel: Any) -> None:
+    name = schema.partition("(")[0]
+    _private.LIBRARY.define(schema, tags=_private.TAGS)
+    for key in _private.PUBLIC_KEYS:
+        _private.LIBRARY.impl(name, kernel, key)
+
+
+def _cross_entropy_op(
+    input,
+    linear_weight,
+    target,
+    *,
+    linear_bias=None,
+    weight=None,
+    reduction="mean",
+    ignore_index=None,
+    label_smoothing=0.0,
+    z_loss=0.0,
+    softcap=None,
+    sample_weight=None,
+    mask=None,
+    normalizer=None,
+    scale=1.0,
+    dtype=None,
+    memory=None,
+):
+    call = z_loss, softcap, sample_weight, mask, normalizer, scale, dtype, memory
+    of_torch = linear_bias, weight, reduction, ignore_index, label_smoothing
+    return linear_cross_entropy(input, linear_weight, target, *of_torch, *call)
+
+
+_define(
+    f'linear_cross_entropy({_HEAD}, Tensor? weight=None, str reduction="mean", int? ignore_index=None, '
+    "float label_smoothing=0.0, float z_loss=0.0, float? softcap=None, Tensor? sample_weight=None, Tensor? mask=None, "
+    "Tensor? normalizer=None, float scale=1.0, ScalarType? dtype=None, str? memory=None) -> Tensor",
+    _cross_entropy_op,
+)
+
+
+def _log_prob_op(input, target, *, temperature=1.0, softcap=None, return_entropy=False):
+    found = token_log_prob(input, target, temperature, softcap, return_entropy)
+    return list(found) if return_entropy else [found]
+
+
+def _linear_log_prob_op(
+    input,
+    linear_weight,
+    target,
+    *,
+    linear_bias=None,
+    temperature=1.0,
+    softcap=None,
+    return_entropy=False,
+    memory=None,
+):
+    call = linear_bias, temperature, softcap, return_entropy, memory
+    found = linear_token_log_prob(input, linear_weight, target, *call)
+    return list(found) if return_entropy else [found]
+
+
+_define(f"token_log_prob(Tensor input, Tensor target, *, {_BEND}) -> Tensor[]", _log_prob_op)
+_define(f"linear_token_log_prob({_HEAD}, {_BEND}, str? memory=None) -> Tensor[]", _linear_log_prob_op)

@@ -1,0 +1,119 @@
+"""Errors for wrong arguments of the losses of heads and tokens, before any kernel runs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _checks, _row_checks
+from .._modes import INDICES
+from .._options import Options
+from .._specs import OF_ROWS
+
+_CROSS_ENTROPY = next(spec for spec in OF_ROWS if spec.name == "cross_entropy")
+PLANS = ("fast", "least")
+
+
+class Rows(NamedTuple):
+    """A head's operands with its rows in one dimension."""
+
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    target: Tensor
+    shape: torch.Size  # of the rows in the call
+
+
+def _dense(**tensors: Any) -> None:
+    for name, value in tensors.items():
+        _checks.check_beside_layout(name, value)
+        if name != "target":
+            _checks.check_floating(name, value)
+
+
+def check_memory(memory: Any) -> None:
+    if memory is not None and memory not in PLANS:
+        raise ValueError(f"memory must be 'fast', 'least' or None, got {memory!r}")
+
+
+def check_head(input: Any, linear_weight: Any, target: Any, linear_bias: Any, takes_probabilities: bool) -> None:
+    """Checks the operands; the messages contain PyTorch's if it has one."""
+    _dense(input=input, linear_weight=linear_weight, target=target)
+    if input.dim() < 1:
+        raise RuntimeError("expected input with dimensionality 1 or 2 or more, got 0: its last dimension has features")
+    if linear_weight.dim() < 2:
+        raise RuntimeError(f"expected linear_weight with dimensionality at least 2, got {linear_weight.dim()}")
+    if input.shape[-1] != linear_weight.shape[-1]:
+        raise RuntimeError(
+            "expected equal input and linear_weight last dimensions (in_features), got "
+            f"{input.shape[-1]} and {linear_weight.shape[-1]}, respectively"
+        )
+    if linear_bias is not None:
+        _dense(linear_bias=linear_bias)
+        if linear_bias.shape != linear_weight.shape[:-1]:
+            raise RuntimeError(
+                f"expected linear_bias shape {tuple(linear_weight.shape[:-1])}, got {tuple(linear_bias.shape)}"
+            )
+    operands = {"linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
+    for name, value in operands.items():
+        if value is not None and value.device != input.device:
+            raise RuntimeError(f"{name} must be on input's device, {input.device}, got {value.device}")
+    if linear_weight.dim() > 2:
+        if input.dim() == 1:
+            raise RuntimeError(
+                f"K-dimensional loss defined by linear_weight shape {tuple(linear_weight.shape)} requires batched "
+                f"input, (N, {input.shape[-1]}), got unbatched input with shape {tuple(input.shape)}"
+            )
+        if input.dim() > 2:
+            raise RuntimeError(
+                "expected input with dimensionality 1 or 2, because linear_weight has more than two dimensions, got "
+                f"{input.dim()}"
+            )
+        return
+    if linear_weight.shape[0] == 0:
+        raise RuntimeError(f"linear_weight must have at least one class, got shape {tuple(linear_weight.shape)}")
+    if takes_probabilities and target.is_floating_point():
+        wanted = (*input.shape[:-1], linear_weight.shape[0])
+        if target.shape != wanted:
+            raise RuntimeError(
+                f"target must be of shape {wanted}, because its floating dtype means probabilities, got "
+                f"{tuple(target.shape)} of {target.dtype}"
+            )
+        return
+    check_indices(target, input.shape[:-1])
+
+
+def check_indices(target: Tensor, shape: torch.Size) -> None:
+    if target.dtype not in INDICES:
+        raise RuntimeError(f"target must be an integer tensor of class indices, got {target.dtype}; call target.long()")
+    if target.shape != shape:
+        raise ValueError(
+            f"Expected target size {list(shape)}, got {list(target.shape)}: target must have an index for each row of "
+            "input"
+        )
+
+
+def check_bend(temperature: Any, softcap: Any) -> tuple[float, float]:
+    """The temperature, and the softcap or 0."""
+    if not _checks._is_number(temperature):
+        raise TypeError(f"temperature must be a number > 0, got {type(temperature).__name__}")
+    temperature = _checks.as_float("temperature", temperature)
+    if not (temperature > 0 and temperature < float("inf")):
+        raise RuntimeError(f"temperature must be a finite number > 0, got {temperature}")
+    numbers = _row_checks.check_numbers(torch.empty(0, dtype=torch.int64), -100, 0.0, softcap)
+    return temperature, numbers.softcap
+
+
+def check_cross_entropy(logits_of_shape: Tensor, call: dict[str, Any], options: Options) -> Any:
+    """Checks what :func:`cudaloss.linear_cross_entropy` has in common with ``cross_entropy``; returns its
+    label_smoothing, its numbers, and the options, whose weight is for each row."""
+    _checks.check_reduction(_CROSS_ENTROPY, call["reduction"])
+    if call["weight"] is not None:
+        _row_checks.check_class_weight(call["weight"], logits_of_shape)
+    _checks.check_dtype(call["dtype"])
+    ignore_index = -100 if call["ignore_index"] is None else call["ignore_index"]
+    numbers = _row_checks.check_numbers(call["target"], ignore_index, call["z_loss"], call["softcap"])
+    smoothing = _row_checks.check_smoothing(call["label_smoothing"])
+    return smoothing, numbers, _row_checks.check_row_options(options, logits_of_shape, call["reduction"], "sample_weight")

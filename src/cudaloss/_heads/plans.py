@@ -1,0 +1,280 @@
+"""The products around the numbers of rows. The logits of a head are never whole in memory, except in its fast plan,
+where they are in the memory of their gradient.
+
+- :func:`numbers` and :func:`gradients` go over blocks of classes. The backward makes each block's logits again: four
+  products of a head's size, not three, and memory for one block (the plan ``"least"``).
+- :func:`step` goes over chunks of rows, and makes the gradients in the forward: three products. The weight's gradient
+  is added up in float32. Rows enough for a product must be in a chunk: with 1,024 a step takes 1.34 times its products,
+  with 4,096 1.1 (H200, bfloat16; ``shared/anchors/head.md``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _private
+from . import row_losses
+from .blocks import SCHEMA, Block, Sums, define, fake_numbers, numbers_of, write_gradient
+from .row_losses import CrossEntropy
+
+_MIB = 1 << 20
+CHUNK_ROWS = 4096
+
+
+class Head(NamedTuple):
+    """The operands of the products, in two dimensions, of one dtype."""
+
+    input: Tensor  # (rows, features)
+    weight: Tensor  # (classes, features)
+    bias: Tensor | None  # (classes,)
+
+    def part(self, first: int, classes: int) -> Head:
+        bias = None if self.bias is None else self.bias[first : first + classes]
+        return self._replace(weight=self.weight[first : first + classes], bias=bias)
+
+    def rows(self, some: slice) -> Head:
+        return self._replace(input=self.input[some])
+
+
+class Wanted(NamedTuple):
+    """Which gradients are."""
+
+    input: bool
+    weight: bool
+    bias: bool
+
+
+def logits_of(head: Head, memory: Tensor | None = None) -> Tensor:
+    """The logits, in rows that begin at 16 bytes; in the memory of earlier ones, which are at least as many, if given."""
+    rows, classes = head.input.shape[0], head.weight.shape[0]
+    if memory is None:
+        step = 16 // head.input.element_size()
+        memory = head.input.new_empty(rows, -(-classes // step) * step)
+    out = memory[:rows, :classes]
+    if head.bias is None:
+        return torch.mm(head.input, head.weight.t(), out=out)
+    return torch.addmm(head.bias, head.input, head.weight.t(), out=out)
+
+
+def _is_half(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.float16, torch.bfloat16)
+
+
+class _Sum:
+    """A sum of products, in float32 for halves. The first can be the only one: then it is rounded once, by the
+    product."""
+
+    def __init__(self, shape: tuple[int, int], like: Tensor, products: int) -> None:
+        self.like, self.shape, self.is_alone = like, shape, products == 1
+        self.total: Tensor | None = None
+        self.is_wide = _is_half(like) and not self.is_alone
+
+    def add(self, a: Tensor, b: Tensor) -> None:
+        if not self.is_wide:
+            self.total = torch.mm(a, b) if self.total is None else self.total.addmm_(a, b)
+        elif a.is_cuda:
+            wide: dict[str, Any] = {"out_dtype": torch.float32}
+            if self.total is None:
+                self.total = torch.mm(a, b, **wide)
+            else:
+                torch.addmm(self.total, a, b, out=self.total, **wide)
+        else:
+            found = a.float() @ b.float()
+            self.total = found if self.total is None else self.total.add_(found)
+
+    def result(self, dtype: torch.dtype | None = None) -> Tensor:
+        found = self.like.new_zeros(self.shape) if self.total is None else self.total
+        return found.to(self.like.dtype if dtype is None else dtype)
+
+
+def _blocks(head: Head, block: Block) -> Iterator[tuple[int, Head, Block]]:
+    """Blocks of classes, with the number of the first class. Their logits take up to 256 MiB, and not more than half of
+    all."""
+    rows, classes = max(1, head.input.shape[0]), head.weight.shape[0]
+    of_class = rows * head.input.element_size()
+    fit = max(1024, min(256 * _MIB // of_class, (classes + 1) // 2))
+    count = -(-classes // fit)
+    size = -(-classes // max(1, count) // 64) * 64
+    for first in range(0, classes, max(1, size)):
+        some = min(size, classes - first)
+        yield first, head.part(first, some), block.part(first, some)
+
+
+def numbers(head: Head, block: Block) -> Tensor:
+    parts, memory = list(_blocks(head, block)), None
+    sums = Sums(head.input, head.input.shape[0], len(parts))
+    for _, part, of_part in parts:
+        logits = logits_of(part, memory)
+        memory = logits if memory is None else memory
+        sums.add(logits, of_part)
+    return sums.numbers(block)
+
+
+def gradients_of_logits(logits: Tensor, head: Head, block: Block, numbers: Tensor, grads: Tensor, wanted: Wanted) -> Any:
+    """The gradients from whole logits, which are overwritten."""
+    write_gradient(logits, block, numbers, grads, logits)
+    return (
+        torch.mm(logits, head.weight) if wanted.input else None,
+        torch.mm(logits.t(), head.input) if wanted.weight else None,
+        logits.sum(0) if wanted.bias else None,
+    )
+
+
+def gradients(grads: Tensor, numbers: Tensor, head: Head, block: Block, wanted: Wanted) -> Any:
+    """The gradients of input, weight and bias, from the gradients of the numbers of all classes."""
+    parts = list(_blocks(head, block))
+    of_input = _Sum(head.input.shape, head.input, len(parts))
+    of_weight = torch.empty_like(head.weight) if wanted.weight else None
+    of_bias = head.weight.new_empty(head.weight.shape[0]) if wanted.bias else None
+    memory = None
+    for first, part, of_part in parts:
+        logits = logits_of(part, memory)
+        memory = logits if memory is None else memory
+        write_gradient(logits, of_part, numbers, grads, logits)
+        last = first + part.weight.shape[0]
+        if wanted.input:
+            of_input.add(logits, part.weight)
+        if of_weight is not None:
+            torch.mm(logits.t(), part.input, out=of_weight[first:last])
+        if of_bias is not None:
+            of_bias[first:last] = logits.sum(0)
+    return of_input.result() if wanted.input else None, of_weight, of_bias
+
+
+def chunks(rows: int) -> int:
+    """How many chunks of rows a step has."""
+    return max(1, -(-rows // CHUNK_ROWS))
+
+
+def step(head: Head, block: Block, loss: CrossEntropy, wanted: Wanted) -> Any:
+    """The loss in float64, a sum over rows or with a normalizer, and its gradients; those of weight and bias in float32
+    for halves."""
+    rows, count = head.input.shape[0], chunks(head.input.shape[0])
+    size = -(-rows // count)
+    total = head.input.new_zeros((), dtype=torch.float64)
+    of_input = torch.empty_like(head.input) if wanted.input else None
+    of_weight = _Sum(head.weight.shape, head.weight, count)
+    wide = torch.float32 if _is_half(head.weight) else head.weight.dtype
+    of_bias = head.weight.new_zeros(head.weight.shape[0], dtype=wide) if wanted.bias else None
+    memory = None
+    for first in range(0, rows, size):
+        some = slice(first, min(rows, first + size))
+        part, of_part = head.rows(some), block.rows(some)
+        logits = logits_of(part, memory)
+        memory = logits if memory is None else memory
+        found = numbers_of(logits, of_part)
+        with _private.under_autograd():
+            value = row_losses.value(loss.rows(some), found.requires_grad_(), of_part.target, of_part.counts)
+            (grads,) = torch.autograd.grad(value, found)
+        total += value.detach()
+        write_gradient(logits, of_part, found.detach(), grads.contiguous(), logits)
+        if of_input is not None:
+            torch.mm(logits, head.weight, out=of_input[some])
+        if wanted.weight:
+            of_weight.add(logits.t(), part.input)
+        if of_bias is not None:
+            of_bias += logits.sum(0, dtype=wide)
+    return total, of_input, of_weight.result(wide) if wanted.weight else None, of_bias
+
+
+# ---- the ops, for eager code and for compilers ----
+
+_HEAD = f"Tensor input, Tensor linear_weight, Tensor? linear_bias, {SCHEMA}"
+
+
+def _split(arguments: tuple[Any, ...]) -> tuple[Head, Block]:
+    return Head(*arguments[:3]), Block(*arguments[3:])
+
+
+def _unless_differentiated(*tensors: Tensor | None) -> None:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        raise RuntimeError("cudaloss: this private op has no derivative; call the public function")
+
+
+def _numbers_op(*arguments: Any) -> Tensor:
+    _unless_differentiated(*arguments[:3])
+    return numbers(*_split(arguments))
+
+
+def _gradients_op(grads: Tensor, numbers: Tensor, *arguments: Any) -> Any:
+    *call, for_input, for_weight, for_bias = arguments
+    _unless_differentiated(grads, numbers, *call[:3])
+    return gradients(grads, numbers, *_split(tuple(call)), Wanted(for_input, for_weight, for_bias))
+
+
+def _fake_gradients(grads: Tensor, numbers: Tensor, *arguments: Any) -> Any:
+    *call, for_input, for_weight, for_bias = arguments
+    input, weight, bias = call[:3]
+    of_bias = None if bias is None or not for_bias else torch.empty_like(bias)
+    return torch.empty_like(input) if for_input else None, torch.empty_like(weight) if for_weight else None, of_bias
+
+
+numbers_op = define(
+    f"_head_numbers({_HEAD}) -> Tensor", _numbers_op, lambda input, *rest: fake_numbers(input, input.shape[0])
+)
+gradients_op = define(
+    f"_head_gradients(Tensor grads, Tensor numbers, {_HEAD}, bool for_input, bool for_weight, bool for_bias) "
+    "-> (Tensor, Tensor, Tensor)",
+    _gradients_op,
+    _fake_gradients,
+)
+
+
+def _step_op(*arguments: Any) -> Any:
+    *call, class_weight, smoothing, z_loss, sample_weight, normalizer, scale, for_input, for_weight, for_bias = arguments
+    _unless_differentiated(*call[:3])
+    head, block = _split(tuple(call))
+    reduction = "sum" if normalizer is None else "mean"
+    classes = head.weight.shape[0]
+    rest = sample_weight, reduction, normalizer, scale, torch.float64
+    loss = CrossEntropy(class_weight, classes, smoothing, z_loss, *rest)
+    return step(head, block, loss, Wanted(for_input, for_weight, for_bias))
+
+
+def _fake_step(*arguments: Any) -> Any:
+    input, weight, bias = arguments[:3]
+    for_input, for_weight, for_bias = arguments[-3:]
+    wide = torch.float32 if _is_half(weight) else weight.dtype
+    return (
+        input.new_empty((), dtype=torch.float64),
+        torch.empty_like(input) if for_input else None,
+        torch.empty_like(weight, dtype=wide) if for_weight else None,
+        None if bias is None or not for_bias else torch.empty_like(bias, dtype=wide),
+    )
+
+
+step_op = define(
+    f"_head_step({_HEAD}, Tensor? row_class_weight, float smoothing, float z_loss, Tensor? sample_weight, "
+    "Tensor? normalizer, float scale, bool for_input, bool for_weight, bool for_bias) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    _step_op,
+    _fake_step,
+)
+
+
+def _logits_numbers(logits: Tensor, *block: Any) -> Tensor:
+    _unless_differentiated(logits)
+    return numbers_of(logits, Block(*block))
+
+
+def _logits_gradient(grads: Tensor, numbers: Tensor, logits: Tensor, *block: Any) -> Tensor:
+    _unless_differentiated(grads, numbers, logits)
+    gradient = logits.new_empty(logits.shape)
+    write_gradient(logits, Block(*block), numbers, grads, gradient)
+    return gradient
+
+
+logits_numbers_op = define(
+    f"_logits_numbers(Tensor input, {SCHEMA}) -> Tensor",
+    _logits_numbers,
+    lambda logits, *block: fake_numbers(logits, logits.shape[0] * logits.shape[1]),
+)
+logits_gradient_op = define(
+    f"_logits_gradient(Tensor grads, Tensor numbers, Tensor input, {SCHEMA}) -> Tensor",
+    _logits_gradient,
+    lambda grads, numbers, logits, *block: logits.new_empty(logits.shape),
+)

@@ -1,0 +1,100 @@
+"""From the numbers of rows to losses, in the size of the rows. Autograd differentiates it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _dispatch
+from .._options import Options
+from .._specs import OF_ROWS, RowNumbers
+from .blocks import LOG_SUM, MEAN, OWN, SHARES
+
+_SPECS = {spec.name: spec for spec in OF_ROWS}
+
+
+class CrossEntropy(NamedTuple):
+    """The cross entropy of each row, and how the rows are reduced. Rows are one dimension."""
+
+    class_weight: Tensor | None  # of all classes
+    classes: int
+    smoothing: float
+    z_loss: float
+    sample_weight: Tensor | None
+    reduction: str
+    normalizer: Tensor | float | None
+    scale: float
+    dtype: torch.dtype
+
+    @property
+    def is_of_two(self) -> bool:
+        """Whether it is a cross entropy of two classes: the target and all others."""
+        return self.smoothing == 0 and (self.class_weight is None or self.z_loss == 0)
+
+    def rows(self, some: slice) -> CrossEntropy:
+        weight = self.sample_weight
+        return self if weight is None else self._replace(sample_weight=weight[some])
+
+
+def _of_target(loss: CrossEntropy, target: Tensor) -> Tensor | None:
+    """The class weight of each row's target."""
+    if loss.class_weight is None:
+        return None
+    return loss.class_weight.double()[target.clamp(0, loss.classes - 1)]
+
+
+def _product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a * b
+
+
+def denominator(loss: CrossEntropy, target: Tensor, counts: Tensor | None) -> Tensor | float | None:
+    """What a mean divides by: as :func:`cudaloss.cross_entropy`'s."""
+    if loss.reduction != "mean" or loss.normalizer is not None:
+        return loss.normalizer
+    weight = _product(_of_target(loss, target), loss.sample_weight)
+    if weight is None:
+        return float(target.numel()) if counts is None else counts.sum(dtype=torch.float64)
+    return (weight if counts is None else torch.where(counts, weight, 0)).sum(dtype=torch.float64)
+
+
+def value(loss: CrossEntropy, numbers: Tensor, target: Tensor, counts: Tensor | None) -> Tensor:
+    own_weight, options = _of_target(loss, target), Options(None, counts, loss.normalizer, loss.scale)
+    if loss.is_of_two:
+        options = options._replace(weight=_product(own_weight, loss.sample_weight))
+        of_two, spec, rows = numbers[: OWN + 1].t(), _SPECS["cross_entropy"], RowNumbers(z_loss=loss.z_loss)
+        index = torch.full_like(target, OWN)
+        return _dispatch.loss(spec, of_two, index, loss.reduction, None, loss.dtype, options, 0.0, rows)
+    log_sum, own = torch.logaddexp(numbers[LOG_SUM], numbers[OWN]), numbers[OWN]
+    kept, of_each = 1.0 - loss.smoothing, loss.smoothing / loss.classes
+    found = kept * (log_sum - own)
+    found = found if own_weight is None else found * own_weight
+    if loss.smoothing != 0:
+        total = float(loss.classes) if loss.class_weight is None else loss.class_weight.double().sum()
+        found = found + of_each * (total * log_sum - numbers[SHARES])
+    if loss.z_loss != 0:
+        found = found + loss.z_loss * log_sum.square()
+    options, is_empty = options._replace(weight=loss.sample_weight), None
+    if loss.reduction == "mean" and loss.normalizer is None:
+        divisor = denominator(loss, target, counts)
+        if isinstance(divisor, Tensor):  # a gradient of 0 if nothing counts
+            is_empty, divisor = divisor == 0, torch.where(divisor == 0, 1.0, divisor)
+        options = options._replace(normalizer=divisor)
+    first = torch.zeros_like(target)
+    spec, call = _SPECS["nll"], (loss.reduction, None, loss.dtype, options, 0.0, RowNumbers())
+    result = _dispatch.loss(spec, -found.unsqueeze(1), first, *call)
+    return result if is_empty is None else torch.where(is_empty, torch.nan, result)
+
+
+def log_prob(numbers: Tensor) -> Tensor:
+    return numbers[OWN] - torch.logaddexp(numbers[LOG_SUM], numbers[OWN])
+
+
+def entropy(numbers: Tensor) -> Tensor:
+    """Of a row: the mean of -log(p) by p, of the other classes and of the target's."""
+    of_others, own = numbers[LOG_SUM], numbers[OWN]
+    log_sum = torch.logaddexp(of_others, own)
+    is_none = own == -torch.inf
+    of_own = (own - log_sum).exp() * (log_sum - torch.where(is_none, 0, own))
+    return (of_others - log_sum).exp() * (log_sum - numbers[MEAN]) + torch.where(is_none, 0, of_own)
