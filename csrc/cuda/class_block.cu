@@ -12,7 +12,8 @@ namespace {
 
 // H200, bfloat16, sums of (8192, 128256), (8192, 16064) and (16384, 8000): 0.48, 0.072 and 0.084 ms; with 256 threads
 // 0.47, 0.083 and 0.110. Gradients: 1.10, 0.139 and 0.132; with 128 threads 1.10, 0.139 and 0.135.
-constexpr int kSumThreads = 128, kSumLoads = 4, kGradientThreads = 256, kGradientLoads = 2;
+constexpr int kSumThreads = 128, kShortSumThreads = 64, kSumLoads = 4, kGradientThreads = 256, kGradientLoads = 2;
+constexpr int kShortRow = 32 * 1024;  // bytes
 
 template <class E>
 using ScalarFor = std::conditional_t<std::is_same_v<E, double>, double, float>;
@@ -125,11 +126,11 @@ __device__ __forceinline__ int64_t place_of_target(const ClassBlock& block, int6
 // A thread's base is the maximum of its first vector: no later one is likely to be above it by more than the range of
 // exp. Otherwise the thread reads its classes again, for their maximum. Without a maximum in each vector the sums of
 // (8192, 128256) take 0.48 ms, with it 0.58.
-template <class E, Form kForm>
-__global__ void __launch_bounds__(kSumThreads, kForm == Form::Plain && sizeof(E) < 8 ? 12 : 6)
+template <int kThreads, class E, Form kForm>
+__global__ void __launch_bounds__(kThreads, (kForm == Form::Plain && sizeof(E) < 8 ? 12 : 6) * kSumThreads / kThreads)
     class_sums(const __grid_constant__ ClassBlock block) {
   using T = ScalarFor<E>;
-  using Reduce = cub::BlockReduce<SumsOfRow<T>, kSumThreads>;
+  using Reduce = cub::BlockReduce<SumsOfRow<T>, kThreads>;
   constexpr T kInfinity = static_cast<T>(INFINITY);
   __shared__ typename Reduce::TempStorage shared;
   const int64_t row = blockIdx.x, own = place_of_target(block, row);
@@ -164,11 +165,11 @@ __global__ void __launch_bounds__(kSumThreads, kForm == Form::Plain && sizeof(E)
     }
     sums.sum += sum;
   };
-  each_vector<kSumThreads, kSumLoads>(logits, classes, add);
+  each_vector<kThreads, kSumLoads>(logits, classes, add);
   if (!(sums.sum < T(1e30))) {  // also if there is a NaN or an infinity
-    each_vector<kSumThreads, kSumLoads>(logits, classes, find_max);
+    each_vector<kThreads, kSumLoads>(logits, classes, find_max);
     sums = {max, T(0), T(0), T(0)};
-    each_vector<kSumThreads, kSumLoads>(logits, classes, add);
+    each_vector<kThreads, kSumLoads>(logits, classes, add);
   }
   sums = Reduce(shared).Reduce(sums, Join<E>());
   if (threadIdx.x != 0) return;
@@ -231,18 +232,27 @@ __global__ void __launch_bounds__(kEachThreads) each_index(const __grid_constant
 void class_block(const ClassBlock& block, Stream stream) {
   dispatch(block.dtype, [&](auto type) {
     using E = typename decltype(type)::type;
-    const auto run = [&](auto sums, auto gradients) {
-      const int threads = block.numbers ? kGradientThreads : kSumThreads;
-      launch(block.numbers ? gradients : sums, Start::Alone, block.rows, threads, stream, block);
+    const auto run = [&](auto form) {
+      constexpr Form kForm = decltype(form)::value;
+      const auto start = [&](auto kernel, int threads) {
+        launch(kernel, Start::Alone, block.rows, threads, stream, block);
+      };
+      if (block.numbers) return start(class_gradients<E, kForm>, kGradientThreads);
+      if constexpr (kForm != Form::Any) {
+        if (block.classes * int64_t{sizeof(E)} <= kShortRow) {
+          return start(class_sums<kShortSumThreads, E, kForm>, kShortSumThreads);
+        }
+      }
+      start(class_sums<kSumThreads, E, kForm>, kSumThreads);
     };
     if constexpr (std::is_same_v<E, double>) {
-      run(class_sums<E, Form::Any>, class_gradients<E, Form::Any>);
+      run(std::integral_constant<Form, Form::Any>());
     } else if (block.softcap != 0.0 || block.shares) {
-      run(class_sums<E, Form::Any>, class_gradients<E, Form::Any>);
+      run(std::integral_constant<Form, Form::Any>());
     } else if (block.entropy || block.bends()) {
-      run(class_sums<E, Form::Entropy>, class_gradients<E, Form::Entropy>);
+      run(std::integral_constant<Form, Form::Entropy>());
     } else {
-      run(class_sums<E, Form::Plain>, class_gradients<E, Form::Plain>);
+      run(std::integral_constant<Form, Form::Plain>());
     }
   });
 }

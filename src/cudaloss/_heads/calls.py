@@ -19,9 +19,11 @@ from .nodes import HeadNumbers, HeadStep, LogitsNumbers, TokenValues
 from .plans import Head
 from .row_losses import CrossEntropy
 
-_cross_entropy = _row_ops.KERNELS["cross_entropy"].thorough
-# A head whose logits take less has one chunk: then memory is no reason to add products up.
-_SMALL_LOGITS = 64 << 20
+_cross_entropy = _row_ops.KERNELS["cross_entropy"]
+# Logits of up to this many bytes are whole: a step on the host then takes 0.2 ms, otherwise 0.5 (CPU, (4, 8, 16)).
+_SMALL_LOGITS = 1 << 20
+# Logits of up to this many bytes are in one piece, whatever the number of rows.
+_ONE_PIECE = 64 << 20
 
 
 def _under_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -48,6 +50,12 @@ def _are_served(*tensors: Tensor | None) -> bool:
     return all(_dispatch._is_readable(x, device) and device.type != "meta" for x in given)
 
 
+def _is_head(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the products are of one dtype that the kernels take."""
+    are_alike = all(x is None or x.dtype == input.dtype for x in (weight, bias))
+    return input.dtype in DTYPES and are_alike and input.numel() > 0
+
+
 def _wants_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
@@ -57,7 +65,7 @@ def _keeps_logits(head: Head, memory: str) -> bool:
     the weight if there are at most twice as many rows as features."""
     rows, features = head.input.shape
     logits = rows * head.weight.shape[0] * head.input.element_size()
-    return memory == "fast" and (rows <= max(2 * features, plans.CHUNK_ROWS) or logits <= _SMALL_LOGITS)
+    return memory == "fast" and (rows <= max(2 * features, plans.CHUNK_ROWS) or logits <= _ONE_PIECE)
 
 
 # ---- cross entropy ----
@@ -95,6 +103,25 @@ def linear_cross_entropy(
 ) -> Tensor:
     checks.check_memory(memory)
     checks.check_head(input, linear_weight, target, linear_bias, takes_probabilities=True)
+    if ignore_index is None:
+        ignore_index = -100
+    elif target.is_floating_point():
+        raise RuntimeError("ignore_index cannot be specified when target contains probabilities")
+    options = Options(sample_weight, mask, normalizer, scale)
+    operands = _under_autocast(input, linear_weight, linear_bias)
+    beside = [x for x in (target, weight, sample_weight, mask, normalizer) if isinstance(x, Tensor)]
+    is_large = target.numel() * linear_weight.shape[0] * input.element_size() > _SMALL_LOGITS
+    served = (
+        (is_large or memory == "least")
+        and linear_weight.dim() == 2
+        and not target.is_floating_point()
+        and _is_head(*operands)
+        and not _wants_gradient(weight)
+        and _are_served(*operands, *beside)
+    )
+    if not served:
+        own = weight, ignore_index, label_smoothing, z_loss, softcap
+        return _by_reference(input, linear_weight, target, linear_bias, reduction, own, dtype, options)
     call = {
         "target": target,
         "weight": weight,
@@ -105,27 +132,10 @@ def linear_cross_entropy(
         "softcap": softcap,
         "dtype": dtype,
     }
-    options = Options(sample_weight, mask, normalizer, scale)
     smoothing, numbers, options = checks.check_cross_entropy(_logits_shape(input, linear_weight), call, options)
-    if target.is_floating_point() and ignore_index is not None:
-        raise RuntimeError("ignore_index cannot be specified when target contains probabilities")
     if dtype is None and _is_autocast(input.device):
         dtype = torch.promote_types(input.dtype, torch.float32)
-    input, linear_weight, linear_bias = _under_autocast(input, linear_weight, linear_bias)
-    own = weight, numbers.ignore_index, smoothing, numbers.z_loss, softcap
-    beside = weight, options.weight, options.mask, options.normalizer
-    tensors = [x for x in (linear_bias, target, *beside) if isinstance(x, Tensor)]
-    served = (
-        linear_weight.dim() == 2
-        and not target.is_floating_point()
-        and input.dtype in DTYPES
-        and all(x is None or x.dtype == input.dtype for x in (linear_weight, linear_bias))
-        and input.numel() > 0
-        and not _wants_gradient(weight)
-        and _are_served(input, linear_weight, *tensors)
-    )
-    if not served:
-        return _by_reference(input, linear_weight, target, linear_bias, reduction, own, dtype, options)
+    input, linear_weight, linear_bias = operands
     shape = target.shape
     head = Head(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias)
     index = target.reshape(-1).long()
@@ -198,7 +208,9 @@ def _by_reference(
     bias = None if linear_bias is None else linear_bias.reshape(-1)
     logits = torch.nn.functional.linear(flat, linear_weight.flatten(0, -2), bias)
     logits = logits.reshape(*flat.shape[:-1], *linear_weight.shape[:-1])
-    found = _cross_entropy(logits, target, reduction, own, dtype, *options[:5])
+    call = logits, target, reduction, own, dtype, *options[:5]
+    found = _cross_entropy.fused(*call)
+    found = _cross_entropy.thorough(*call) if found is None else found
     return found.view(shape) if reduction == "none" and input.dim() > 2 else found
 
 
@@ -270,13 +282,7 @@ def linear_token_log_prob(
         raise RuntimeError(f"linear_weight must have two dimensions, got shape {tuple(linear_weight.shape)}")
     temperature, cap = checks.check_bend(temperature, softcap)
     input, linear_weight, linear_bias = _under_autocast(input, linear_weight, linear_bias)
-    served = (
-        input.dtype in DTYPES
-        and all(x is None or x.dtype == input.dtype for x in (linear_weight, linear_bias))
-        and input.numel() > 0
-        and _are_served(input, linear_weight, target, *([] if linear_bias is None else [linear_bias]))
-    )
-    if not served:
+    if not (_is_head(input, linear_weight, linear_bias) and _are_served(input, linear_weight, linear_bias, target)):
         logits = torch.nn.functional.linear(input, linear_weight, linear_bias)
         return _log_prob_of(logits, target, temperature, cap, return_entropy)
     head = Head(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias)
