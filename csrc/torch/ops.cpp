@@ -90,9 +90,9 @@ bool counts_inside(const Call& call, const Layout& layout) {
 }
 
 // The loss, the gradients asked for (from the same pass, for a grad_output of 1 or for the record's), and the
-// denominators that were counted for it.
+// denominators that were counted for it. `over`: the memory of the gradients; otherwise new memory.
 template <class Engine>
-Found forward_of(const Call& call, bool with_grad, bool keeps_denominators = true) {
+Found forward_of(const Call& call, bool with_grad, bool keeps_denominators = true, const Gradients& over = {}) {
   Layout layout = layout_of(call);
   if (declines(call, fault_of(call, layout))) return {};
   // Unequal shapes: the Python layer checks the call and warns.
@@ -103,7 +103,7 @@ Found forward_of(const Call& call, bool with_grad, bool keeps_denominators = tru
   Found found = {call.elementwise()
                      ? empty_losses(call, layout)
                      : empty_contiguous(layout.leading_sizes(call.mode.batch_dims), call.mode.dtype, call.input),
-                 with_grad ? gradients_for(call, layout) : Gradients{},
+                 !with_grad ? Gradients{} : over.any() ? over : gradients_for(call, layout),
                  {}};
   if (call.elementwise()) layout.add(kResult, *found.value);
   found.gradients.add_to(layout);
@@ -153,6 +153,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward_with_grads(CU
   require_below_autograd(call);
   require(!call.elementwise(), kReducedOnly);
   return all_of(forward_of<Engine>(call, true));
+}
+
+// The loss; the input's gradient overwrites the input. A row's kernels have read it before they write it.
+template <class Engine>
+Tensor forward_over(CUDALOSS_PARAMETERS) {
+  const Call call = CUDALOSS_CALL;
+  require_below_autograd(call);
+  require(!call.elementwise() && call.of_rows && !call.of_vectors && call.mode.for_input && !call.mode.for_target,
+          "only a reduced loss of classes has its gradient over its input");
+  return or_undefined(forward_of<Engine>(call, true, false, {input, {}, {}}).value);
 }
 
 // The two ops for calls without options. Five arguments and one result less save 0.9 of the dispatcher's 4.4 us (smooth
@@ -452,6 +462,7 @@ void register_ops(torch::stable::detail::StableLibrary& library) {
   library.impl("_pointwise_loss_with_grad", TORCH_BOX(&loss_with_grad<Engine>));
   library.impl("_pointwise_forward", TORCH_BOX(&forward<Engine>));
   library.impl("_pointwise_forward_with_grads", TORCH_BOX(&forward_with_grads<Engine>));
+  library.impl("_pointwise_forward_over_", TORCH_BOX(&forward_over<Engine>));
   library.impl("_pointwise_denominators", TORCH_BOX(&denominators<Engine>));
   library.impl("_pointwise_gradients", TORCH_BOX(&gradients<Engine>));
   library.impl("_pointwise_rescale_", TORCH_BOX(&rescale<Engine>));

@@ -14,6 +14,7 @@ code below autograd can call these (``BELOW_AUTOGRAD``), which takes 0.5 us less
                                   last one that a backward of such a call got, because the next is mostly the same.
 ``_pointwise_loss``, ``_pointwise_loss_with_grad``
                                   the same for a call without options: saves 0.9 of 4.4 us.
+``_pointwise_forward_over_``      the loss of a part of a head's rows; the gradient overwrites the logits.
 ``_pointwise_rescale_``           turns the gradients of ``forward_with_grads`` into those for another grad_output, in
                                   place; does nothing if the grad_output is the record's.
 ``_pointwise_part``, ``_pointwise_part_backward``
@@ -37,12 +38,11 @@ of this package, and they call the ops by name.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -102,6 +102,7 @@ _SCHEMAS = {
     "loss_with_grad": f"({_PLAIN_CALL}) -> (Tensor, Tensor, Tensor, Tensor)",
     "forward": f"({_CALL}) -> (Tensor, Tensor)",
     "forward_with_grads": f"({_CALL}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "forward_over_": f"({_CALL.replace('Tensor input', 'Tensor(a!) input', 1)}) -> Tensor",
     "denominators": f"({_CALL}) -> Tensor",
     "gradients": f"(Tensor grad_output, Tensor? denominators, {_CALL}) -> (Tensor, Tensor, Tensor)",
     "rescale_": "(Tensor(a!)? grad_input, Tensor(b!)? grad_target, Tensor(c!)? grad_third, Tensor grad_output, "
@@ -118,7 +119,7 @@ _SCHEMAS |= {
 }
 
 # Those that autograd does not see: in eager code, whose calls must not be captured, and in compiled graphs.
-UNSEEN = ("loss", "loss_with_grad", "forward_with_grads", "rescale_", "part", "part_backward")
+UNSEEN = ("loss", "loss_with_grad", "forward_with_grads", "forward_over_", "rescale_", "part", "part_backward")
 COMPILED = (
     "compiled_forward",
     "compiled_forward_with_grads",
@@ -132,18 +133,6 @@ AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # pyright: ignore[reportAttributeAccessIssue]
 is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
-
-
-@contextlib.contextmanager
-def under_autograd() -> Iterator[None]:
-    """Lets autograd see the ops inside, also in an op that it does not see."""
-    was_excluded = is_excluded(AUTOGRAD)
-    set_excluded(AUTOGRAD, False)
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        set_excluded(AUTOGRAD, was_excluded)
 
 
 # functorch calls an op's kernel for this key before its transforms, so that the kernel can use autograd.Function.
@@ -314,6 +303,7 @@ loss = define("loss", lambda *call: _fake_forward(*call)[0])
 loss_with_grad = define("loss_with_grad", lambda *call: (*_fake_forward_with_grads(*call)[:3], None))
 forward = define("forward", _fake_forward)
 forward_with_grads = define("forward_with_grads", _fake_forward_with_grads)
+forward_over_ = define("forward_over_", lambda *call: _fake_forward(*call)[0])
 denominators = define("denominators", _fake_denominators)
 gradients = define("gradients", _fake_gradients)
 rescale_ = define("rescale_", lambda *call: True)
@@ -360,5 +350,6 @@ for _kind, _answer in {
     "forward": (None,) * 2,
     "denominators": None,
     "forward_with_grads": (None,) * 6,
+    "forward_over_": None,
 }.items():
     decline(_kind, _answer)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ._options import Options
 from ._specs import RowNumbers, Third, VectorNumbers
 
-_NO_INDEX = -(2**63)  # ignores no row: nothing reads it as a class
+NO_INDEX = -(2**63)  # ignores no row: nothing reads it as a class
 
 
 def is_symbolic(value: Any) -> bool:
@@ -43,7 +43,7 @@ def fixed(
     if isinstance(rows, RowNumbers) and is_symbolic(rows.ignore_index):
         counts = target != rows.ignore_index
         options = options._replace(mask=counts if options.mask is None else counts & options.mask)
-        rows = rows._replace(ignore_index=_NO_INDEX)
+        rows = rows._replace(ignore_index=NO_INDEX)
     if rows is None and is_symbolic(parameter):
         parameter = as_tensor(parameter, input)
     return options, parameter, rows

@@ -55,8 +55,8 @@ def linear_cross_entropy(
         linear_weight (Tensor): of shape ``(classes, features)`` and input's dtype; or ``(classes, d1, ..., features)``
             for a loss at each of these positions.
         target (Tensor): class indices of an integer dtype, of input's shape without the features; or probabilities of a
-            floating dtype, of the logits' shape. Probabilities, and a weight of more than two dimensions, take the whole
-            logits.
+            floating dtype, of the logits' shape. Probabilities, and a weight of more than two dimensions, need the
+            whole logits.
         linear_bias (Tensor, optional): of linear_weight's shape without the features.
         weight (Tensor, optional): a factor for each class in the loss; of shape ``(classes,)`` and a floating dtype.
         reduction (str): ``"mean"`` over the rows that count, ``"sum"``, or ``"none"`` for one loss for each row.
@@ -82,8 +82,8 @@ def linear_cross_entropy(
     Raises:
         TypeError: if an argument is of the wrong type.
         ValueError: if ``reduction``, ``memory``, ``normalizer`` or the target's shape is wrong.
-        RuntimeError: if shapes, dtypes or devices do not fit, or a number is out of its range; on a CPU also if a target
-            is not a class. On a GPU the loss is then NaN.
+        RuntimeError: if shapes, dtypes or devices do not fit, or a number is out of its range; on a CPU also if a
+            target is not a class. On a GPU the loss is then NaN.
 
     Example:
         >>> import torch, cudaloss
@@ -125,7 +125,7 @@ def token_log_prob(
     softcap: float | None = None,
     return_entropy: bool = False,
 ) -> Any:
-    r"""The log-probability of each row's class: ``log_softmax(input / temperature)[target]``, in one reading of the logits.
+    r"""The log-probability of each row's class, ``log_softmax(input / temperature)[target]``, in one reading of input.
 
     There is no float32 copy of the logits and no probability is stored. Trainers compute it for policy gradients,
     preferences and distillation. Source of the formulas: Shannon, A Mathematical Theory of Communication, 1948.
@@ -146,8 +146,8 @@ def token_log_prob(
     Raises:
         TypeError: if an argument is of the wrong type.
         ValueError: if the target's shape is wrong.
-        RuntimeError: if dtypes or devices do not fit, or a number is out of its range; on a CPU also if a target is not a
-            class. On a GPU the result is then NaN.
+        RuntimeError: if dtypes or devices do not fit, or a number is out of its range; on a CPU also if a target is not
+            a class. On a GPU the result is then NaN.
 
     Example:
         >>> import torch, cudaloss
@@ -177,7 +177,7 @@ def linear_token_log_prob(
     return_entropy: bool = False,
     memory: str | None = None,
 ) -> Any:
-    r""":func:`cudaloss.token_log_prob` of ``logits = input @ linear_weight.T + linear_bias``, without the logits in memory.
+    r""":func:`cudaloss.token_log_prob` of ``input @ linear_weight.T + linear_bias``, without these logits in memory.
 
     Args:
         input (Tensor): hidden states, of shape ``(..., features)`` and a floating dtype.
@@ -197,8 +197,8 @@ def linear_token_log_prob(
     Raises:
         TypeError: if an argument is of the wrong type.
         ValueError: if ``memory`` or the target's shape is wrong.
-        RuntimeError: if shapes, dtypes or devices do not fit, or a number is out of its range; on a CPU also if a target
-            is not a class. On a GPU the result is then NaN.
+        RuntimeError: if shapes, dtypes or devices do not fit, or a number is out of its range; on a CPU also if a
+            target is not a class. On a GPU the result is then NaN.
 
     Example:
         >>> import torch, cudaloss

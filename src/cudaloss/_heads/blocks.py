@@ -78,7 +78,9 @@ def _fake_token_values(numbers: Tensor, entropy: bool, wide: bool) -> Any:
 
 _sums_ = _define(f"_class_sums_(Tensor input, {SCHEMA}, Tensor(a!) sums, int index) -> ()")
 _numbers = _define("_class_numbers(Tensor sums, Tensor target, Tensor? counts, int all_classes) -> Tensor")
-_gradients_ = _define(f"_class_gradients_(Tensor input, {SCHEMA}, Tensor numbers, Tensor grads, Tensor(a!) gradient) -> ()")
+_gradients_ = _define(
+    f"_class_gradients_(Tensor input, {SCHEMA}, Tensor numbers, Tensor grads, Tensor(a!) gradient) -> ()"
+)
 token_values = _define("_token_values(Tensor numbers, bool entropy, bool wide) -> (Tensor, Tensor)", _fake_token_values)
 token_gradients = _define(
     "_token_gradients(Tensor numbers, Tensor? grad_log_prob, Tensor? grad_entropy) -> Tensor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from .._options import Options
 from .._private import is_compiled
 from . import checks, plans, row_losses
 from .blocks import Block, bent
-from .nodes import HeadNumbers, HeadStep, LogitsNumbers, TokenValues
+from .nodes import HeadNumbers, HeadStep, LogitsNumbers, TokenValues, sharded
 from .plans import Head
 from .row_losses import CrossEntropy
 
@@ -76,11 +77,19 @@ def _flat(x: Tensor | None, shape: torch.Size) -> Tensor | None:
     return None if x is None else x.expand(shape).reshape(-1)
 
 
-def _logits_shape(input: Tensor, weight: Tensor) -> Tensor:
-    """A tensor without memory that has the logits' shape, for checks that ask it."""
-    rows, rest = input.shape[:-1], weight.shape[1:-1]
-    shape = (*rows[:1], weight.shape[0], *rows[1:], *rest)
-    return input.new_empty(1).expand(shape)
+def _like_logits(input: Tensor, classes: int) -> Tensor:
+    """A tensor of one element that has the logits' shape, for checks that ask it."""
+    rows = input.shape[:-1]
+    return input.new_empty(1).expand(*rows[:1], classes, *rows[1:])
+
+
+def _local_of(operands: tuple[Any, ...], beside: tuple[Any, ...]) -> Any:
+    """What this process has of a head whose classes are sharded; None if they are not, or in a way that only PyTorch's
+    own ops take."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not isinstance(operands[1], module.DTensor) or is_captured() or _dispatch.transformed():
+        return None
+    return sharded().local_of(operands, beside)
 
 
 def linear_cross_entropy(
@@ -108,20 +117,26 @@ def linear_cross_entropy(
     elif target.is_floating_point():
         raise RuntimeError("ignore_index cannot be specified when target contains probabilities")
     options = Options(sample_weight, mask, normalizer, scale)
-    operands = _under_autocast(input, linear_weight, linear_bias)
-    beside = [x for x in (target, weight, sample_weight, mask, normalizer) if isinstance(x, Tensor)]
-    is_large = target.numel() * linear_weight.shape[0] * input.element_size() > _SMALL_LOGITS
+    operands, beside = (input, linear_weight, linear_bias), (target, weight, sample_weight, mask, normalizer)
+    local = None if target.is_floating_point() else _local_of(operands, beside)
+    part, classes = None, linear_weight.shape[0]
+    if local is not None:
+        part, operands, beside = local.part, local.operands, local.beside
+    operands = _under_autocast(*operands)
+    is_large = target.numel() * classes * input.element_size() > _SMALL_LOGITS
     served = (
-        (is_large or memory == "least")
+        (is_large or memory == "least" or part is not None)
         and linear_weight.dim() == 2
         and not target.is_floating_point()
         and _is_head(*operands)
         and not _wants_gradient(weight)
-        and _are_served(*operands, *beside)
+        and _are_served(*operands, *(x for x in beside if isinstance(x, Tensor)))
     )
     if not served:
         own = weight, ignore_index, label_smoothing, z_loss, softcap
         return _by_reference(input, linear_weight, target, linear_bias, reduction, own, dtype, options)
+    target, weight, sample_weight, mask, normalizer = beside
+    input = operands[0]
     call = {
         "target": target,
         "weight": weight,
@@ -132,35 +147,34 @@ def linear_cross_entropy(
         "softcap": softcap,
         "dtype": dtype,
     }
-    smoothing, numbers, options = checks.check_cross_entropy(_logits_shape(input, linear_weight), call, options)
-    if dtype is None and _is_autocast(input.device):
-        dtype = torch.promote_types(input.dtype, torch.float32)
-    input, linear_weight, linear_bias = operands
+    options = Options(sample_weight, mask, normalizer, scale)
+    smoothing, numbers, options = checks.check_cross_entropy(_like_logits(input, classes), call, options)
+    if dtype is None:
+        dtype = torch.promote_types(input.dtype, torch.float32) if _is_autocast(input.device) else input.dtype
     shape = target.shape
-    head = Head(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias)
+    head = Head(input.reshape(-1, input.shape[-1]), *operands[1:])
     index = target.reshape(-1).long()
     counts = index != numbers.ignore_index
     flat_mask = _flat(options.mask, shape)
     counts = counts if flat_mask is None else counts & flat_mask
-    shares = None if weight is None or smoothing == 0 else weight.to(_wide(input.dtype))
-    classes = linear_weight.shape[0]
-    block = Block(index, counts, shares, 0, classes, numbers.softcap, shares=smoothing != 0)
-    divisor, result = options.normalizer, input.dtype if dtype is None else dtype
-    flat = _flat(options.weight, shape)
-    loss = CrossEntropy(
-        weight, classes, smoothing, numbers.z_loss, flat, reduction, divisor, as_float("scale", scale), result
-    )
-    found = _of_head(head, block, loss, "fast" if memory is None else memory)
-    return found.view(shape) if reduction == "none" else found
+    first = 0 if part is None else part.first
+    shares = None
+    if weight is not None and smoothing != 0:
+        shares = weight.to(row_losses.wide(input.dtype))[first : first + head.weight.shape[0]]
+    block = Block(index, counts, shares, first, classes, numbers.softcap, shares=smoothing != 0)
+    rest = _flat(options.weight, shape), reduction, options.normalizer, as_float("scale", scale), dtype
+    loss = CrossEntropy(weight, classes, smoothing, numbers.z_loss, *rest)
+    found = _of_head(head, block, loss, "fast" if memory is None else memory, part)
+    found = found.view(shape) if reduction == "none" else found
+    return found if local is None else sharded().wrapped(found, local)
 
 
-def _of_head(head: Head, block: Block, loss: CrossEntropy, memory: str) -> Tensor:
-    if not _wants_gradient(*head):
-        found = plans.numbers_op(*head, *block)
-        return row_losses.value(loss, found, block.target, block.counts)
+def _of_head(head: Head, block: Block, loss: CrossEntropy, memory: str, part: Any) -> Tensor:
     keeps = not is_compiled() and _keeps_logits(head, memory)
     is_step = (
-        not keeps
+        part is None
+        and _wants_gradient(*head)
+        and not keeps
         and memory == "fast"
         and loss.reduction != "none"
         and head.input.dtype != torch.float16  # a gradient divided by many rows would underflow
@@ -168,8 +182,14 @@ def _of_head(head: Head, block: Block, loss: CrossEntropy, memory: str) -> Tenso
     )
     if is_step:
         return _step(head, block, loss)
-    found = HeadNumbers.apply(*head, keeps, *block)
-    return row_losses.value(loss, found, block.target, block.counts)
+    return row_losses.value(loss, _numbers(head, block, keeps, part), block.target, block.counts)
+
+
+def _numbers(head: Head, block: Block, keeps: bool, part: Any) -> Tensor:
+    if _wants_gradient(*head):
+        return HeadNumbers.apply(*head, keeps, part, *block)
+    found = plans.numbers_op(*head, *block)
+    return found if part is None else sharded().joined(found, part)
 
 
 def _step(head: Head, block: Block, loss: CrossEntropy) -> Tensor:
@@ -181,7 +201,7 @@ def _step(head: Head, block: Block, loss: CrossEntropy) -> Tensor:
         scale, divisor = scale / divisor, None
 
     def thorough(*operands: Any) -> Tensor:
-        return row_losses.value(loss, HeadNumbers.apply(*operands, False, *block), block.target, block.counts)
+        return row_losses.value(loss, HeadNumbers.apply(*operands, False, None, *block), block.target, block.counts)
 
     call = loss.class_weight, loss.smoothing, loss.z_loss, loss.sample_weight, divisor, scale
     found = HeadStep.apply(*head, thorough, loss.dtype, *block, *call)
@@ -232,13 +252,9 @@ def _finished(found: Tensor, shape: torch.Size, dtype: torch.dtype, return_entro
     return tuple(x.view(shape) for x in made) if return_entropy else made.view(shape)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
 def _log_prob_of(logits: Tensor, target: Tensor, temperature: float, softcap: float, return_entropy: bool) -> Any:
     """The definition, of logits."""
-    logs = bent(logits.to(_wide(logits.dtype)), softcap, temperature).log_softmax(-1)
+    logs = bent(logits.to(row_losses.wide(logits.dtype)), softcap, temperature).log_softmax(-1)
     log_prob = logs.gather(-1, target.long().unsqueeze(-1)).squeeze(-1)
     if not return_entropy:
         return log_prob
@@ -263,7 +279,7 @@ def token_log_prob(input: Any, target: Any, temperature: Any, softcap: Any, retu
     block = Block(index, None, None, 0, input.shape[-1], cap, temperature, entropy=return_entropy)
     wants = _wants_gradient(input)
     found = LogitsNumbers.apply(rows, *block) if wants else plans.logits_numbers_op(rows, *block)
-    return _finished(found, target.shape, _wide(input.dtype), return_entropy)
+    return _finished(found, target.shape, row_losses.wide(input.dtype), return_entropy)
 
 
 def linear_token_log_prob(
@@ -281,19 +297,20 @@ def linear_token_log_prob(
     if linear_weight.dim() != 2:
         raise RuntimeError(f"linear_weight must have two dimensions, got shape {tuple(linear_weight.shape)}")
     temperature, cap = checks.check_bend(temperature, softcap)
+    classes, part = linear_weight.shape[0], None
+    local = _local_of((input, linear_weight, linear_bias), (target,))
+    if local is not None:
+        part, (input, linear_weight, linear_bias), (target,) = local.part, local.operands, local.beside
     input, linear_weight, linear_bias = _under_autocast(input, linear_weight, linear_bias)
     if not (_is_head(input, linear_weight, linear_bias) and _are_served(input, linear_weight, linear_bias, target)):
         logits = torch.nn.functional.linear(input, linear_weight, linear_bias)
         return _log_prob_of(logits, target, temperature, cap, return_entropy)
     head = Head(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias)
-    index = target.reshape(-1).long()
-    block = Block(index, None, None, 0, linear_weight.shape[0], cap, temperature, entropy=return_entropy)
-    if _wants_gradient(*head):
-        keeps = not is_compiled() and _keeps_logits(head, "least" if memory is None else memory)
-        found = HeadNumbers.apply(*head, keeps, *block)
-    else:
-        found = plans.numbers_op(*head, *block)
-    return _finished(found, target.shape, _wide(input.dtype), return_entropy)
+    first, index = 0 if part is None else part.first, target.reshape(-1).long()
+    block = Block(index, None, None, first, classes, cap, temperature, entropy=return_entropy)
+    keeps = not is_compiled() and _keeps_logits(head, "least" if memory is None else memory)
+    found = _finished(_numbers(head, block, keeps, part), target.shape, row_losses.wide(input.dtype), return_entropy)
+    return found if local is None else sharded().wrapped(found, local)
 
 
 # ---- the public ops ----

@@ -116,4 +116,8 @@ def check_cross_entropy(logits_of_shape: Tensor, call: dict[str, Any], options: 
     ignore_index = -100 if call["ignore_index"] is None else call["ignore_index"]
     numbers = _row_checks.check_numbers(call["target"], ignore_index, call["z_loss"], call["softcap"])
     smoothing = _row_checks.check_smoothing(call["label_smoothing"])
-    return smoothing, numbers, _row_checks.check_row_options(options, logits_of_shape, call["reduction"], "sample_weight")
+    return (
+        smoothing,
+        numbers,
+        _row_checks.check_row_options(options, logits_of_shape, call["reduction"], "sample_weight"),
+    )

@@ -25,23 +25,33 @@ def _by_torch(grads: Tensor, operands: tuple[Tensor | None, ...], make: Callable
     return tuple(next(found) if x is not None and x.requires_grad else None for x in operands)
 
 
+def sharded() -> Any:
+    """The module, which imports what few programs need."""
+    from . import sharded
+
+    return sharded
+
+
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.nn.functional.linear(input, weight, bias)
 
 
 class HeadNumbers(torch.autograd.Function):
     """The numbers of a head's rows. `keeps`: keeps the logits for the backward, which writes their gradient over
-    them; a second backward makes them again."""
+    them; a second backward makes them again. `part`: this process's classes (:mod:`.sharded`); None: it has all."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool, *block: Any) -> Tensor:
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool, part: Any, *block: Any
+    ) -> Tensor:
         if keeps:
             ctx.logits = plans.logits_of(Head(input, weight, bias))
             found = numbers_of(ctx.logits, Block(*block))
         else:
             found = plans.numbers_op(input, weight, bias, *block)
+        found = found if part is None else sharded().joined(found, part)
         ctx.save_for_backward(input, weight, bias, *block[:3], found)
-        ctx.rest = block[3:]
+        ctx.rest, ctx.part = block[3:], part
         return found
 
     @staticmethod
@@ -51,14 +61,20 @@ class HeadNumbers(torch.autograd.Function):
         block = Block(target, counts, class_weight, *ctx.rest)
         logits = ctx.__dict__.pop("logits", None)
         if torch.is_grad_enabled():
+            if ctx.part is not None:
+                raise RuntimeError("a head whose classes are sharded has no second derivative: use the whole weight")
             of_operands = _by_torch(grads, (input, weight, bias), lambda *x: by_torch(_linear(*x), block))
-            return *of_operands, None, *_NO_BLOCK
+            return *of_operands, None, None, *_NO_BLOCK
         head, wanted = Head(input, weight, bias), Wanted(*ctx.needs_input_grad[:3])
         if logits is None:
-            of_operands = plans.gradients_op(grads.contiguous(), found, *head, *block, *wanted)
+            wide = ctx.part is not None  # it is a part of a sum
+            of_operands = plans.gradients_op(grads.contiguous(), found, *head, *block, *wanted, wide)
         else:
             of_operands = plans.gradients_of_logits(logits, head, block, found, grads.contiguous(), wanted)
-        return *of_operands, None, *_NO_BLOCK
+        if ctx.part is not None and wanted.input:
+            of_input, *rest = of_operands
+            of_operands = sharded().added(of_input, ctx.part).to(input.dtype), *rest
+        return *of_operands, None, None, *_NO_BLOCK
 
 
 class LogitsNumbers(torch.autograd.Function):
@@ -95,6 +111,8 @@ class TokenValues(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         (numbers,) = ctx.saved_tensors
+        if all(grad is None for grad in grads):
+            return None, None, None
         if torch.is_grad_enabled():
             with torch.enable_grad():
                 made = row_losses.log_prob(numbers), row_losses.entropy(numbers)

@@ -3,9 +3,9 @@ where they are in the memory of their gradient.
 
 - :func:`numbers` and :func:`gradients` go over blocks of classes. The backward makes each block's logits again: four
   products of a head's size, not three, and memory for one block (the plan ``"least"``).
-- :func:`step` goes over chunks of rows, and makes the gradients in the forward: three products. The weight's gradient
-  is added up in float32. Rows enough for a product must be in a chunk: with 1,024 a step takes 1.34 times its products,
-  with 4,096 1.1 (H200, bfloat16; ``shared/anchors/head.md``).
+- :func:`step` goes over chunks of rows, and makes the gradients in the forward, over the logits: three products. The
+  weight's gradient is added up in float32. A chunk has rows enough for its products: with 1,024 a step took 1.34 times
+  its products, with 4,096 1.1 (H200, bfloat16, compiled passes).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _private
 from . import row_losses
 from .blocks import SCHEMA, Block, Sums, define, fake_numbers, numbers_of, write_gradient
 from .row_losses import CrossEntropy
@@ -49,7 +48,7 @@ class Wanted(NamedTuple):
 
 
 def logits_of(head: Head, memory: Tensor | None = None) -> Tensor:
-    """The logits, in rows that begin at 16 bytes; in the memory of earlier ones, which are at least as many, if given."""
+    """The logits, in rows that begin at 16 bytes. `memory`: of earlier ones, which were at least as many."""
     rows, classes = head.input.shape[0], head.weight.shape[0]
     if memory is None:
         step = 16 // head.input.element_size()
@@ -68,10 +67,9 @@ class _Sum:
     """A sum of products, in float32 for halves. The first can be the only one: then it is rounded once, by the
     product."""
 
-    def __init__(self, shape: tuple[int, int], like: Tensor, products: int) -> None:
-        self.like, self.shape, self.is_alone = like, shape, products == 1
+    def __init__(self, like: Tensor, is_alone: bool) -> None:
+        self.like, self.is_wide = like, _is_half(like) and not is_alone
         self.total: Tensor | None = None
-        self.is_wide = _is_half(like) and not self.is_alone
 
     def add(self, a: Tensor, b: Tensor) -> None:
         if not self.is_wide:
@@ -87,7 +85,7 @@ class _Sum:
             self.total = found if self.total is None else self.total.add_(found)
 
     def result(self, dtype: torch.dtype | None = None) -> Tensor:
-        found = self.like.new_zeros(self.shape) if self.total is None else self.total
+        found = torch.zeros_like(self.like) if self.total is None else self.total
         return found.to(self.like.dtype if dtype is None else dtype)
 
 
@@ -114,7 +112,9 @@ def numbers(head: Head, block: Block) -> Tensor:
     return sums.numbers(block)
 
 
-def gradients_of_logits(logits: Tensor, head: Head, block: Block, numbers: Tensor, grads: Tensor, wanted: Wanted) -> Any:
+def gradients_of_logits(
+    logits: Tensor, head: Head, block: Block, numbers: Tensor, grads: Tensor, wanted: Wanted
+) -> Any:
     """The gradients from whole logits, which are overwritten."""
     write_gradient(logits, block, numbers, grads, logits)
     return (
@@ -124,10 +124,11 @@ def gradients_of_logits(logits: Tensor, head: Head, block: Block, numbers: Tenso
     )
 
 
-def gradients(grads: Tensor, numbers: Tensor, head: Head, block: Block, wanted: Wanted) -> Any:
-    """The gradients of input, weight and bias, from the gradients of the numbers of all classes."""
+def gradients(grads: Tensor, numbers: Tensor, head: Head, block: Block, wanted: Wanted, wide: bool) -> Any:
+    """The gradients of input, weight and bias, from the gradients of the numbers of all classes. `wide`: input's is not
+    rounded to a half."""
     parts = list(_blocks(head, block))
-    of_input = _Sum(head.input.shape, head.input, len(parts))
+    of_input = _Sum(head.input, is_alone=len(parts) == 1 and not wide)
     of_weight = torch.empty_like(head.weight) if wanted.weight else None
     of_bias = head.weight.new_empty(head.weight.shape[0]) if wanted.bias else None
     memory = None
@@ -142,7 +143,8 @@ def gradients(grads: Tensor, numbers: Tensor, head: Head, block: Block, wanted: 
             torch.mm(logits.t(), part.input, out=of_weight[first:last])
         if of_bias is not None:
             of_bias[first:last] = logits.sum(0)
-    return of_input.result() if wanted.input else None, of_weight, of_bias
+    dtype = row_losses.wide(head.input.dtype) if wide else None
+    return of_input.result(dtype) if wanted.input else None, of_weight, of_bias
 
 
 def chunks(rows: int) -> int:
@@ -151,13 +153,13 @@ def chunks(rows: int) -> int:
 
 
 def step(head: Head, block: Block, loss: CrossEntropy, wanted: Wanted) -> Any:
-    """The loss in float64, a sum over rows or with a normalizer, and its gradients; those of weight and bias in float32
+    """The loss in float64, a sum over rows or with a divisor, and its gradients; those of weight and bias in float32
     for halves."""
     rows, count = head.input.shape[0], chunks(head.input.shape[0])
     size = -(-rows // count)
-    total = head.input.new_zeros((), dtype=torch.float64)
+    total = head.input.new_zeros((), dtype=torch.float64)  # of chunks' values in the logits' arithmetic
     of_input = torch.empty_like(head.input) if wanted.input else None
-    of_weight = _Sum(head.weight.shape, head.weight, count)
+    of_weight = _Sum(head.weight, is_alone=count == 1)
     wide = torch.float32 if _is_half(head.weight) else head.weight.dtype
     of_bias = head.weight.new_zeros(head.weight.shape[0], dtype=wide) if wanted.bias else None
     memory = None
@@ -166,12 +168,7 @@ def step(head: Head, block: Block, loss: CrossEntropy, wanted: Wanted) -> Any:
         part, of_part = head.rows(some), block.rows(some)
         logits = logits_of(part, memory)
         memory = logits if memory is None else memory
-        found = numbers_of(logits, of_part)
-        with _private.under_autograd():
-            value = row_losses.value(loss.rows(some), found.requires_grad_(), of_part.target, of_part.counts)
-            (grads,) = torch.autograd.grad(value, found)
-        total += value.detach()
-        write_gradient(logits, of_part, found.detach(), grads.contiguous(), logits)
+        total += row_losses.value_over(loss.rows(some), logits, of_part)
         if of_input is not None:
             torch.mm(logits, head.weight, out=of_input[some])
         if wanted.weight:
@@ -201,37 +198,36 @@ def _numbers_op(*arguments: Any) -> Tensor:
 
 
 def _gradients_op(grads: Tensor, numbers: Tensor, *arguments: Any) -> Any:
-    *call, for_input, for_weight, for_bias = arguments
+    *call, for_input, for_weight, for_bias, wide = arguments
     _unless_differentiated(grads, numbers, *call[:3])
-    return gradients(grads, numbers, *_split(tuple(call)), Wanted(for_input, for_weight, for_bias))
+    return gradients(grads, numbers, *_split(tuple(call)), Wanted(for_input, for_weight, for_bias), wide)
 
 
 def _fake_gradients(grads: Tensor, numbers: Tensor, *arguments: Any) -> Any:
-    *call, for_input, for_weight, for_bias = arguments
+    *call, for_input, for_weight, for_bias, wide = arguments
     input, weight, bias = call[:3]
+    of_input = torch.empty_like(input, dtype=row_losses.wide(input.dtype) if wide else None)
     of_bias = None if bias is None or not for_bias else torch.empty_like(bias)
-    return torch.empty_like(input) if for_input else None, torch.empty_like(weight) if for_weight else None, of_bias
+    return of_input if for_input else None, torch.empty_like(weight) if for_weight else None, of_bias
 
 
 numbers_op = define(
     f"_head_numbers({_HEAD}) -> Tensor", _numbers_op, lambda input, *rest: fake_numbers(input, input.shape[0])
 )
 gradients_op = define(
-    f"_head_gradients(Tensor grads, Tensor numbers, {_HEAD}, bool for_input, bool for_weight, bool for_bias) "
-    "-> (Tensor, Tensor, Tensor)",
+    f"_head_gradients(Tensor grads, Tensor numbers, {_HEAD}, bool for_input, bool for_weight, bool for_bias, "
+    "bool wide) -> (Tensor, Tensor, Tensor)",
     _gradients_op,
     _fake_gradients,
 )
 
 
 def _step_op(*arguments: Any) -> Any:
-    *call, class_weight, smoothing, z_loss, sample_weight, normalizer, scale, for_input, for_weight, for_bias = arguments
+    *call, class_weight, smoothing, z_loss, sample_weight, divisor, scale, for_input, for_weight, for_bias = arguments
     _unless_differentiated(*call[:3])
     head, block = _split(tuple(call))
-    reduction = "sum" if normalizer is None else "mean"
-    classes = head.weight.shape[0]
-    rest = sample_weight, reduction, normalizer, scale, torch.float64
-    loss = CrossEntropy(class_weight, classes, smoothing, z_loss, *rest)
+    rest = sample_weight, "sum" if divisor is None else "mean", divisor, scale, row_losses.wide(head.input.dtype)
+    loss = CrossEntropy(class_weight, head.weight.shape[0], smoothing, z_loss, *rest)
     return step(head, block, loss, Wanted(for_input, for_weight, for_bias))
 
 
@@ -249,7 +245,7 @@ def _fake_step(*arguments: Any) -> Any:
 
 step_op = define(
     f"_head_step({_HEAD}, Tensor? row_class_weight, float smoothing, float z_loss, Tensor? sample_weight, "
-    "Tensor? normalizer, float scale, bool for_input, bool for_weight, bool for_bias) "
+    "Tensor? divisor, float scale, bool for_input, bool for_weight, bool for_bias) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     _step_op,
     _fake_step,

@@ -7,10 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _dispatch
+from .. import _dispatch, _private
+from .._modes import BELOW_AUTOGRAD, FOR_INPUT, pack
 from .._options import Options
 from .._specs import OF_ROWS, RowNumbers
-from .blocks import LOG_SUM, MEAN, OWN, SHARES
+from .._varying import NO_INDEX
+from .blocks import LOG_SUM, MEAN, OWN, SHARES, Block
 
 _SPECS = {spec.name: spec for spec in OF_ROWS}
 
@@ -85,6 +87,18 @@ def value(loss: CrossEntropy, numbers: Tensor, target: Tensor, counts: Tensor | 
     spec, call = _SPECS["nll"], (loss.reduction, None, loss.dtype, options, 0.0, RowNumbers())
     result = _dispatch.loss(spec, -found.unsqueeze(1), first, *call)
     return result if is_empty is None else torch.where(is_empty, torch.nan, result)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def value_over(loss: CrossEntropy, logits: Tensor, block: Block) -> Tensor:
+    """The same from the logits of all classes, whose gradient overwrites them. Reduced, and with a given divisor."""
+    how = pack(loss.reduction, loss.dtype, _SPECS["cross_entropy"].mode) | FOR_INPUT | BELOW_AUTOGRAD
+    options = loss.scale, loss.sample_weight, block.counts, loss.normalizer, None
+    own = loss.class_weight, loss.smoothing, NO_INDEX, block.softcap
+    return _private.forward_over_(logits, block.target, how, loss.z_loss, *options, *own)
 
 
 def log_prob(numbers: Tensor) -> Tensor:
