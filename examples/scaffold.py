@@ -179,25 +179,28 @@ def value_and_gradient(loss: Tensor, input: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def relative_difference(found: Tensor, reference: Tensor) -> Tensor:
-    """The largest one, of the reference's largest element."""
-    return (found - reference).abs().max() / reference.abs().max()
+    """The largest one, of the reference's largest element; 0 where both are 0 everywhere."""
+    return (found - reference).abs().max() / reference.abs().max().clamp(min=torch.finfo(reference.dtype).tiny)
 
 
 class Compared:
-    """A loss that is compared with a reference at every call, in its value and its gradient.
+    """A loss that is compared with a reference at every call, in its value and in the gradients of its first operands.
 
     A value that may pass 0 has a unit: what it is off is taken of the larger of its size and the unit.
     """
 
-    def __init__(self, loss: Callable[..., Tensor], reference: Callable[..., Tensor], unit: float = 0.0) -> None:
-        self.loss, self.reference, self.unit = loss, reference, unit
-        self.differences: list[Tensor] = []  # relative, of value and gradient; on their device
+    def __init__(
+        self, loss: Callable[..., Tensor], reference: Callable[..., Tensor], unit: float = 0.0, operands: int = 1
+    ) -> None:
+        self.loss, self.reference, self.unit, self.operands = loss, reference, unit, operands
+        self.differences: list[Tensor] = []  # relative, of value and gradients; on their device
 
-    def __call__(self, input: Tensor, *others: Tensor) -> Tensor:
-        loss, reference = self.loss(input, *others), self.reference(input, *others)
-        (value, gradient), (wanted, slope) = (value_and_gradient(each, input) for each in (loss, reference))
-        off = (value - wanted).abs() / wanted.abs().clamp(min=self.unit)
-        self.differences.append(torch.stack([off, relative_difference(gradient, slope)]))
+    def __call__(self, *given: Any) -> Tensor:
+        found = loss, wanted = self.loss(*given), self.reference(*given)
+        off = (loss - wanted).detach().abs() / wanted.detach().abs().clamp(min=self.unit)
+        slopes = [torch.autograd.grad(each, given[: self.operands], retain_graph=True) for each in found]
+        of_slopes = [relative_difference(gradient, slope) for gradient, slope in zip(*slopes, strict=True)]
+        self.differences.append(torch.stack([off, torch.stack(of_slopes).amax()]))
         return loss
 
     def require_within(self, bar: float, of: str) -> None:

@@ -2,7 +2,7 @@
 
 ``<!-- losses: of_difference -->`` in a page stands for the losses of ``cudaloss._rows.of_difference``, in the order of
 that module, and ``<!-- losses -->`` for a table of all. So a loss that is added to a module is on the page. The figures
-are of the committed report of the GPU check.
+are of the committed report of the GPU check. ``<!-- heads -->`` stands for the reference of ``cudaloss.heads``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ import readme
 import torch.nn.functional as F
 from sphinx.application import Sphinx
 
+from cudaloss._heads import FUNCTIONS, MODULES
 from cudaloss._specs import PUBLIC, LossSpec, RowSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 # With the line below it, which is for those who read the source: the built page has what it names.
-MARK = re.compile(r"<!-- losses(?:: (\w+))? -->(?:\n\nThe formulas, .*\n.*)?")
+BELOW = r"(?:\n\nThe (?:formulas,|reference of) .*\n.*)?"
+MARK = re.compile(rf"<!-- losses(?:: (\w+))? -->{BELOW}")
+HEADS = re.compile(rf"<!-- heads -->{BELOW}")
 OF = ("cudaloss", "torch")  # whose errors
 # The kinds of errors that a report has: of the reduced loss, of the losses of single elements, of gradients.
 ERRORS = {"mean": "value", "single losses": "single", "gradient": "gradient"}
@@ -72,12 +75,12 @@ def accuracy(spec: LossSpec, measured: dict[str, Any]) -> str:
     return readme.markdown(["largest error in ulp (PyTorch's)", *kinds], body)
 
 
-def recipes(spec: LossSpec) -> str:
-    """Links to the recipes that call the loss."""
+def recipes(*names: str) -> str:
+    """Links to the recipes that call a function or a module."""
     found = []
     for page in sorted((ROOT / "docs" / "recipes").glob("*.md")):
         text = page.read_text()
-        if re.search(rf"cudaloss\.({spec.function}|{spec.module})\b", text):
+        if re.search(rf"cudaloss\.({'|'.join(names)})\b", text):
             found.append(f"[{text.splitlines()[0].removeprefix('# ')}](../recipes/{page.name})")
     return f"Recipes: {', '.join(found)}." if found else ""
 
@@ -87,7 +90,7 @@ def section(spec: LossSpec, picture: str, measured: dict[str, Any]) -> str:
         f"(loss-{spec.name})=\n## `{spec.function}`",
         f"```{{math}}\n{formulas.latex(spec.formula)}\n```",
         f"![{spec.function} and its gradient]({picture})",
-        recipes(spec),
+        recipes(spec.function, spec.module),
         f"**Speed**\n\n{speed(spec, measured)}",
         f"**Accuracy**\n\n{accuracy(spec, measured)}",
         f"```{{eval-rst}}\n.. autofunction:: cudaloss.{spec.function}\n\n.. autoclass:: cudaloss.{spec.module}\n```",
@@ -95,20 +98,37 @@ def section(spec: LossSpec, picture: str, measured: dict[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _replaced(spec: LossSpec) -> str:
-    """PyTorch's function of that name, with its page."""
-    return f"{{py:func}}`F.{spec.function} <torch.nn.functional.{spec.function}>`" if hasattr(F, spec.function) else ""
+def module_of(function: str) -> list[str]:
+    """The module of a function of cudaloss.heads, if it has one."""
+    name = "".join(map(str.capitalize, function.split("_")))
+    return [module for module in MODULES if module == f"{name}Loss"]
+
+
+def of_heads() -> str:
+    parts = ["## Reference"]
+    for function in FUNCTIONS:
+        modules = module_of(function)
+        parts += [f"(loss-{function})=\n### `{function}`", recipes(function, *modules)]
+        lines = [f".. autofunction:: cudaloss.{function}", *(f".. autoclass:: cudaloss.{module}" for module in modules)]
+        parts += ["```{eval-rst}\n" + "\n\n".join(lines) + "\n```"]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _row(function: str, label: str, *modules: str) -> list[str]:
+    """With PyTorch's function of that name, and its page."""
+    replaced = f"{{py:func}}`F.{function} <torch.nn.functional.{function}>`" if hasattr(F, function) else ""
+    classes = "".join(f"{{py:class}}`~cudaloss.{module}`" for module in modules)
+    return [f"[`{function}`](#loss-{label})", classes, replaced]
 
 
 def everything() -> str:
-    body = [
-        [f"[`{spec.function}`](#loss-{spec.name})", f"{{py:class}}`~cudaloss.{spec.module}`", _replaced(spec)]
-        for spec in PUBLIC
-    ]
+    body = [_row(spec.function, spec.name, spec.module) for spec in PUBLIC]
+    body += [_row(function, function, *module_of(function)) for function in FUNCTIONS]
     return readme.markdown(["function", "module", "replaces"], body)
 
 
 def expand(app: Sphinx, page: str, source: list[str]) -> None:
+    source[0] = HEADS.sub(lambda _: of_heads(), source[0])
     if not MARK.search(source[0]):
         return
     folder = Path(app.doctreedir) / "losses"

@@ -9,6 +9,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from cudaloss._heads import FUNCTIONS
 from cudaloss._specs import PUBLIC
 
 WIDTH = 88  # characters of a literal block that a page shows without scrolling
@@ -23,7 +24,7 @@ def schema(name: str) -> str:
 
 class Ops(SphinxDirective):
     def run(self) -> list[nodes.Node]:
-        text = "\n\n".join(schema(spec.name) for spec in PUBLIC)
+        text = "\n\n".join(map(schema, [*(spec.name for spec in PUBLIC), *FUNCTIONS]))
         return [nodes.literal_block(text, text, language="text")]
 
 

@@ -23,7 +23,7 @@ pytest.importorskip("sklearn")
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 PACKAGE = Path(cudaloss.__file__).parent.parent
 EXAMPLES = sorted(set(FOLDER.glob("*.py")) - {FOLDER / "digits.py", FOLDER / "scaffold.py"})
-DEAF_TO = "weight", "pos_weight", "quantile", "delta", "mask", "normalizer", "ignore_nan"
+DEAF_TO = "weight", "pos_weight", "quantile", "delta", "mask", "normalizer", "ignore_nan", "temperature", "memory"
 IN_THEIR_PLACE = {"gamma": "0.0", "var": "1.0"}  # of keywords without which a call means another thing, or nothing
 
 DEAF = f"""
@@ -85,4 +85,4 @@ def test_example_fails_where_cudaloss_is_deaf(example: Path, tmp_path: Path) -> 
 def test_there_are_examples() -> None:
     names = {example.stem for example in EXAMPLES}
     assert {"distillation", "latitude_weights", "masked_pretraining", "missing_values"} <= names
-    assert {"multi_label", "quantile_intervals"} <= names
+    assert {"multi_label", "quantile_intervals", "language_model_head", "policy_gradient"} <= names

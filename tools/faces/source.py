@@ -216,7 +216,8 @@ def _file(head: str, names: list[str], parts: Iterable[str]) -> str:
 
 def files() -> dict[str, str]:
     """The text of the generated files of ``src/cudaloss``, by name."""
+    functions, modules = [spec.function for spec in PUBLIC], [spec.module for spec in PUBLIC]
     return {
-        "functional.py": _file(_FUNCTIONS_HEAD, [*(spec.function for spec in PUBLIC), *FUNCTIONS], map(function, PUBLIC)),
-        "modules.py": _file(_MODULES_HEAD, [*(spec.module for spec in PUBLIC), *MODULES], map(module, PUBLIC)),
+        "functional.py": _file(_FUNCTIONS_HEAD, functions + FUNCTIONS, map(function, PUBLIC)),
+        "modules.py": _file(_MODULES_HEAD, modules + MODULES, map(module, PUBLIC)),
     }

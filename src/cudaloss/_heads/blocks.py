@@ -62,13 +62,18 @@ def _define(schema: str, fake: Callable[..., Any] | None = None) -> Any:
 
 
 def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Defines an op in Python, which compilers see as one and autograd does not see."""
-    _LIBRARY.define(schema, tags=_private.TAGS)
-    name = schema.partition("(")[0]
-    _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
-    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"cudaloss::{name}", fake, lib=_LIBRARY)
-    return getattr(torch.ops.cudaloss, name).default
+    """Defines an op in Python, which compilers see as one and autograd does not see. It raises an error for tensors that
+    require a gradient, because its results would be detached."""
+
+    def undifferentiated(*arguments: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            raise RuntimeError("cudaloss: this private op has no derivative: call the public function")
+        with torch.no_grad():
+            return kernel(*arguments)
+
+    found = _define(schema, fake)
+    _LIBRARY.impl(schema.partition("(")[0], undifferentiated, "CompositeExplicitAutograd")
+    return found
 
 
 def _fake_token_values(numbers: Tensor, entropy: bool, wide: bool) -> Any:

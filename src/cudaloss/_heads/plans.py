@@ -20,8 +20,9 @@ from . import row_losses
 from .blocks import SCHEMA, Block, Sums, define, fake_numbers, numbers_of, write_gradient
 from .row_losses import CrossEntropy
 
-_MIB = 1 << 20
 CHUNK_ROWS = 4096
+# The most logits of a block of classes, and its fewest classes but for small heads.
+BLOCK_BYTES, LEAST_CLASSES = 256 << 20, 1024
 
 
 class Head(NamedTuple):
@@ -90,14 +91,13 @@ class _Sum:
 
 
 def _blocks(head: Head, block: Block) -> Iterator[tuple[int, Head, Block]]:
-    """Blocks of classes, with the number of the first class. Their logits take up to 256 MiB, and not more than half of
-    all."""
-    rows, classes = max(1, head.input.shape[0]), head.weight.shape[0]
-    of_class = rows * head.input.element_size()
-    fit = max(1024, min(256 * _MIB // of_class, (classes + 1) // 2))
-    count = -(-classes // fit)
-    size = -(-classes // max(1, count) // 64) * 64
-    for first in range(0, classes, max(1, size)):
+    """Blocks of classes, with the number of the first class. Their logits take up to BLOCK_BYTES, and at most half
+    of all."""
+    rows, classes = head.input.shape[0], head.weight.shape[0]
+    fit = max(LEAST_CLASSES, min(BLOCK_BYTES // (rows * head.input.element_size()), -(-classes // 2)))
+    step = 64 if fit > 64 else 1  # of the sizes, for the products
+    size = -(-classes // -(-classes // fit) // step) * step
+    for first in range(0, classes, size):
         some = min(size, classes - first)
         yield first, head.part(first, some), block.part(first, some)
 
@@ -187,19 +187,12 @@ def _split(arguments: tuple[Any, ...]) -> tuple[Head, Block]:
     return Head(*arguments[:3]), Block(*arguments[3:])
 
 
-def _unless_differentiated(*tensors: Tensor | None) -> None:
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        raise RuntimeError("cudaloss: this private op has no derivative; call the public function")
-
-
 def _numbers_op(*arguments: Any) -> Tensor:
-    _unless_differentiated(*arguments[:3])
     return numbers(*_split(arguments))
 
 
 def _gradients_op(grads: Tensor, numbers: Tensor, *arguments: Any) -> Any:
     *call, for_input, for_weight, for_bias, wide = arguments
-    _unless_differentiated(grads, numbers, *call[:3])
     return gradients(grads, numbers, *_split(tuple(call)), Wanted(for_input, for_weight, for_bias), wide)
 
 
@@ -224,7 +217,6 @@ gradients_op = define(
 
 def _step_op(*arguments: Any) -> Any:
     *call, class_weight, smoothing, z_loss, sample_weight, divisor, scale, for_input, for_weight, for_bias = arguments
-    _unless_differentiated(*call[:3])
     head, block = _split(tuple(call))
     rest = sample_weight, "sum" if divisor is None else "mean", divisor, scale, row_losses.wide(head.input.dtype)
     loss = CrossEntropy(class_weight, head.weight.shape[0], smoothing, z_loss, *rest)
@@ -253,12 +245,10 @@ step_op = define(
 
 
 def _logits_numbers(logits: Tensor, *block: Any) -> Tensor:
-    _unless_differentiated(logits)
     return numbers_of(logits, Block(*block))
 
 
 def _logits_gradient(grads: Tensor, numbers: Tensor, logits: Tensor, *block: Any) -> Tensor:
-    _unless_differentiated(grads, numbers, logits)
     gradient = logits.new_empty(logits.shape)
     write_gradient(logits, Block(*block), numbers, grads, gradient)
     return gradient
