@@ -1,11 +1,11 @@
 """Everything that only a GPU can show, in one command: ``make gpu-check``.
 
-It builds the extension, or installs a wheel that was built elsewhere (``--wheel``), and prints its description. It runs
-the whole test suite, compute-sanitizer's memcheck and racecheck over the tests of SANITIZED_TESTS, the accuracy table
-up to 2^31 + 5 elements, the cost of calls outside the kernels and of a loss times a factor, the benchmark suites, the
-KernelBench runner, and losses of DTensors if there are two GPUs. It checks the error message of a build for the wrong
-GPU. It writes one report to ``benchmarks/results/`` as the stages end. Stages that run separately (``--stages``), also
-on other days, add to it if the kernels' source, the GPU and the versions are the same.
+It builds the extension, or installs a wheel that was built elsewhere (``--wheel``), and prints its description. It
+runs the whole test suite, compute-sanitizer's memcheck and racecheck over the tests of SANITIZED_TESTS, the accuracy
+table up to 2^31 + 5 elements, the cost of calls outside the kernels, of a loss times a factor and of heads, the
+benchmark suites, the KernelBench runner, and losses of DTensors if there are two GPUs. It checks the error message of
+a build for the wrong GPU. It writes one report to ``benchmarks/results/`` as the stages end. Stages that run
+separately (``--stages``), also on other days, add to it if the kernels' source, the GPU and the versions are the same.
 An interrupt (``timeout -s INT 540 ...``, if time is short) ends the stage with the rows and the failures so far,
 kills processes that do not end, and the report is written.
 It needs no network: its imports must be installed (see ``requirements/dev.txt``).
@@ -63,6 +63,8 @@ SANITIZED_TESTS = (
     "kernels/test_weights.py",
     "kernels/test_batch_dims.py",
     "rows/test_nll.py",
+    "rows/test_token_log_prob.py",
+    "rows/test_heads.py",
     "kernels/test_selection.py",
     "kernels/test_determinism.py",
     "rows/test_vocabulary_parts.py",
@@ -279,6 +281,7 @@ STAGES = {
     "accuracy": lambda: script("accuracy", "benchmarks/accuracy.py"),
     "cliffs": lambda: script("cliffs", "benchmarks/cliffs.py"),
     "scaled": lambda: script("scaled", "benchmarks/scaled.py"),
+    "heads": lambda: script("heads", "benchmarks/heads.py"),
     "rows": lambda: script("rows", "benchmarks/rows.py"),
     "bench": lambda: script("bench", "-m", "cudaloss.bench", "--ceiling-size", "30", "--rounds", "20"),
     "kernelbench": lambda: script("kernelbench", "examples/kernelbench/run.py"),

@@ -1,4 +1,4 @@
-"""Trains a small causal transformer on the words of Python's own reference, with a loss that never has all the logits.
+"""Trains a small causal transformer on the words of Python's own reference, with a loss that takes no logits.
 
 The text ships with Python (``pydoc_data.topics``, what ``help()`` shows). The last layer has a row for each of 3,072
 words, so the logits are the largest tensor of a step: 48 times as large as the hidden states they come from.
@@ -90,9 +90,9 @@ def left_allocated(forward: Callable[[], Tensor], on_gpu: bool) -> int:
         loss = forward()  # the name keeps the graph
         return torch.cuda.memory_allocated() - before
     # Not saved_tensors_hooks: they do not see what a node keeps in another way.
-    with torch.autograd.profiler.profile(profile_memory=True, use_kineto=False) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         loss = forward()  # noqa: F841
-    return sum(event.self_cpu_memory_usage for event in profile.function_events or [])
+    return sum(event.self_cpu_memory_usage for event in profile.events() or [])
 
 
 def peak(forward: Callable[[], Tensor]) -> int:
@@ -105,9 +105,9 @@ def peak(forward: Callable[[], Tensor]) -> int:
 
 def compare_memory(hidden: Tensor, weight: Tensor, target: Tensor) -> None:
     logits = target.numel() * VOCABULARY * hidden.element_size()
-    operands = [x.detach().requires_grad_() for x in (hidden, weight)]
-    forwards = {name: lambda name=name: of_head(*operands, target, name) for name in MEMORY}
-    forwards["plain"] = lambda: plain(*operands, target)
+    hidden, weight = (x.detach().requires_grad_() for x in (hidden, weight))
+    forwards = {name: partial(of_head, hidden, weight, target, name) for name in MEMORY}
+    forwards["plain"] = partial(plain, hidden, weight, target)
     for forward in forwards.values():
         forward().backward()  # what a first call allocates once (gradients, workspaces) is not of each step
     left = {name: left_allocated(forward, hidden.is_cuda) / logits for name, forward in forwards.items()}

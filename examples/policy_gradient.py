@@ -1,4 +1,4 @@
-"""Teaches a small recurrent policy to count, by GRPO and by DPO, with log-probabilities that need no logits in memory.
+"""Teaches a small recurrent policy to count, by GRPO and by DPO, with log-probabilities from its hidden states.
 
 A prompt is a number. The policy samples an answer of up to 8 tokens; each token that is one more than the token before
 it earns a reward. Both losses come from the log-probabilities of the sampled tokens:
@@ -76,7 +76,7 @@ def fused(states: Tensor, weight: Tensor, answers: Answers) -> Values:
     with torch.no_grad():  # the reference policy is frozen
         reference = cudaloss.token_log_prob(answers.logits[:, :-1], chosen, temperature=TEMPERATURE)
     own = cudaloss.linear_token_log_prob(states, weight, chosen, temperature=TEMPERATURE, return_entropy=True)
-    return Values(*own, reference)
+    return Values(own[0], own[1], reference)
 
 
 def plain(states: Tensor, weight: Tensor, answers: Answers) -> Values:

@@ -32,7 +32,8 @@ def assert_right(input, target, far=0.0, **given):
     incoming = [torch.randn_like(x) for x in theirs]
     (gradient,) = torch.autograd.grad(ours, leaf, [x.to(wide) for x in incoming])
     (expected,) = torch.autograd.grad(theirs, exact, incoming)
-    assert gradient.dtype == input.dtype and error(gradient, expected) <= EPS[input.dtype] * 10 + far * torch.finfo(wide).eps
+    allowed = EPS[input.dtype] * 10 + far * torch.finfo(wide).eps
+    assert gradient.dtype == input.dtype and error(gradient, expected) <= allowed
 
 
 @of_dtypes

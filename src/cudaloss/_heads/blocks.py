@@ -62,8 +62,8 @@ def _define(schema: str, fake: Callable[..., Any] | None = None) -> Any:
 
 
 def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Defines an op in Python, which compilers see as one and autograd does not see. It raises an error for tensors that
-    require a gradient, because its results would be detached."""
+    """Defines an op in Python, which compilers see as one and autograd does not see. It raises an error for tensors
+    that require a gradient, because its results would be detached."""
 
     def undifferentiated(*arguments: Any) -> Any:
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
