@@ -24,10 +24,10 @@ struct ClassBlock {
   double softcap;            // z = softcap * tanh(x / softcap) / temperature; 0: without the softcap
   double temperature;
   bool entropy, shares;
-  void* sums;            // RowSum, floats, or doubles beside float64 logits
-  const double* numbers; // RowNumber, of all blocks; null: makes the sums
-  const double* grads;   // of the numbers
-  void* gradient;        // of the logits; can be the logits' own memory
+  void* sums;             // SumOfRow, floats, or doubles beside float64 logits
+  const double* numbers;  // NumberOfRow, of all blocks; null: makes the sums
+  const double* grads;    // of the numbers
+  void* gradient;         // of the logits; can be the logits' own memory
   int64_t outer_gradient_stride, gradient_stride;
 
   bool bends() const { return softcap != 0.0 || temperature != 1.0; }
@@ -46,7 +46,7 @@ struct ClassBlock {
 };
 
 // The sums of a block's classes, all but the last two without the target's: each for all rows, one after another.
-enum RowSum { kBase, kSum, kWeighted, kShareSum, kTargetZ, kRowSums };
+enum SumOfRow { kBase, kSum, kWeighted, kShareSum, kTargetZ, kRowSums };
 template <class T>
 struct SumsOfRow {
   T base;      // any number that keeps exp(z - base) in range
@@ -65,7 +65,7 @@ CUDALOSS_INLINE void store_sums(const ClassBlock& block, int64_t row, SumsOfRow<
 }
 
 // What a loss must know of a row's z, in float64: each number for all rows, one after another.
-enum RowNumber {
+enum NumberOfRow {
   kLogSum,  // log(sum of exp(z)) over the classes except the target's. Without it, because the loss of a confident row
             // is their quotient: added to exp(z) of the target, they could be rounded away
   kOwn,     // the target's z
@@ -81,6 +81,7 @@ struct JoinSums {
   int64_t blocks, rows, all_classes;
   const int64_t* target;
   const uint8_t* counts;
+  bool entropy;
   double* numbers;
 
   CUDALOSS_INLINE void operator()(int64_t row) const {
@@ -102,29 +103,34 @@ struct JoinSums {
       mean = (before * mean + added * mean_of_block) / (before + added);
       log_sum = max + log(before + added);
     }
+    if (own == -kNone) own = NAN;  // as in PyTorch: no difference to it is a number
     const bool is_counted = !counts || counts[row], is_class = target[row] >= 0 && target[row] < all_classes;
     const double other = is_counted ? static_cast<double>(NAN) : 0.0;
     const bool has_numbers = is_counted && is_class;
     double* const at = numbers + row;
     at[kLogSum * rows] = has_numbers ? log_sum : other;
     at[kOwn * rows] = has_numbers ? own : other;
-    at[kMean * rows] = has_numbers ? mean : other;
+    at[kMean * rows] = !entropy ? 0.0 : has_numbers ? mean : other;
     at[kShares * rows] = has_numbers ? shares : other;
   }
 };
 
-// How a row's gradients follow from its numbers' gradients: exp(z - log_sum) * (of_exp + of_mean * z) + of_shares *
-// class_weight for a class, of_own + of_shares * class_weight for the target's.
+// How a row's gradients follow from its numbers' gradients: exp(z - log_sum) * (of_exp + of_mean * (1 + z - mean)) +
+// of_shares * class_weight for a class, of_own + of_shares * class_weight for the target's.
 struct RowSlopes {
-  double log_sum, of_exp, of_mean, of_shares, of_own;
+  double log_sum, mean, of_exp, of_mean, of_shares, of_own;
 };
 CUDALOSS_INLINE RowSlopes slopes_of(const ClassBlock& block, int64_t row) {
   const double *const at = block.numbers + row, *const grad = block.grads + row;
   const int64_t rows = block.rows;
-  const double log_sum = at[kLogSum * rows], of_mean = block.entropy ? grad[kMean * rows] : 0.0;
+  const double log_sum = at[kLogSum * rows];
   const bool is_empty = log_sum == kNone;  // all classes except the target's are -inf
-  return {is_empty ? 0.0 : log_sum, is_empty ? 0.0 : grad[kLogSum * rows] + of_mean * (1.0 - at[kMean * rows]), of_mean,
-          block.shares ? grad[kShares * rows] : 0.0, grad[kOwn * rows]};
+  return {is_empty ? 0.0 : log_sum,
+          at[kMean * rows],
+          is_empty ? 0.0 : grad[kLogSum * rows],
+          block.entropy && !is_empty ? grad[kMean * rows] : 0.0,
+          block.shares ? grad[kShares * rows] : 0.0,
+          grad[kOwn * rows]};
 }
 
 // The log-probability of a row's target, and the entropy of its distribution.
@@ -174,7 +180,7 @@ struct TokenGradients {
   }
 };
 
-// A gradient times a factor on the device, rounded once. It takes kElements at an index; both lie in whole vectors.
+// A gradient times a factor on the device, rounded once. It takes kElements at an index.
 template <class From, class To>
 struct ScaledGradient {
   static constexpr int kElements = 8;
@@ -182,12 +188,13 @@ struct ScaledGradient {
   const double* factor;
   To* to;
   int64_t count;
+  bool in_vectors;  // both begin at 16 bytes
 
   CUDALOSS_INLINE void operator()(int64_t index) const {
     using T = std::conditional_t<std::is_same_v<From, double>, double, float>;
     const T by = static_cast<T>(*factor);
     const int64_t first = index * kElements;
-    if (first + kElements <= count) {
+    if (in_vectors && first + kElements <= count) {
       struct alignas(16) Some {
         From element[kElements];
       } some = *reinterpret_cast<const Some*>(from + first);
@@ -198,24 +205,24 @@ struct ScaledGradient {
       *reinterpret_cast<Scaled*>(to + first) = scaled;
       return;
     }
-    for (int64_t i = first; i < count; ++i) to[i] = narrow<To>(widen<T>(from[i]) * by);
+    for (int64_t i = first; i < count && i < first + kElements; ++i) to[i] = narrow<To>(widen<T>(from[i]) * by);
   }
   CUDALOSS_INLINE static int64_t indices(int64_t count) { return (count + kElements - 1) / kElements; }
 };
 
 // Both engines have `each(function, count)` for these.
-#define CUDALOSS_EACH_FUNCTION(define)       \
-  define(JoinSums<float>);                   \
-  define(JoinSums<double>);                  \
-  define(TokenValues<float>);                \
-  define(TokenValues<double>);               \
-  define(TokenGradients<float>);             \
-  define(TokenGradients<double>);            \
-  define(ScaledGradient<float, float>);      \
-  define(ScaledGradient<float, Half>);       \
-  define(ScaledGradient<float, BFloat16>);   \
-  define(ScaledGradient<double, double>);    \
-  define(ScaledGradient<Half, Half>);        \
+#define CUDALOSS_EACH_FUNCTION(define)     \
+  define(JoinSums<float>);                 \
+  define(JoinSums<double>);                \
+  define(TokenValues<float>);              \
+  define(TokenValues<double>);             \
+  define(TokenGradients<float>);           \
+  define(TokenGradients<double>);          \
+  define(ScaledGradient<float, float>);    \
+  define(ScaledGradient<float, Half>);     \
+  define(ScaledGradient<float, BFloat16>); \
+  define(ScaledGradient<double, double>);  \
+  define(ScaledGradient<Half, Half>);      \
   define(ScaledGradient<BFloat16, BFloat16>)
 
 }  // namespace cudaloss

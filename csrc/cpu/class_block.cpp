@@ -105,7 +105,7 @@ void make_sums(const ClassBlock& block, int64_t row, int64_t own, Tile<F>& tile)
     const F max = max_of(tile.z, count);
     if (max > base) {
       const double below = static_cast<double>(base) - max, ratio = std::exp(below);
-      weighted = sum == 0.0 ? 0.0 : ratio * (weighted + sum * below);
+      weighted = ratio == 0.0 ? 0.0 : ratio * (weighted + sum * below);  // 0 times an infinite difference
       sum *= ratio;
       base = max;
     }
@@ -119,10 +119,11 @@ void make_sums(const ClassBlock& block, int64_t row, int64_t own, Tile<F>& tile)
 template <class F>
 CUDALOSS_MULTIVERSION void make_slopes(const RowSlopes& slopes, bool entropy, int64_t count, F* z) {
   const F high = F(slopes.log_sum), low = F(slopes.log_sum - high), of_exp = F(slopes.of_exp);
-  const F of_mean = F(slopes.of_mean);
+  const F of_mean = F(slopes.of_mean), mean = F(slopes.mean);
+  const F mean_low = F(slopes.mean - mean);
   for (int64_t i = 0; i < count; ++i) {
     const F e = exp_of_negative((z[i] - high) - low);
-    z[i] = e * (of_exp + select(entropy && e != F(0), of_mean * z[i], F(0)));
+    z[i] = e * (of_exp + select(entropy && e != F(0), of_mean * (F(1) + ((z[i] - mean) - mean_low)), F(0)));
   }
 }
 template <class F, class E>

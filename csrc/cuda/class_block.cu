@@ -18,7 +18,7 @@ constexpr int kShortRow = 32 * 1024;  // bytes
 template <class E>
 using ScalarFor = std::conditional_t<std::is_same_v<E, double>, double, float>;
 
-// For halves exp(x) within 2 ulp of float is enough.
+// For halves the hardware's exp2 has digits enough.
 template <class E, class T>
 __device__ __forceinline__ T exp_of(T x) {
   if constexpr (std::is_same_v<E, double>) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ T exp_of(T x) {
 }
 
 // What a kernel does besides exp(x): nothing; the entropy and the temperature; or all options.
-enum class Form { Plain, Entropy, Any };
+enum class RowForm { Plain, Entropy, Any };
 
 // The softcap and the temperature.
 template <class T>
@@ -43,10 +43,10 @@ struct Bend {
         inverse_softcap(static_cast<T>(block.softcap == 0.0 ? 0.0 : 1.0 / block.softcap)),
         inverse_temperature(static_cast<T>(1.0 / block.temperature)) {}
   // Returns z and sets its slope.
-  template <Form kForm>
+  template <RowForm kForm>
   __device__ __forceinline__ T bent(T x, T& slope) const {
     slope = inverse_temperature;
-    if (kForm == Form::Entropy || softcap == T(0)) return x * inverse_temperature;
+    if (kForm == RowForm::Entropy || softcap == T(0)) return x * inverse_temperature;
     const T bend = tanh(x * inverse_softcap);
     slope *= (T(1) - bend) * (T(1) + bend);
     return softcap * bend * inverse_temperature;
@@ -79,7 +79,7 @@ __device__ __forceinline__ void each_vector(const E* row, int32_t classes, const
 template <class E, class T>
 __device__ __forceinline__ SumsOfRow<T> rebased(SumsOfRow<T> sums, T base) {
   const T above = sums.base - base, ratio = exp_of<E>(above);
-  if (sums.sum == T(0)) return {base, T(0), T(0), sums.shares};
+  if (sums.sum == T(0) || ratio == T(0)) return {base, T(0), T(0), sums.shares};  // 0 times an infinite difference
   return {base, sums.sum * ratio, ratio * (sums.weighted + sums.sum * above), sums.shares};
 }
 template <class E>
@@ -94,7 +94,7 @@ struct Join {
 };
 
 // The z of some classes of a row, with -inf for the target, whose place among the block's classes is `own`.
-template <Form kForm, class E, class T>
+template <RowForm kForm, class E, class T>
 struct RowReader {
   const ClassBlock& block;
   const Bend<T>& bend;
@@ -106,8 +106,8 @@ struct RowReader {
     for (int j = 0; j < n; ++j) {
       T slope;
       z[j] = widen<T>(x.element[j]);
-      if constexpr (kForm != Form::Plain) z[j] = bend.template bent<kForm>(z[j], slope);
-      if constexpr (kForm == Form::Any) {
+      if constexpr (kForm != RowForm::Plain) z[j] = bend.template bent<kForm>(z[j], slope);
+      if constexpr (kForm == RowForm::Any) {
         if (block.shares) shares += z[j] * block.weight_of<T>(column + j);
       }
     }
@@ -126,9 +126,9 @@ __device__ __forceinline__ int64_t place_of_target(const ClassBlock& block, int6
 // A thread's base is the maximum of its first vector: no later one is likely to be above it by more than the range of
 // exp. Otherwise the thread reads its classes again, for their maximum. Without a maximum in each vector the sums of
 // (8192, 128256) take 0.48 ms, with it 0.58.
-template <int kThreads, class E, Form kForm>
-__global__ void __launch_bounds__(kThreads, (kForm == Form::Plain && sizeof(E) < 8 ? 12 : 6) * kSumThreads / kThreads)
-    class_sums(const __grid_constant__ ClassBlock block) {
+template <int kThreads, class E, RowForm kForm>
+__global__ void __launch_bounds__(kThreads, (kForm == RowForm::Plain && sizeof(E) < 8 ? 12 : 6) * kSumThreads /
+                                                kThreads) class_sums(const __grid_constant__ ClassBlock block) {
   using T = ScalarFor<E>;
   using Reduce = cub::BlockReduce<SumsOfRow<T>, kThreads>;
   constexpr T kInfinity = static_cast<T>(INFINITY);
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, (kForm == Form::Plain && sizeof(E) <
       const T above = z[j] - base, e = exp_of<E>(above);
       sum += e;
       // Below that exp is 0, also for -inf.
-      if constexpr (kForm != Form::Plain) sums.weighted += e * (above < T(-1e4) ? T(-1e4) : above);
+      if constexpr (kForm != RowForm::Plain) sums.weighted += e * (above < T(-1e4) ? T(-1e4) : above);
     }
     sums.sum += sum;
   };
@@ -174,11 +174,11 @@ __global__ void __launch_bounds__(kThreads, (kForm == Form::Plain && sizeof(E) <
   sums = Reduce(shared).Reduce(sums, Join<E>());
   if (threadIdx.x != 0) return;
   T of_target = -kInfinity, slope;
-  if (own >= 0 && own < classes) of_target = bend.template bent<Form::Any>(widen<T>(logits[own]), slope);
+  if (own >= 0 && own < classes) of_target = bend.template bent<RowForm::Any>(widen<T>(logits[own]), slope);
   store_sums(block, row, sums, of_target);
 }
 
-template <class E, Form kForm>
+template <class E, RowForm kForm>
 __global__ void __launch_bounds__(kGradientThreads) class_gradients(const __grid_constant__ ClassBlock block) {
   using T = ScalarFor<E>;
   const int64_t row = blockIdx.x, own = place_of_target(block, row);
@@ -190,34 +190,38 @@ __global__ void __launch_bounds__(kGradientThreads) class_gradients(const __grid
   const RowSlopes slopes = slopes_of(block, row);
   const T high = static_cast<T>(slopes.log_sum), low = static_cast<T>(slopes.log_sum - high);
   const T of_exp = static_cast<T>(slopes.of_exp), of_own = static_cast<T>(slopes.of_own);
-  const T of_mean = static_cast<T>(slopes.of_mean), of_shares = static_cast<T>(slopes.of_shares);
+  const T mean = static_cast<T>(slopes.mean), mean_low = static_cast<T>(slopes.mean - mean);
+  const T of_mean = static_cast<T>(slopes.of_mean);
+  const T of_shares = static_cast<T>(slopes.of_shares);
   const Bend<T> bend(block);
   each_vector<kGradientThreads, kGradientLoads>(logits, static_cast<int32_t>(block.classes),
                                                 [&](int32_t column, const auto& x) {
-    constexpr int n = sizeof x / sizeof(E);
-    Vector<E, n> out;
+                                                  constexpr int n = sizeof x / sizeof(E);
+                                                  Vector<E, n> out;
 #pragma unroll
-    for (int j = 0; j < n; ++j) {
-      T z = widen<T>(x.element[j]), slope = T(1), factor = of_exp;
-      if constexpr (kForm != Form::Plain) z = bend.template bent<kForm>(z, slope);
-      const T e = exp_of<E>((z - high) - low);
-      if constexpr (kForm != Form::Plain) {
-        if (e != T(0)) factor += of_mean * z;
-      }
-      T g = column + j == own ? of_own : e * factor;
-      if constexpr (kForm == Form::Any) {
-        if (block.shares) g += of_shares * block.weight_of<T>(column + j);
-      }
-      if constexpr (kForm != Form::Plain) g *= slope;
-      out.element[j] = narrow<E>(counts ? g : T(0));
-    }
-    if (n == 1 || in_vectors) {
-      *reinterpret_cast<Vector<E, n>*>(gradient + column) = out;
-    } else {
+                                                  for (int j = 0; j < n; ++j) {
+                                                    T z = widen<T>(x.element[j]), slope = T(1), factor = of_exp;
+                                                    if constexpr (kForm != RowForm::Plain)
+                                                      z = bend.template bent<kForm>(z, slope);
+                                                    const T e = exp_of<E>((z - high) - low);
+                                                    if constexpr (kForm != RowForm::Plain) {
+                                                      if (e != T(0))
+                                                        factor += of_mean * (T(1) + ((z - mean) - mean_low));
+                                                    }
+                                                    T g = column + j == own ? of_own : e * factor;
+                                                    if constexpr (kForm == RowForm::Any) {
+                                                      if (block.shares) g += of_shares * block.weight_of<T>(column + j);
+                                                    }
+                                                    if constexpr (kForm != RowForm::Plain) g *= slope;
+                                                    out.element[j] = narrow<E>(counts ? g : T(0));
+                                                  }
+                                                  if (n == 1 || in_vectors) {
+                                                    *reinterpret_cast<Vector<E, n>*>(gradient + column) = out;
+                                                  } else {
 #pragma unroll
-      for (int j = 0; j < n; ++j) gradient[column + j] = out.element[j];
-    }
-  });
+                                                    for (int j = 0; j < n; ++j) gradient[column + j] = out.element[j];
+                                                  }
+                                                });
 }
 
 constexpr int kEachThreads = 128;
@@ -233,12 +237,12 @@ void class_block(const ClassBlock& block, Stream stream) {
   dispatch(block.dtype, [&](auto type) {
     using E = typename decltype(type)::type;
     const auto run = [&](auto form) {
-      constexpr Form kForm = decltype(form)::value;
+      constexpr RowForm kForm = decltype(form)::value;
       const auto start = [&](auto kernel, int threads) {
         launch(kernel, Start::Alone, block.rows, threads, stream, block);
       };
       if (block.numbers) return start(class_gradients<E, kForm>, kGradientThreads);
-      if constexpr (kForm != Form::Any) {
+      if constexpr (kForm != RowForm::Any) {
         if (block.classes * int64_t{sizeof(E)} <= kShortRow) {
           return start(class_sums<kShortSumThreads, E, kForm>, kShortSumThreads);
         }
@@ -246,13 +250,13 @@ void class_block(const ClassBlock& block, Stream stream) {
       start(class_sums<kSumThreads, E, kForm>, kSumThreads);
     };
     if constexpr (std::is_same_v<E, double>) {
-      run(std::integral_constant<Form, Form::Any>());
+      run(std::integral_constant<RowForm, RowForm::Any>());
     } else if (block.softcap != 0.0 || block.shares) {
-      run(std::integral_constant<Form, Form::Any>());
+      run(std::integral_constant<RowForm, RowForm::Any>());
     } else if (block.entropy || block.bends()) {
-      run(std::integral_constant<Form, Form::Entropy>());
+      run(std::integral_constant<RowForm, RowForm::Entropy>());
     } else {
-      run(std::integral_constant<Form, Form::Plain>());
+      run(std::integral_constant<RowForm, RowForm::Plain>());
     }
   });
 }

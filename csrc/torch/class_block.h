@@ -1,5 +1,5 @@
-// The ops of a block of classes: the sums of each row, the numbers from the sums of all blocks, and the logits' gradients
-// from the numbers'. And the log-probability and entropy that follow from the numbers.
+// The ops of a block of classes: the sums of each row, the numbers from the sums of all blocks, and the logits'
+// gradients from the numbers'. And the log-probability and entropy that follow from the numbers.
 #pragma once
 
 #include "core/class_block.h"
@@ -85,7 +85,7 @@ void class_sums(CUDALOSS_BLOCK, Tensor sums, int64_t index) {
 }
 
 template <class Engine>
-Tensor class_numbers(Tensor sums, Tensor target, Maybe counts, int64_t all_classes) {
+Tensor class_numbers(Tensor sums, Tensor target, Maybe counts, int64_t all_classes, bool entropy) {
   require(sums.dim() == 3 && sums.is_contiguous() && sums.sizes()[1] == kRowSums, "the sums must be contiguous");
   const int64_t blocks = sums.sizes()[0], rows = sums.sizes()[2];
   const Tensor numbers = new_numbers(rows, sums);
@@ -97,6 +97,7 @@ Tensor class_numbers(Tensor sums, Tensor target, Maybe counts, int64_t all_class
                                   all_classes,
                                   indices_of(target, rows, sums),
                                   counts_of(counts, rows, sums),
+                                  entropy,
                                   static_cast<double*>(numbers.mutable_data_ptr())};
     Engine::each(function, rows, sums);
   };
@@ -171,17 +172,21 @@ void scaled_gradient(Tensor gradient, Tensor factor, Tensor out) {
   require(gradient.is_contiguous() && out.is_contiguous() && same_sizes(gradient, out) && same_device(gradient, out) &&
               same_device(gradient, factor) && factor.dim() == 0 && factor.scalar_type() == ScalarType::Double,
           "a gradient and its result must be contiguous, the factor a 0-d float64 tensor");
+  constexpr uintptr_t kVector = 16;
+  const bool in_vectors = reinterpret_cast<uintptr_t>(gradient.const_data_ptr()) % kVector == 0 &&
+                          reinterpret_cast<uintptr_t>(out.const_data_ptr()) % kVector == 0;
   const auto run = [&](auto from, auto to) {
     using From = typename decltype(from)::type;
     using To = typename decltype(to)::type;
     using Function = ScaledGradient<From, To>;
     const Function function = {static_cast<const From*>(gradient.const_data_ptr()),
                                static_cast<const double*>(factor.const_data_ptr()),
-                               static_cast<To*>(out.mutable_data_ptr()), gradient.numel()};
+                               static_cast<To*>(out.mutable_data_ptr()), gradient.numel(), in_vectors};
     Engine::each(function, Function::indices(gradient.numel()), gradient);
   };
   const DType from = dtype_of(gradient.scalar_type()), to = dtype_of(out.scalar_type());
-  require(from == to || (from == DType::Float32 && is_half(to)), "the result must be of the gradient's dtype, or a half");
+  require(from == to || (from == DType::Float32 && is_half(to)),
+          "the result must be of the gradient's dtype, or a half");
   switch (to) {
     case DType::Float32:
       return run(Type<float>(), Type<float>());

@@ -103,7 +103,9 @@ Found forward_of(const Call& call, bool with_grad, bool keeps_denominators = tru
   Found found = {call.elementwise()
                      ? empty_losses(call, layout)
                      : empty_contiguous(layout.leading_sizes(call.mode.batch_dims), call.mode.dtype, call.input),
-                 !with_grad ? Gradients{} : over.any() ? over : gradients_for(call, layout),
+                 !with_grad   ? Gradients{}
+                 : over.any() ? over
+                              : gradients_for(call, layout),
                  {}};
   if (call.elementwise()) layout.add(kResult, *found.value);
   found.gradients.add_to(layout);
@@ -162,6 +164,8 @@ Tensor forward_over(CUDALOSS_PARAMETERS) {
   require_below_autograd(call);
   require(!call.elementwise() && call.of_rows && !call.of_vectors && call.mode.for_input && !call.mode.for_target,
           "only a reduced loss of classes has its gradient over its input");
+  // A capped row's kernel reads the target's logit again, after its gradient has been written.
+  require(softcap == 0.0, "a loss with a softcap has its gradient in memory of its own");
   return or_undefined(forward_of<Engine>(call, true, false, {input, {}, {}}).value);
 }
 

@@ -160,6 +160,11 @@ def is_compiled() -> bool:
     return TracingContext.try_get() is not None and not torch.compiler.is_exporting()
 
 
+def has_hooks() -> bool:
+    """Whether hooks get what a node saves now."""
+    return _top_hooks(True) is not None
+
+
 def keeps_what_it_saves() -> bool:
     """Whether a compiled backward will get the tensors that its forward has saved, or copies from hooks outside of the
     graphs. Not if the graphs themselves save copies: offloaded, quantized, or by hooks that are compiled with them. A
@@ -168,7 +173,7 @@ def keeps_what_it_saves() -> bool:
     return not (
         getattr(functorch, "enable_activation_offloading", False)
         or "activation_quantization_aten_pass" in getattr(inductor, "post_grad_fusion_options", ())
-        or _top_hooks(True) is not None
+        or has_hooks()
     )
 
 

@@ -74,7 +74,9 @@ def linear_cross_entropy(
         dtype (torch.dtype, optional): the result's dtype. Default: input's; under autocast at least float32.
         memory (str, optional): ``"fast"``, the default, takes three products; it has all logits at once, or chunks of
             4,096 rows and a gradient of the weight in float32 if there are more than twice as many rows as features.
-            ``"least"`` takes four products, with up to 256 MiB of logits at a time and input's gradient in float32.
+            With chunks a softcap and fp16 go by ``"least"``, and so does every call inside hooks on saved tensors.
+            ``"least"`` takes four products, with up to 256 MiB of logits at a time (or 1,024 classes, if these take
+            more) and input's gradient in float32.
 
     Shape:
         The result is 0-d; for ``reduction="none"`` of input's shape without the features.

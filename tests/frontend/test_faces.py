@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import cudaloss
 from cudaloss import _private
 from cudaloss._build import INFO
+from cudaloss._heads import FUNCTIONS
 from cudaloss._modes import FIRST_OF_ROWS
 from cudaloss._private import compiled_name
 from cudaloss._specs import OF_ROWS, PUBLIC, SPECS
@@ -64,7 +65,11 @@ def test_private_ops_are_few():
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("cudaloss::")]
     public = {f"cudaloss::{name}" for spec in PUBLIC for name in (spec.name, compiled_name(spec.name))}
     shared = {f"cudaloss::_pointwise_{kind}" for kind in _private._SCHEMAS}  # by all losses
-    assert public < set(names) and set(names) - public <= shared and len(shared) <= 15
+    kinds = ["class_sums_", "class_numbers", "class_gradients_", "token_values", "token_gradients", "scaled_gradient_"]
+    kinds += ["head_numbers", "head_gradients", "head_step", "logits_numbers", "logits_gradient"]
+    of_heads = {f"cudaloss::{name}" for name in FUNCTIONS} | {f"cudaloss::_{kind}" for kind in kinds}
+    assert public < set(names) and set(names) - public - of_heads <= shared and len(shared) <= 16
+    assert of_heads <= set(names)
 
 
 def accepts(ours: inspect.Signature, theirs: inspect.Signature) -> None:

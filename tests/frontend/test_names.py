@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import cudaloss
+from cudaloss._heads import FUNCTIONS, MODULES
 from cudaloss._specs import PUBLIC
 
 # What a program imports, and an expression of it that is the module HuberLoss or the function huber_loss.
@@ -41,7 +42,8 @@ def test_nn_has_every_loss():
         for spec in PUBLIC:
             name = getattr(spec, kind)
             assert getattr(names, name) is getattr(cudaloss, name) and name in names.__all__
-    assert {*cudaloss.nn.__all__} == {"functional", *(spec.module for spec in PUBLIC)}
+    assert {*cudaloss.nn.__all__} == {"functional", *(spec.module for spec in PUBLIC), *MODULES}
+    assert all(getattr(cudaloss.nn.functional, name) is getattr(cudaloss, name) for name in FUNCTIONS)
 
 
 def test_an_import_does_not_import_what_few_need():

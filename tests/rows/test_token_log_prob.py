@@ -105,6 +105,39 @@ def test_edges(device, dtype):
         torch.testing.assert_close(log_prob[kept], cudaloss.token_log_prob(input, target)[kept])
 
 
+@of_dtypes
+def test_masked_by_the_least_number(device, dtype):
+    """Classes of finfo.min beside usual ones: their exp is 0, and their differences to the others overflow."""
+    input = torch.randn(4, 3000, dtype=torch.float64).to(dtype)
+    input[:, :2000] = torch.finfo(dtype).min
+    target = torch.full((4,), 2500, device=device)
+    leaf = input.to(device).requires_grad_()
+    for entropy in (False, True):
+        found = cudaloss.token_log_prob(leaf, target, return_entropy=entropy)
+        found = found if entropy else (found,)
+        assert all(x.isfinite().all() for x in (*found, *torch.autograd.grad(found, leaf, [x * 0 + 1 for x in found])))
+    own, theirs = found[1], token_by_definition(leaf[:, 2000:], target - 2000)[1]
+    torch.testing.assert_close(own.double(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_of_an_entropy_far_from_0(device):
+    """Only differences of logits matter: those of 1e4 + x are as precise as their own digits."""
+    exact = torch.randn(8, 500, dtype=torch.float64).mul_(64).round_().div_(64)
+    for offset in (0.0, 1e4):
+        leaf = (exact + offset).float().to(device).requires_grad_()
+        truth = exact.to(device).requires_grad_()
+        target = torch.zeros(8, dtype=torch.int64, device=device)
+        ours = cudaloss.token_log_prob(leaf, target, return_entropy=True)[1].sum()
+        theirs = token_by_definition(truth, target)[1].sum()
+        (a,), (b,) = torch.autograd.grad(ours, leaf), torch.autograd.grad(theirs, truth)
+        assert error(a, b) <= 4e-6
+
+
+def test_a_target_of_infinity(device):
+    input = torch.tensor([[0.0, torch.inf, 1.0]], device=device)
+    assert cudaloss.token_log_prob(input, torch.tensor([1], device=device)).isnan()
+
+
 def test_a_class_of_minus_infinity(device):
     """Its logarithm is -inf, and the gradient PyTorch's."""
     leaf = torch.tensor([[0.0, -torch.inf, 1.0]], dtype=torch.float64, device=device, requires_grad=True)

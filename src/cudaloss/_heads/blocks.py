@@ -82,7 +82,9 @@ def _fake_token_values(numbers: Tensor, entropy: bool, wide: bool) -> Any:
 
 
 _sums_ = _define(f"_class_sums_(Tensor input, {SCHEMA}, Tensor(a!) sums, int index) -> ()")
-_numbers = _define("_class_numbers(Tensor sums, Tensor target, Tensor? counts, int all_classes) -> Tensor")
+_numbers = _define(
+    "_class_numbers(Tensor sums, Tensor target, Tensor? counts, int all_classes, bool entropy) -> Tensor"
+)
 _gradients_ = _define(
     f"_class_gradients_(Tensor input, {SCHEMA}, Tensor numbers, Tensor grads, Tensor(a!) gradient) -> ()"
 )
@@ -107,7 +109,7 @@ class Sums:
         self.block += 1
 
     def numbers(self, block: Block) -> Tensor:
-        return _numbers(self.sums, block.target, block.counts, block.all_classes)
+        return _numbers(self.sums, block.target, block.counts, block.all_classes, block.entropy)
 
 
 def numbers_of(logits: Tensor, block: Block) -> Tensor:

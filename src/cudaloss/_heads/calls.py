@@ -27,17 +27,20 @@ _SMALL_LOGITS = 1 << 20
 _ONE_PIECE = 64 << 20
 
 
-def _under_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The operands of a product in autocast's dtype, if it is active."""
-    device = next(x.device.type for x in tensors if x is not None)
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in tensors)
-
-
 def _is_autocast(device: torch.device) -> bool:
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def _under_autocast(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The operands of a product in autocast's dtype, if it is active."""
+    if not _is_autocast(input.device):
+        return input, weight, bias
+    dtype = torch.get_autocast_dtype(input.device.type)
+
+    def cast(x: Tensor) -> Tensor:
+        return x if x.dtype == torch.float64 else x.to(dtype)
+
+    return cast(input), cast(weight), None if bias is None else cast(bias)
 
 
 def _are_served(*tensors: Tensor | None) -> bool:
@@ -59,6 +62,11 @@ def _is_head(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 def _wants_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _plan(memory: str) -> str:
+    """The plan of a call. Hooks on saved tensors (checkpoints, offloading) do not see what a fast plan keeps."""
+    return "least" if _private.has_hooks() else memory
 
 
 def _keeps_logits(head: Head, memory: str) -> bool:
@@ -170,6 +178,7 @@ def linear_cross_entropy(
 
 
 def _of_head(head: Head, block: Block, loss: CrossEntropy, memory: str, part: Any) -> Tensor:
+    memory = _plan(memory)
     keeps = not is_compiled() and _keeps_logits(head, memory)
     is_step = (
         part is None
@@ -178,6 +187,7 @@ def _of_head(head: Head, block: Block, loss: CrossEntropy, memory: str, part: An
         and memory == "fast"
         and loss.reduction != "none"
         and head.input.dtype != torch.float16  # a gradient divided by many rows would underflow
+        and block.softcap == 0.0  # whose kernel cannot write over the logits
         and not _wants_gradient(loss.sample_weight, loss.normalizer if isinstance(loss.normalizer, Tensor) else None)
     )
     if is_step:
@@ -308,7 +318,7 @@ def linear_token_log_prob(
     head = Head(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias)
     first, index = 0 if part is None else part.first, target.reshape(-1).long()
     block = Block(index, None, None, first, classes, cap, temperature, entropy=return_entropy)
-    keeps = not is_compiled() and _keeps_logits(head, "least" if memory is None else memory)
+    keeps = not is_compiled() and _keeps_logits(head, _plan("least" if memory is None else memory))
     found = _finished(_numbers(head, block, keeps, part), target.shape, row_losses.wide(input.dtype), return_entropy)
     return found if local is None else sharded().wrapped(found, local)
 

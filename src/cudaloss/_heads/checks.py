@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,16 +14,6 @@ from .._specs import OF_ROWS
 
 _CROSS_ENTROPY = next(spec for spec in OF_ROWS if spec.name == "cross_entropy")
 PLANS = ("fast", "least")
-
-
-class Rows(NamedTuple):
-    """A head's operands with its rows in one dimension."""
-
-    input: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    target: Tensor
-    shape: torch.Size  # of the rows in the call
 
 
 def _dense(**tensors: Any) -> None:

@@ -82,11 +82,12 @@ class _Sum:
             else:
                 torch.addmm(self.total, a, b, out=self.total, **wide)
         else:
-            found = a.float() @ b.float()
+            found = a.new_empty(a.shape[0], b.shape[1], dtype=torch.float32)
+            torch.mm(a.float(), b.float(), out=found)  # autocast does not see it
             self.total = found if self.total is None else self.total.add_(found)
 
     def result(self, dtype: torch.dtype | None = None) -> Tensor:
-        found = torch.zeros_like(self.like) if self.total is None else self.total
+        found = self.like.new_zeros(self.like.shape) if self.total is None else self.total
         return found.to(self.like.dtype if dtype is None else dtype)
 
 
@@ -129,7 +130,7 @@ def gradients(grads: Tensor, numbers: Tensor, head: Head, block: Block, wanted: 
     rounded to a half."""
     parts = list(_blocks(head, block))
     of_input = _Sum(head.input, is_alone=len(parts) == 1 and not wide)
-    of_weight = torch.empty_like(head.weight) if wanted.weight else None
+    of_weight = head.weight.new_empty(head.weight.shape) if wanted.weight else None
     of_bias = head.weight.new_empty(head.weight.shape[0]) if wanted.bias else None
     memory = None
     for first, part, of_part in parts:
@@ -158,7 +159,7 @@ def step(head: Head, block: Block, loss: CrossEntropy, wanted: Wanted) -> Any:
     rows, count = head.input.shape[0], chunks(head.input.shape[0])
     size = -(-rows // count)
     total = head.input.new_zeros((), dtype=torch.float64)  # of chunks' values in the logits' arithmetic
-    of_input = torch.empty_like(head.input) if wanted.input else None
+    of_input = head.input.new_empty(head.input.shape) if wanted.input else None
     of_weight = _Sum(head.weight, is_alone=count == 1)
     wide = torch.float32 if _is_half(head.weight) else head.weight.dtype
     of_bias = head.weight.new_zeros(head.weight.shape[0], dtype=wide) if wanted.bias else None
@@ -199,9 +200,9 @@ def _gradients_op(grads: Tensor, numbers: Tensor, *arguments: Any) -> Any:
 def _fake_gradients(grads: Tensor, numbers: Tensor, *arguments: Any) -> Any:
     *call, for_input, for_weight, for_bias, wide = arguments
     input, weight, bias = call[:3]
-    of_input = torch.empty_like(input, dtype=row_losses.wide(input.dtype) if wide else None)
-    of_bias = None if bias is None or not for_bias else torch.empty_like(bias)
-    return of_input if for_input else None, torch.empty_like(weight) if for_weight else None, of_bias
+    of_input = input.new_empty(input.shape, dtype=row_losses.wide(input.dtype) if wide else None)
+    of_bias = None if bias is None or not for_bias else bias.new_empty(bias.shape)
+    return of_input if for_input else None, weight.new_empty(weight.shape) if for_weight else None, of_bias
 
 
 numbers_op = define(
@@ -229,9 +230,9 @@ def _fake_step(*arguments: Any) -> Any:
     wide = torch.float32 if _is_half(weight) else weight.dtype
     return (
         input.new_empty((), dtype=torch.float64),
-        torch.empty_like(input) if for_input else None,
-        torch.empty_like(weight, dtype=wide) if for_weight else None,
-        None if bias is None or not for_bias else torch.empty_like(bias, dtype=wide),
+        input.new_empty(input.shape) if for_input else None,
+        weight.new_empty(weight.shape, dtype=wide) if for_weight else None,
+        None if bias is None or not for_bias else bias.new_empty(bias.shape, dtype=wide),
     )
 
 
