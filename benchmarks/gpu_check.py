@@ -40,7 +40,8 @@ SCRATCH = ROOT / "build" / "gpu_check"
 SITE = SCRATCH / "site"  # where a wheel is installed, outside the environment
 # The sanitizer slows every launch that it watches. So it runs only our kernels and the tests that launch them, the
 # longest under memcheck first (225 to 2 s on two H200 with 32 cores), and one loss of each kind, because others use the
-# same templates.
+# same templates. Not rows/test_heads.py: under racecheck a product of cuBLAS fails there (H200, CUDA 13.0); under
+# memcheck nothing does, also if it watches all kernels.
 SANITIZED_TESTS = (
     "kernels/test_values.py",
     "kernels/test_third_operands.py",
@@ -64,7 +65,6 @@ SANITIZED_TESTS = (
     "kernels/test_batch_dims.py",
     "rows/test_nll.py",
     "rows/test_token_log_prob.py",
-    "rows/test_heads.py",
     "kernels/test_selection.py",
     "kernels/test_determinism.py",
     "rows/test_vocabulary_parts.py",
