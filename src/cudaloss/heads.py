@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ._dispatch import is_captured
-from ._heads import calls
+from ._heads import calls, ops
 from ._varying import as_tensor
 
 __all__ = ["LinearCrossEntropyLoss", "linear_cross_entropy", "linear_token_log_prob", "token_log_prob"]
@@ -115,7 +115,7 @@ def linear_cross_entropy(
     if _is_traced():
         if normalizer is not None and not isinstance(normalizer, Tensor):
             given["normalizer"] = as_tensor(normalizer, input)
-        return torch.ops.cudaloss.linear_cross_entropy(input, linear_weight, target, **given)
+        return ops.linear_cross_entropy(input, linear_weight, target, **given)
     return calls.linear_cross_entropy(input, linear_weight, target, *given.values())
 
 
@@ -163,7 +163,7 @@ def token_log_prob(
     if has_torch_function((input, target)):
         return handle_torch_function(token_log_prob, (input, target), input, target, **given)
     if _is_traced():
-        found = torch.ops.cudaloss.token_log_prob(input, target, **given)
+        found = ops.token_log_prob(input, target, **given)
         return tuple(found) if return_entropy else found[0]
     return calls.token_log_prob(input, target, *given.values())
 
@@ -218,7 +218,7 @@ def linear_token_log_prob(
     if has_torch_function(tensors):
         return handle_torch_function(linear_token_log_prob, tensors, input, linear_weight, target, **given)
     if _is_traced():
-        found = torch.ops.cudaloss.linear_token_log_prob(input, linear_weight, target, **given)
+        found = ops.linear_token_log_prob(input, linear_weight, target, **given)
         return tuple(found) if return_entropy else found[0]
     return calls.linear_token_log_prob(input, linear_weight, target, *given.values())
 
