@@ -144,14 +144,19 @@ def compiled_name(name: str) -> str:
     return f"_compiled_{name}"
 
 
+def define_composite(schema: str, kernel: Callable[..., Any]) -> None:
+    """Defines an op with one Python kernel for all backends, autograd and transforms."""
+    LIBRARY.define(schema, tags=TAGS)
+    for key in PUBLIC_KEYS:
+        LIBRARY.impl(schema.partition("(")[0], kernel, key)
+
+
 def define_public(schema: str, kernel: Callable[..., Any]) -> None:
     """Defines a public op; and its twin for compiled calls, in which a number can vary: the dispatcher turns a symbolic
     number into a constant for a ``float``, but not for a ``Scalar``."""
     numbers = re.sub(r"\bfloat\b", "Scalar", schema).replace("int ignore_index", "SymInt ignore_index")
     for text in (schema, compiled_name(numbers)):
-        LIBRARY.define(text, tags=TAGS)
-        for key in PUBLIC_KEYS:
-            LIBRARY.impl(text.partition("(")[0], kernel, key)
+        define_composite(text, kernel)
 
 
 def is_compiled() -> bool:

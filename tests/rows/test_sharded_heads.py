@@ -15,6 +15,7 @@ from processes import found_by_all
 
 PROCESSES = 4
 ROWS, FEATURES, CLASSES = 12, 8, 37
+COLLECTIVES = "all_gather_into_tensor", "all_reduce"  # of a step
 OPTIONS = {
     "none": {},
     "both": {"label_smoothing": 0.1, "weight": True},
@@ -28,10 +29,11 @@ def whole(x):
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def drawn(double=True):
+def drawn(dtype=torch.float64):
     torch.manual_seed(0)
-    dtype = torch.float64 if double else torch.bfloat16
-    input, weight, bias = (torch.randn(*s, dtype=torch.float64).to(dtype) for s in ((12, 8), (37, 8), (37,)))
+    input, weight, bias = (
+        torch.randn(*s, dtype=torch.float64).to(dtype) for s in ((ROWS, FEATURES), (CLASSES, FEATURES), (CLASSES,))
+    )
     target = torch.randint(CLASSES, (ROWS,))
     target[2] = -100
     return input, weight, bias, target
@@ -71,9 +73,15 @@ class Counted:
         self.collectives, self.names = collectives, []
 
     def __getattr__(self, name):
-        if name != "wait_tensor":
-            self.names.append(name)
-        return getattr(self.collectives, name)
+        found = getattr(self.collectives, name)
+        if name == "wait_tensor":
+            return found
+
+        def call(tensor, *rest):
+            self.names.append(f"{name} {tensor.dtype}")
+            return found(tensor, *rest)
+
+        return call
 
 
 def find() -> dict[str, list[float]]:
@@ -88,13 +96,20 @@ def find() -> dict[str, list[float]]:
     seen = module.collectives = Counted(module.collectives)
     log_prob, entropy = cudaloss.linear_token_log_prob(leaf, sharded, target, temperature=0.7, return_entropy=True)
     (log_prob * entropy).sum().backward()
+    found["collectives"], seen.names = seen.names, []
+    of_halves = [x.requires_grad_() for x in drawn(torch.bfloat16)[:2]]
+    of_halves[1] = distribute_tensor(of_halves[1].detach(), mesh, [Shard(0)]).requires_grad_()
+    found["halves"] = []
+    for memory in ("fast", "least"):
+        cudaloss.linear_cross_entropy(*of_halves, target, memory=memory).backward()
+        found["halves"].append(seen.names)
+        seen.names = []
     module.collectives = seen.collectives
     theirs = [x.clone().requires_grad_() for x in (input, weight)]
     of_log_prob, of_entropy = token_by_definition(F.linear(*theirs), target, 0.7)
     (of_log_prob * of_entropy).sum().backward()
     pairs = (log_prob, of_log_prob), (entropy, of_entropy), (leaf.grad, theirs[0].grad), (sharded.grad, theirs[1].grad)
     found["tokens"] = [(whole(a) - b).abs().max().item() for a, b in pairs]
-    found["collectives"] = seen.names
     try:
         loss = cudaloss.linear_cross_entropy(leaf, sharded, target)
         torch.autograd.grad(loss, leaf, create_graph=True)
@@ -120,4 +135,10 @@ def test_sharded_classes(found, case):
 
 def test_the_collectives_of_a_step(found):
     """One all-gather of the numbers, one all-reduce of input's gradient."""
-    assert all(process["collectives"] == ["all_gather_into_tensor", "all_reduce"] for process in found)
+    assert all(process["collectives"] == [f"{x} torch.float64" for x in COLLECTIVES] for process in found)
+
+
+def test_the_gradients_of_halves_are_added_in_float32(found):
+    """In both plans: the processes' parts are rounded after their sum."""
+    expected = [f"{x} torch.{dtype}" for x, dtype in zip(COLLECTIVES, ("float64", "float32"), strict=True)]
+    assert all(process["halves"] == [expected] * 2 for process in found)

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from .. import _dispatch, _private, _row_ops
-from .._checks import as_float
 from .._dispatch import PLAIN_TENSORS, is_captured
 from .._modes import DTYPES
+from .._ops import _is_autocast
 from .._options import Options
 from .._private import is_compiled
+from .._row_checks import check
 from . import checks, plans, row_losses
 from .blocks import Block, bent
 from .nodes import HeadNumbers, HeadStep, LogitsNumbers, TokenValues, sharded
 from .plans import Head
-from .row_losses import CrossEntropy
+from .row_losses import CROSS_ENTROPY, CrossEntropy
 
 _cross_entropy = _row_ops.KERNELS["cross_entropy"]
 # Logits of up to this many bytes are whole: a step on the host then takes 0.2 ms, otherwise 0.5 (CPU, (4, 8, 16)).
@@ -27,13 +28,9 @@ _SMALL_LOGITS = 1 << 20
 _ONE_PIECE = 64 << 20
 
 
-def _is_autocast(device: torch.device) -> bool:
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
-
-
 def _under_autocast(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The operands of a product in autocast's dtype, if it is active."""
-    if not _is_autocast(input.device):
+    if not _is_autocast(input.device.type):
         return input, weight, bias
     dtype = torch.get_autocast_dtype(input.device.type)
 
@@ -124,7 +121,6 @@ def linear_cross_entropy(
         ignore_index = -100
     elif target.is_floating_point():
         raise RuntimeError("ignore_index cannot be specified when target contains probabilities")
-    options = Options(sample_weight, mask, normalizer, scale)
     operands, beside = (input, linear_weight, linear_bias), (target, weight, sample_weight, mask, normalizer)
     local = None if target.is_floating_point() else _local_of(operands, beside)
     part, classes = None, linear_weight.shape[0]
@@ -142,23 +138,15 @@ def linear_cross_entropy(
     )
     if not served:
         own = weight, ignore_index, label_smoothing, z_loss, softcap
+        options = Options(sample_weight, mask, normalizer, scale)
         return _by_reference(input, linear_weight, target, linear_bias, reduction, own, dtype, options)
-    target, weight, sample_weight, mask, normalizer = beside
-    input = operands[0]
-    call = {
-        "target": target,
-        "weight": weight,
-        "reduction": reduction,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "softcap": softcap,
-        "dtype": dtype,
-    }
+    (target, weight, sample_weight, mask, normalizer), input = beside, operands[0]
+    own = weight, ignore_index, label_smoothing, z_loss, softcap
     options = Options(sample_weight, mask, normalizer, scale)
-    smoothing, numbers, options = checks.check_cross_entropy(_like_logits(input, classes), call, options)
+    like = _like_logits(input, classes)
+    smoothing, numbers, options = check(CROSS_ENTROPY, like, target, reduction, own, dtype, options)
     if dtype is None:
-        dtype = torch.promote_types(input.dtype, torch.float32) if _is_autocast(input.device) else input.dtype
+        dtype = torch.promote_types(input.dtype, torch.float32) if _is_autocast(input.device.type) else input.dtype
     shape = target.shape
     head = Head(input.reshape(-1, input.shape[-1]), *operands[1:])
     index = target.reshape(-1).long()
@@ -170,8 +158,8 @@ def linear_cross_entropy(
     if weight is not None and smoothing != 0:
         shares = weight.to(row_losses.wide(input.dtype))[first : first + head.weight.shape[0]]
     block = Block(index, counts, shares, first, classes, numbers.softcap, shares=smoothing != 0)
-    rest = _flat(options.weight, shape), reduction, options.normalizer, as_float("scale", scale), dtype
-    loss = CrossEntropy(weight, classes, smoothing, numbers.z_loss, *rest)
+    reduced = _flat(options.weight, shape), reduction, options.normalizer, options.scale, dtype
+    loss = CrossEntropy(weight, classes, smoothing, numbers.z_loss, *reduced)
     found = _of_head(head, block, loss, "fast" if memory is None else memory, part)
     found = found.view(shape) if reduction == "none" else found
     return found if local is None else sharded().wrapped(found, local)
@@ -279,7 +267,7 @@ def token_log_prob(input: Any, target: Any, temperature: Any, softcap: Any, retu
     checks.check_indices(target, input.shape[:-1])
     if input.device != target.device:
         raise RuntimeError(f"input and target must be on one device, got {input.device} and {target.device}")
-    temperature, cap = checks.check_bend(temperature, softcap)
+    temperature, cap = checks.check_bend(target, temperature, softcap)
     rows = None
     if input.dtype in DTYPES and input.numel() > 0 and _are_served(input, target) and input.stride(-1) == 1:
         rows = _as_rows(input)
@@ -306,7 +294,7 @@ def linear_token_log_prob(
     checks.check_head(input, linear_weight, target, linear_bias, takes_probabilities=False)
     if linear_weight.dim() != 2:
         raise RuntimeError(f"linear_weight must have two dimensions, got shape {tuple(linear_weight.shape)}")
-    temperature, cap = checks.check_bend(temperature, softcap)
+    temperature, cap = checks.check_bend(target, temperature, softcap)
     classes, part = linear_weight.shape[0], None
     local = _local_of((input, linear_weight, linear_bias), (target,))
     if local is not None:

@@ -9,10 +9,7 @@ from torch import Tensor
 
 from .. import _checks, _row_checks
 from .._modes import INDICES
-from .._options import Options
-from .._specs import OF_ROWS
 
-_CROSS_ENTROPY = next(spec for spec in OF_ROWS if spec.name == "cross_entropy")
 PLANS = ("fast", "least")
 
 
@@ -85,29 +82,12 @@ def check_indices(target: Tensor, shape: torch.Size) -> None:
         )
 
 
-def check_bend(temperature: Any, softcap: Any) -> tuple[float, float]:
+def check_bend(target: Tensor, temperature: Any, softcap: Any) -> tuple[float, float]:
     """The temperature, and the softcap or 0."""
     if not _checks._is_number(temperature):
         raise TypeError(f"temperature must be a number > 0, got {type(temperature).__name__}")
     temperature = _checks.as_float("temperature", temperature)
     if not (temperature > 0 and temperature < float("inf")):
         raise RuntimeError(f"temperature must be a finite number > 0, got {temperature}")
-    numbers = _row_checks.check_numbers(torch.empty(0, dtype=torch.int64), -100, 0.0, softcap)
+    numbers = _row_checks.check_numbers(target, -100, 0.0, softcap)
     return temperature, numbers.softcap
-
-
-def check_cross_entropy(logits_of_shape: Tensor, call: dict[str, Any], options: Options) -> Any:
-    """Checks what :func:`cudaloss.linear_cross_entropy` has in common with ``cross_entropy``; returns its
-    label_smoothing, its numbers, and the options, whose weight is for each row."""
-    _checks.check_reduction(_CROSS_ENTROPY, call["reduction"])
-    if call["weight"] is not None:
-        _row_checks.check_class_weight(call["weight"], logits_of_shape)
-    _checks.check_dtype(call["dtype"])
-    ignore_index = -100 if call["ignore_index"] is None else call["ignore_index"]
-    numbers = _row_checks.check_numbers(call["target"], ignore_index, call["z_loss"], call["softcap"])
-    smoothing = _row_checks.check_smoothing(call["label_smoothing"])
-    return (
-        smoothing,
-        numbers,
-        _row_checks.check_row_options(options, logits_of_shape, call["reduction"], "sample_weight"),
-    )

@@ -66,11 +66,11 @@ class HeadNumbers(torch.autograd.Function):
             of_operands = _by_torch(grads, (input, weight, bias), lambda *x: by_torch(_linear(*x), block))
             return *of_operands, None, None, *_NO_BLOCK
         head, wanted = Head(input, weight, bias), Wanted(*ctx.needs_input_grad[:3])
+        grads, wide = grads.contiguous(), ctx.part is not None  # then input's is a part of a sum
         if logits is None:
-            wide = ctx.part is not None  # it is a part of a sum
-            of_operands = plans.gradients_op(grads.contiguous(), found, *head, *block, *wanted, wide)
+            of_operands = plans.gradients_op(grads, found, *head, *block, *wanted, wide)
         else:
-            of_operands = plans.gradients_of_logits(logits, head, block, found, grads.contiguous(), wanted)
+            of_operands = plans.gradients(grads, found, head, block, wanted, wide, logits)
         if ctx.part is not None and wanted.input:
             of_input, *rest = of_operands
             of_operands = sharded().added(of_input, ctx.part).to(input.dtype), *rest

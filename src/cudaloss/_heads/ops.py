@@ -3,8 +3,6 @@ tensor, or of two with the entropy."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from .. import _private
@@ -12,13 +10,6 @@ from . import calls
 
 _HEAD = "Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None"
 _BEND = "float temperature=1.0, float? softcap=None, bool return_entropy=False"
-
-
-def _define(schema: str, kernel: Any) -> None:
-    name = schema.partition("(")[0]
-    _private.LIBRARY.define(schema, tags=_private.TAGS)
-    for key in _private.PUBLIC_KEYS:
-        _private.LIBRARY.impl(name, kernel, key)
 
 
 def _cross_entropy_op(
@@ -45,7 +36,7 @@ def _cross_entropy_op(
     return calls.linear_cross_entropy(input, linear_weight, target, *of_torch, *call)
 
 
-_define(
+_private.define_composite(
     f'linear_cross_entropy({_HEAD}, Tensor? weight=None, str reduction="mean", int? ignore_index=None, '
     "float label_smoothing=0.0, float z_loss=0.0, float? softcap=None, Tensor? sample_weight=None, Tensor? mask=None, "
     "Tensor? normalizer=None, float scale=1.0, ScalarType? dtype=None, str? memory=None) -> Tensor",
@@ -74,8 +65,8 @@ def _linear_log_prob_op(
     return list(found) if return_entropy else [found]
 
 
-_define(f"token_log_prob(Tensor input, Tensor target, *, {_BEND}) -> Tensor[]", _log_prob_op)
-_define(f"linear_token_log_prob({_HEAD}, {_BEND}, str? memory=None) -> Tensor[]", _linear_log_prob_op)
+_private.define_composite(f"token_log_prob(Tensor input, Tensor target, *, {_BEND}) -> Tensor[]", _log_prob_op)
+_private.define_composite(f"linear_token_log_prob({_HEAD}, {_BEND}, str? memory=None) -> Tensor[]", _linear_log_prob_op)
 
 linear_cross_entropy = torch.ops.cudaloss.linear_cross_entropy
 token_log_prob = torch.ops.cudaloss.token_log_prob

@@ -4,8 +4,8 @@ where they are in the memory of their gradient.
 - :func:`numbers` and :func:`gradients` go over blocks of classes. The backward makes each block's logits again: four
   products of a head's size, not three, and memory for one block (the plan ``"least"``).
 - :func:`step` goes over chunks of rows, and makes the gradients in the forward, over the logits: three products. The
-  weight's gradient is added up in float32. A chunk has rows enough for its products: with 1,024 a step took 1.34 times
-  its products, with 4,096 1.1 (H200, bfloat16, compiled passes).
+  weight's gradient is added up in float32. A chunk has rows enough for products at their speed: of 4,096 a step takes
+  1.12 times its products (H200, bfloat16, ``benchmarks/heads.py``).
 """
 
 from __future__ import annotations
@@ -113,37 +113,27 @@ def numbers(head: Head, block: Block) -> Tensor:
     return sums.numbers(block)
 
 
-def gradients_of_logits(
-    logits: Tensor, head: Head, block: Block, numbers: Tensor, grads: Tensor, wanted: Wanted
+def gradients(
+    grads: Tensor, numbers: Tensor, head: Head, block: Block, wanted: Wanted, wide: bool, logits: Tensor | None = None
 ) -> Any:
-    """The gradients from whole logits, which are overwritten."""
-    write_gradient(logits, block, numbers, grads, logits)
-    return (
-        torch.mm(logits, head.weight) if wanted.input else None,
-        torch.mm(logits.t(), head.input) if wanted.weight else None,
-        logits.sum(0) if wanted.bias else None,
-    )
-
-
-def gradients(grads: Tensor, numbers: Tensor, head: Head, block: Block, wanted: Wanted, wide: bool) -> Any:
     """The gradients of input, weight and bias, from the gradients of the numbers of all classes. `wide`: input's is not
-    rounded to a half."""
-    parts = list(_blocks(head, block))
+    rounded to a half. `logits`: the whole ones, which are overwritten; otherwise they are made again, in blocks."""
+    parts = list(_blocks(head, block)) if logits is None else [(0, head, block)]
     of_input = _Sum(head.input, is_alone=len(parts) == 1 and not wide)
     of_weight = head.weight.new_empty(head.weight.shape) if wanted.weight else None
     of_bias = head.weight.new_empty(head.weight.shape[0]) if wanted.bias else None
     memory = None
     for first, part, of_part in parts:
-        logits = logits_of(part, memory)
-        memory = logits if memory is None else memory
-        write_gradient(logits, of_part, numbers, grads, logits)
+        made = logits_of(part, memory) if logits is None else logits
+        memory = made if memory is None else memory
+        write_gradient(made, of_part, numbers, grads, made)
         last = first + part.weight.shape[0]
         if wanted.input:
-            of_input.add(logits, part.weight)
+            of_input.add(made, part.weight)
         if of_weight is not None:
-            torch.mm(logits.t(), part.input, out=of_weight[first:last])
+            torch.mm(made.t(), part.input, out=of_weight[first:last])
         if of_bias is not None:
-            of_bias[first:last] = logits.sum(0)
+            of_bias[first:last] = made.sum(0)
     dtype = row_losses.wide(head.input.dtype) if wide else None
     return of_input.result(dtype) if wanted.input else None, of_weight, of_bias
 

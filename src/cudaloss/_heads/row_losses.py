@@ -14,7 +14,7 @@ from .._specs import OF_ROWS, RowNumbers
 from .._varying import NO_INDEX
 from .blocks import LOG_SUM, MEAN, OWN, SHARES, Block
 
-_SPECS = {spec.name: spec for spec in OF_ROWS}
+CROSS_ENTROPY, NLL = (next(spec for spec in OF_ROWS if spec.name == name) for name in ("cross_entropy", "nll"))
 
 
 class CrossEntropy(NamedTuple):
@@ -65,7 +65,7 @@ def value(loss: CrossEntropy, numbers: Tensor, target: Tensor, counts: Tensor | 
     own_weight, options = _of_target(loss, target), Options(None, counts, loss.normalizer, loss.scale)
     if loss.is_of_two:
         options = options._replace(weight=_product(own_weight, loss.sample_weight))
-        of_two, spec, rows = numbers[: OWN + 1].t(), _SPECS["cross_entropy"], RowNumbers(z_loss=loss.z_loss)
+        of_two, spec, rows = numbers[: OWN + 1].t(), CROSS_ENTROPY, RowNumbers(z_loss=loss.z_loss)
         index = torch.full_like(target, OWN)
         return _dispatch.loss(spec, of_two, index, loss.reduction, None, loss.dtype, options, 0.0, rows)
     log_sum, own = torch.logaddexp(numbers[LOG_SUM], numbers[OWN]), numbers[OWN]
@@ -84,7 +84,7 @@ def value(loss: CrossEntropy, numbers: Tensor, target: Tensor, counts: Tensor | 
             is_empty, divisor = divisor == 0, torch.where(divisor == 0, 1.0, divisor)
         options = options._replace(normalizer=divisor)
     first = torch.zeros_like(target)
-    spec, call = _SPECS["nll"], (loss.reduction, None, loss.dtype, options, 0.0, RowNumbers())
+    spec, call = NLL, (loss.reduction, None, loss.dtype, options, 0.0, RowNumbers())
     result = _dispatch.loss(spec, -found.unsqueeze(1), first, *call)
     return result if is_empty is None else torch.where(is_empty, torch.nan, result)
 
@@ -95,7 +95,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def value_over(loss: CrossEntropy, logits: Tensor, block: Block) -> Tensor:
     """The same from the logits of all classes, whose gradient overwrites them. Reduced, and with a given divisor."""
-    how = pack(loss.reduction, loss.dtype, _SPECS["cross_entropy"].mode) | FOR_INPUT | BELOW_AUTOGRAD
+    how = pack(loss.reduction, loss.dtype, CROSS_ENTROPY.mode) | FOR_INPUT | BELOW_AUTOGRAD
     options = loss.scale, loss.sample_weight, block.counts, loss.normalizer, None
     own = loss.class_weight, loss.smoothing, NO_INDEX, block.softcap
     return _private.forward_over_(logits, block.target, how, loss.z_loss, *options, *own)
