@@ -9,19 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
 
-from ._dispatch import is_captured
-from ._heads import calls, ops
-from ._varying import as_tensor
+from ._heads import calls
+from ._heads.public import public
 
 __all__ = ["LinearCrossEntropyLoss", "linear_cross_entropy", "linear_token_log_prob", "token_log_prob"]
 
 
-def _is_traced() -> bool:
-    return torch.compiler.is_compiling() or is_captured()
-
-
+@public
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
@@ -94,31 +89,14 @@ def linear_cross_entropy(
         >>> loss.detach()  # log(4): all classes are equal
         tensor(1.3863)
     """
-    tensors = input, linear_weight, target, linear_bias, weight, sample_weight, mask, normalizer
-    given = {
-        "linear_bias": linear_bias,
-        "weight": weight,
-        "reduction": reduction,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "softcap": softcap,
-        "sample_weight": sample_weight,
-        "mask": mask,
-        "normalizer": normalizer,
-        "scale": scale,
-        "dtype": dtype,
-        "memory": "least" if memory is None and options is not None else memory,
-    }
-    if has_torch_function(tensors):
-        return handle_torch_function(linear_cross_entropy, tensors, input, linear_weight, target, **given)
-    if _is_traced():
-        if normalizer is not None and not isinstance(normalizer, Tensor):
-            given["normalizer"] = as_tensor(normalizer, input)
-        return ops.linear_cross_entropy(input, linear_weight, target, **given)
-    return calls.linear_cross_entropy(input, linear_weight, target, *given.values())
+    if memory is None and options is not None:
+        memory = "least"
+    own = linear_bias, weight, reduction, ignore_index, label_smoothing, z_loss, softcap
+    given = sample_weight, mask, normalizer, scale, dtype
+    return calls.linear_cross_entropy(input, linear_weight, target, *own, *given, memory)
 
 
+@public
 def token_log_prob(
     input: Tensor,
     target: Tensor,
@@ -159,15 +137,10 @@ def token_log_prob(
         >>> entropy
         tensor([1.3863, 1.3863])
     """
-    given = {"temperature": temperature, "softcap": softcap, "return_entropy": return_entropy}
-    if has_torch_function((input, target)):
-        return handle_torch_function(token_log_prob, (input, target), input, target, **given)
-    if _is_traced():
-        found = ops.token_log_prob(input, target, **given)
-        return tuple(found) if return_entropy else found[0]
-    return calls.token_log_prob(input, target, *given.values())
+    return calls.token_log_prob(input, target, temperature, softcap, return_entropy)
 
 
+@public
 def linear_token_log_prob(
     input: Tensor,
     linear_weight: Tensor,
@@ -207,20 +180,8 @@ def linear_token_log_prob(
         >>> cudaloss.linear_token_log_prob(torch.zeros(2, 8), torch.ones(4, 8), torch.tensor([0, 3]))
         tensor([-1.3863, -1.3863])
     """
-    tensors = input, linear_weight, target, linear_bias
-    given = {
-        "linear_bias": linear_bias,
-        "temperature": temperature,
-        "softcap": softcap,
-        "return_entropy": return_entropy,
-        "memory": memory,
-    }
-    if has_torch_function(tensors):
-        return handle_torch_function(linear_token_log_prob, tensors, input, linear_weight, target, **given)
-    if _is_traced():
-        found = ops.linear_token_log_prob(input, linear_weight, target, **given)
-        return tuple(found) if return_entropy else found[0]
-    return calls.linear_token_log_prob(input, linear_weight, target, *given.values())
+    call = linear_bias, temperature, softcap, return_entropy, memory
+    return calls.linear_token_log_prob(input, linear_weight, target, *call)
 
 
 class LinearCrossEntropyLoss(torch.nn.Module):

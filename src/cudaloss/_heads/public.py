@@ -1,0 +1,83 @@
+"""The public form of a function of :mod:`cudaloss.heads`: a function in eager code, an op of the same arguments in
+graphs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from .. import _private
+from .._dispatch import is_captured
+from .._varying import as_tensor
+
+# What an op's schema calls an argument's type. It has no arguments of other types.
+_TYPES = {
+    "Tensor": "Tensor",
+    "Tensor | None": "Tensor?",
+    "Tensor | float | None": "Tensor?",
+    "Tensor | float": "Tensor",
+    "float": "float",
+    "float | None": "float?",
+    "int | None": "int?",
+    "bool": "bool",
+    "str": "str",
+    "str | None": "str?",
+    "torch.dtype | None": "ScalarType?",
+}
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _schema(function: Callable[..., Any]) -> str:
+    written, behind_star = [], False
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.annotation not in _TYPES:
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not behind_star:
+            behind_star = True
+            written.append("*")
+        default = parameter.default
+        text = f'"{default}"' if isinstance(default, str) else str(default)
+        is_given = default is not parameter.empty
+        written.append(f"{_TYPES[parameter.annotation]} {name}" + (f"={text}" if is_given else ""))
+    # A function that returns one tensor or several has an op that returns a list.
+    result = "Tensor" if inspect.signature(function).return_annotation == "Tensor" else "Tensor[]"
+    return f"{function.__name__}({', '.join(written)}) -> {result}"
+
+
+def _in_graph(op: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+    if given.pop("options", None) is not None:  # of linear_cross_entropy
+        given["memory"] = given.get("memory") or "least"
+    for name in ("normalizer", "logit_scale", "logit_bias"):
+        if isinstance(given.get(name), float | int):
+            given[name] = as_tensor(given[name], args[0])
+    found = op(*args, **given)
+    return found if isinstance(found, Tensor) else found[0] if len(found) == 1 else tuple(found)
+
+
+def public(function: _F) -> _F:
+    """The function, with subclasses of tensors served, and its op, `torch.ops.cudaloss.<its name>`."""
+    schema = _schema(function)
+
+    def kernel(*args: Any, **given: Any) -> Any:
+        found = function(*args, **given)
+        return found if schema.endswith("> Tensor") else list(found) if isinstance(found, tuple) else [found]
+
+    _private.define_composite(schema, kernel)
+    op = getattr(torch.ops.cudaloss, function.__name__)
+
+    @functools.wraps(function)
+    def called(*args: Any, **given: Any) -> Any:
+        tensors = [x for x in (*args, *given.values()) if isinstance(x, Tensor)]
+        if has_torch_function(tensors):
+            return handle_torch_function(called, tensors, *args, **given)
+        if torch.compiler.is_compiling() or is_captured():
+            return _in_graph(op, args, given)
+        return function(*args, **given)
+
+    return cast("_F", called)
