@@ -195,19 +195,4 @@ void class_block(const ClassBlock& block, ParallelFor parallel_for) {
   dispatch(block.dtype, [&](auto type) { Rows<typename decltype(type)::type>(block).run(parallel_for); });
 }
 
-template <class Function>
-void each(const Function& function, int64_t count, ParallelFor parallel_for) {
-  constexpr int64_t kGrain = 1 << 12;
-  parallel_for(
-      0, count, kGrain,
-      [](int64_t begin, int64_t end, void* context) {
-        const Function own = *static_cast<const Function*>(context);
-        for (int64_t index = begin; index < end; ++index) own(index);
-      },
-      const_cast<Function*>(&function));
-}
-#define CUDALOSS_EACH(...) template void each(const __VA_ARGS__&, int64_t, ParallelFor)
-CUDALOSS_EACH_FUNCTION(CUDALOSS_EACH);
-#undef CUDALOSS_EACH
-
 }  // namespace cudaloss::cpu

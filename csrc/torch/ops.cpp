@@ -9,6 +9,7 @@
 #include "torch/backends.h"
 #include "torch/call.h"
 #include "torch/class_block.h"
+#include "torch/contrast.h"
 #include "torch/vocabulary.h"
 
 namespace cudaloss::tensors {
@@ -484,6 +485,9 @@ void register_ops(torch::stable::detail::StableLibrary& library) {
   library.impl("_token_values", TORCH_BOX(&token_values<Engine>));
   library.impl("_token_gradients", TORCH_BOX(&token_gradients<Engine>));
   library.impl("_scaled_gradient_", TORCH_BOX(&scaled_gradient<Engine>));
+  library.impl("_column_logs", TORCH_BOX(&column_logs<Engine>));
+  library.impl("_pair_gradients_", TORCH_BOX(&pair_gradients<Engine>));
+  library.impl("_pair_logistic_", TORCH_BOX(&pair_logistic<Engine>));
 }
 
 }  // namespace cudaloss::tensors

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from sphinx.application import Sphinx
 
 from cudaloss._heads import FUNCTIONS, MODULES
+from cudaloss._heads.public import op_name
 from cudaloss._specs import PUBLIC, LossSpec, RowSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,8 +101,8 @@ def section(spec: LossSpec, picture: str, measured: dict[str, Any]) -> str:
 
 def module_of(function: str) -> list[str]:
     """The module of a function of cudaloss.heads, if it has one."""
-    name = "".join(map(str.capitalize, function.split("_")))
-    return [module for module in MODULES if module == f"{name}Loss"]
+    name = op_name(function).replace("_", "")
+    return [module for module in MODULES if module.lower() == f"{name}loss"]
 
 
 def of_heads() -> str:

@@ -10,6 +10,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from cudaloss._heads import FUNCTIONS
+from cudaloss._heads.public import op_name
 from cudaloss._specs import PUBLIC
 
 WIDTH = 88  # characters of a literal block that a page shows without scrolling
@@ -24,7 +25,7 @@ def schema(name: str) -> str:
 
 class Ops(SphinxDirective):
     def run(self) -> list[nodes.Node]:
-        text = "\n\n".join(map(schema, [*(spec.name for spec in PUBLIC), *FUNCTIONS]))
+        text = "\n\n".join(map(schema, [*(spec.name for spec in PUBLIC), *map(op_name, FUNCTIONS)]))
         return [nodes.literal_block(text, text, language="text")]
 
 

@@ -10,6 +10,7 @@ from torch.nn._reduction import legacy_get_string
 
 from ._calls import calls_of
 from ._checks import check_size_average
+from .contrast import clip_loss, info_nce_loss, siglip_loss
 from .heads import linear_cross_entropy, linear_token_log_prob, token_log_prob
 
 __all__ = [
@@ -35,8 +36,11 @@ __all__ = [
     "cosine_embedding_loss",
     "triplet_margin_loss",
     "kl_div_with_logits",
+    "clip_loss",
+    "info_nce_loss",
     "linear_cross_entropy",
     "linear_token_log_prob",
+    "siglip_loss",
     "token_log_prob",
 ]
 

@@ -12,6 +12,7 @@ from torch.nn._reduction import legacy_get_string
 from . import functional
 from ._checks import check_size_average
 from ._module_state import changed_options, keep, shown
+from .contrast import ClipLoss, InfoNCELoss, SigLipLoss
 from .heads import LinearCrossEntropyLoss
 
 __all__ = [
@@ -37,7 +38,10 @@ __all__ = [
     "CosineEmbeddingLoss",
     "TripletMarginLoss",
     "KLDivWithLogitsLoss",
+    "ClipLoss",
+    "InfoNCELoss",
     "LinearCrossEntropyLoss",
+    "SigLipLoss",
 ]
 
 

@@ -13,10 +13,17 @@ from textwrap import indent
 from typing import Any
 
 from cudaloss._heads import FUNCTIONS, MODULES
+from cudaloss._heads import PUBLIC as HEADS
 from cudaloss._options import ROWS, Row
 from cudaloss._specs import PUBLIC, LossSpec, RowSpec
 from tools.faces import row_source
 from tools.faces.docs import function_doc, module_doc
+
+
+def _of_heads(kind: int) -> str:
+    """The imports of the functions (0) or the modules (1) that are written by hand."""
+    return "\n".join(f"from .{file} import {', '.join(names[kind])}" for file, names in HEADS.items())
+
 
 _GENERATED = "# Generated from the rows in _rows: change these, and run `make faces`."
 _FUNCTIONS_HEAD = f"""\
@@ -32,7 +39,7 @@ from torch.nn._reduction import legacy_get_string
 
 from ._calls import calls_of
 from ._checks import check_size_average
-from .heads import {", ".join(FUNCTIONS)}
+{_of_heads(0)}
 """
 _MODULES_HEAD = f"""\
 {_GENERATED}
@@ -49,7 +56,7 @@ from torch.nn._reduction import legacy_get_string
 from . import functional
 from ._checks import check_size_average
 from ._module_state import changed_options, keep, shown
-from .heads import {", ".join(MODULES)}
+{_of_heads(1)}
 """
 
 _FUNCTION = """\

@@ -3,6 +3,10 @@ share with the log-probabilities of tokens: a few numbers for each row of logits
 :mod:`cudaloss.heads` calls it.
 """
 
-# The public names of cudaloss.heads.
-FUNCTIONS = ["linear_cross_entropy", "linear_token_log_prob", "token_log_prob"]
-MODULES = ["LinearCrossEntropyLoss"]
+# The public functions and modules, and the files that have them.
+PUBLIC = {
+    "contrast": (["clip_loss", "info_nce_loss", "siglip_loss"], ["ClipLoss", "InfoNCELoss", "SigLipLoss"]),
+    "heads": (["linear_cross_entropy", "linear_token_log_prob", "token_log_prob"], ["LinearCrossEntropyLoss"]),
+}
+FUNCTIONS = sorted(name for functions, _ in PUBLIC.values() for name in functions)
+MODULES = sorted(name for _, modules in PUBLIC.values() for name in modules)

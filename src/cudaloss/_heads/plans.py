@@ -64,7 +64,17 @@ def _is_half(tensor: Tensor) -> bool:
     return tensor.dtype in (torch.float16, torch.bfloat16)
 
 
-class _Sum:
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """The product, in float32 for halves."""
+    if not _is_half(a):
+        return torch.mm(a, b)
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    found = a.new_empty(a.shape[0], b.shape[1], dtype=torch.float32)
+    return torch.mm(a.float(), b.float(), out=found)  # with `out` autocast does not see it
+
+
+class Sum:
     """A sum of products, in float32 for halves. The first can be the only one: then it is rounded once, by the
     product."""
 
@@ -75,16 +85,17 @@ class _Sum:
     def add(self, a: Tensor, b: Tensor) -> None:
         if not self.is_wide:
             self.total = torch.mm(a, b) if self.total is None else self.total.addmm_(a, b)
+        elif self.total is None:
+            self.total = wide_product(a, b)
         elif a.is_cuda:
-            wide: dict[str, Any] = {"out_dtype": torch.float32}
-            if self.total is None:
-                self.total = torch.mm(a, b, **wide)
-            else:
-                torch.addmm(self.total, a, b, out=self.total, **wide)
+            torch.addmm(self.total, a, b, out=self.total, out_dtype=torch.float32)
         else:
-            found = a.new_empty(a.shape[0], b.shape[1], dtype=torch.float32)
-            torch.mm(a.float(), b.float(), out=found)  # autocast does not see it
-            self.total = found if self.total is None else self.total.add_(found)
+            self.total += wide_product(a, b)
+
+    def wide(self) -> Tensor:
+        if self.total is None:
+            return self.like.new_zeros(self.like.shape, dtype=row_losses.wide(self.like.dtype))
+        return self.total
 
     def result(self, dtype: torch.dtype | None = None) -> Tensor:
         found = self.like.new_zeros(self.like.shape) if self.total is None else self.total
@@ -119,7 +130,7 @@ def gradients(
     """The gradients of input, weight and bias, from the gradients of the numbers of all classes. `wide`: input's is not
     rounded to a half. `logits`: the whole ones, which are overwritten; otherwise they are made again, in blocks."""
     parts = list(_blocks(head, block)) if logits is None else [(0, head, block)]
-    of_input = _Sum(head.input, is_alone=len(parts) == 1 and not wide)
+    of_input = Sum(head.input, is_alone=len(parts) == 1 and not wide)
     of_weight = head.weight.new_empty(head.weight.shape) if wanted.weight else None
     of_bias = head.weight.new_empty(head.weight.shape[0]) if wanted.bias else None
     memory = None
@@ -150,7 +161,7 @@ def step(head: Head, block: Block, loss: CrossEntropy, wanted: Wanted) -> Any:
     size = -(-rows // count)
     total = head.input.new_zeros((), dtype=torch.float64)  # of chunks' values in the logits' arithmetic
     of_input = head.input.new_empty(head.input.shape) if wanted.input else None
-    of_weight = _Sum(head.weight, is_alone=count == 1)
+    of_weight = Sum(head.weight, is_alone=count == 1)
     wide = torch.float32 if _is_half(head.weight) else head.weight.dtype
     of_bias = head.weight.new_zeros(head.weight.shape[0], dtype=wide) if wanted.bias else None
     memory = None

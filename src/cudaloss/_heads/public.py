@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
@@ -33,6 +33,10 @@ _TYPES = {
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+def op_name(function: str) -> str:
+    return function.removesuffix("_loss")
+
+
 def _schema(function: Callable[..., Any]) -> str:
     written, behind_star = [], False
     for name, parameter in inspect.signature(function).parameters.items():
@@ -47,29 +51,35 @@ def _schema(function: Callable[..., Any]) -> str:
         written.append(f"{_TYPES[parameter.annotation]} {name}" + (f"={text}" if is_given else ""))
     # A function that returns one tensor or several has an op that returns a list.
     result = "Tensor" if inspect.signature(function).return_annotation == "Tensor" else "Tensor[]"
-    return f"{function.__name__}({', '.join(written)}) -> {result}"
+    return f"{op_name(function.__name__)}({', '.join(written)}) -> {result}"
 
 
-def _in_graph(op: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+def _in_graph(
+    op: Any, parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], given: dict[str, Any]
+) -> Any:
+    given = dict(zip(parameters, args, strict=False)) | given
     if given.pop("options", None) is not None:  # of linear_cross_entropy
         given["memory"] = given.get("memory") or "least"
-    for name in ("normalizer", "logit_scale", "logit_bias"):
-        if isinstance(given.get(name), float | int):
-            given[name] = as_tensor(given[name], args[0])
-    found = op(*args, **given)
+    if given.pop("group", None) is not None:
+        raise RuntimeError("cudaloss: a call with a process group cannot be captured in a graph")
+    like = next(iter(given.values()))
+    for name, value in given.items():
+        if isinstance(value, float | int) and parameters[name].annotation.startswith("Tensor | float"):
+            given[name] = as_tensor(value, like)
+    found = op(**given)
     return found if isinstance(found, Tensor) else found[0] if len(found) == 1 else tuple(found)
 
 
 def public(function: _F) -> _F:
-    """The function, with subclasses of tensors served, and its op, `torch.ops.cudaloss.<its name>`."""
-    schema = _schema(function)
+    """The function, with subclasses of tensors served, and its op, `torch.ops.cudaloss.<its name without _loss>`."""
+    schema, parameters = _schema(function), inspect.signature(function).parameters
 
     def kernel(*args: Any, **given: Any) -> Any:
         found = function(*args, **given)
         return found if schema.endswith("> Tensor") else list(found) if isinstance(found, tuple) else [found]
 
     _private.define_composite(schema, kernel)
-    op = getattr(torch.ops.cudaloss, function.__name__)
+    op = getattr(torch.ops.cudaloss, op_name(function.__name__))
 
     @functools.wraps(function)
     def called(*args: Any, **given: Any) -> Any:
@@ -77,7 +87,7 @@ def public(function: _F) -> _F:
         if has_torch_function(tensors):
             return handle_torch_function(called, tensors, *args, **given)
         if torch.compiler.is_compiling() or is_captured():
-            return _in_graph(op, args, given)
+            return _in_graph(op, parameters, dict(zip(parameters, args, strict=False)) | given)
         return function(*args, **given)
 
     return cast("_F", called)
