@@ -98,7 +98,9 @@ struct ColumnSums : PairTiles<E, 64> {
     };
     this->each_row(index, add);
     bool is_far = false;
-    for (int j = 0; j < n; ++j) is_far |= max[j] > -kInfinity && !(sum[j] > T(1e-30) && sum[j] < T(1e30));
+    for (int j = 0; j < n && column + j < this->logits.columns; ++j) {
+      is_far |= max[j] > -kInfinity && !(sum[j] > T(1e-30) && sum[j] < T(1e30));
+    }
     if (is_far) {
       for (int j = 0; j < n; ++j) base[j] = max[j] > -kInfinity && max[j] < kInfinity ? max[j] : T(0), sum[j] = T(0);
       is_first = false;

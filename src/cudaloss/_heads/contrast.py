@@ -25,22 +25,18 @@ class _Ranks:
     """The processes of a group, each of which has some rows and their own columns."""
 
     def __init__(self, group: Any) -> None:
-        import torch.distributed as dist
-
-        self.group, self.count, self.rank = group, dist.get_world_size(group), dist.get_rank(group)
-        self.dist = dist
+        self.name, self.count, self.rank = group.group_name, group.size(), group.rank()
+        self.collectives = torch.ops._c10d_functional
 
     def gathered(self, local: Tensor) -> Tensor:
         """The tensors of all processes, one after another. All must have one shape."""
-        found = local.new_empty(self.count * local.shape[0], *local.shape[1:])
-        self.dist.all_gather_into_tensor(found, local.contiguous(), self.group)
-        return found
+        found = self.collectives.all_gather_into_tensor(local.contiguous(), self.count, self.name)
+        return self.collectives.wait_tensor(found)
 
     def scattered(self, parts: Tensor) -> Tensor:
         """This process's rows of the sum over all processes."""
-        found = parts.new_empty(parts.shape[0] // self.count, *parts.shape[1:])
-        self.dist.reduce_scatter_tensor(found, parts.contiguous(), group=self.group)
-        return found
+        found = self.collectives.reduce_scatter_tensor(parts.contiguous(), "sum", self.count, self.name)
+        return self.collectives.wait_tensor(found)
 
 
 class Gathered(torch.autograd.Function):
@@ -253,7 +249,7 @@ def info_nce_loss(query: Any, key: Any, temperature: Any, reduction: Any, memory
     """The cross entropy of a head whose weight are the keys."""
     checks.check_memory(memory)
     _check_sides(("query", "key"), query, key, alike=False)
-    _checks.check_reduction(reduction)
+    _checks.check_reduction(row_losses.CROSS_ENTROPY, reduction)
     temperature, _ = checks.check_bend(query, temperature, None)
     first, dtype = 0, _result_dtype(query)
     query, key, _ = calls._under_autocast(query, key, None)

@@ -135,7 +135,7 @@ def logistic(
 
 softmax_numbers_op = define(
     "_pair_softmax_numbers(Tensor rows, Tensor columns) -> (Tensor, Tensor, Tensor)",
-    lambda rows, columns: tuple(softmax_numbers(Pairs(rows, columns, 0))),
+    lambda rows, columns: tuple(x.clone() for x in softmax_numbers(Pairs(rows, columns, 0))),  # two share memory
     lambda rows, columns: tuple(x.new_empty(x.shape[0], dtype=torch.float64) for x in (rows, columns, rows)),
 )
 softmax_gradients_op = define(

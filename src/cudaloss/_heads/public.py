@@ -54,10 +54,7 @@ def _schema(function: Callable[..., Any]) -> str:
     return f"{op_name(function.__name__)}({', '.join(written)}) -> {result}"
 
 
-def _in_graph(
-    op: Any, parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], given: dict[str, Any]
-) -> Any:
-    given = dict(zip(parameters, args, strict=False)) | given
+def _in_graph(op: Any, parameters: Mapping[str, inspect.Parameter], given: dict[str, Any]) -> Any:
     if given.pop("options", None) is not None:  # of linear_cross_entropy
         given["memory"] = given.get("memory") or "least"
     if given.pop("group", None) is not None:
