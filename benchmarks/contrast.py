@@ -64,7 +64,7 @@ def errors(loss: Loss, plain: Loss, operands: tuple[Tensor, ...]) -> list[float]
 
 
 def pairs(shape: tuple[int, int], device: str, rounds: int) -> dict[str, Any]:
-    a, b, scale = operands = sides(*shape, device)
+    operands = a, b, _ = sides(*shape, device)
     plain_a, plain_b = a.detach(), b.detach()
     times = milliseconds({"one product": lambda: plain_a @ plain_b.t()}, device, rounds)
     found: dict[str, Any] = {"ms": times, "MiB": {}, "times the products": {}, "errors of the gradients": {}}

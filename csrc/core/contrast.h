@@ -19,19 +19,20 @@ struct PairLogits {
   int64_t first;  // the first row's own column; the next row's is the next
 };
 
-template <class E, int kRows>
+template <class E>
 struct PairTiles {
   using T = std::conditional_t<std::is_same_v<E, double>, double, float>;
-  static constexpr int n = 16 / sizeof(E), kElements = kRows * n;
+  static constexpr int n = 16 / sizeof(E), kElements = 16 * n;  // at least
   static constexpr bool kIsHalf = sizeof(E) == 2;
   struct alignas(16) Vector {
     E element[n];
   };
 
   PairLogits logits;
+  int64_t slice_rows;
 
   CUDALOSS_INLINE int64_t vectors() const { return (logits.columns + n - 1) / n; }
-  CUDALOSS_INLINE int64_t slices() const { return (logits.rows + kRows - 1) / kRows; }
+  CUDALOSS_INLINE int64_t slices() const { return (logits.rows + slice_rows - 1) / slice_rows; }
   CUDALOSS_INLINE int64_t tiles() const { return slices() * vectors(); }
   // Neighbours read side by side.
   CUDALOSS_INLINE int64_t column_of(int64_t index) const { return index % vectors() * n; }
@@ -41,7 +42,8 @@ struct PairTiles {
   template <class Visit>
   CUDALOSS_INLINE void each_row(int64_t index, const Visit& visit) const {
     constexpr int kLoads = 4;
-    const int64_t begin = slice_of(index) * kRows, rows = logits.rows - begin < kRows ? logits.rows - begin : kRows;
+    const int64_t begin = slice_of(index) * slice_rows;
+    const int64_t rows = logits.rows - begin < slice_rows ? logits.rows - begin : slice_rows;
     Vector* const data =
         reinterpret_cast<Vector*>(static_cast<E*>(logits.data) + begin * logits.stride + column_of(index));
     const int64_t stride = logits.stride / n;
@@ -69,13 +71,17 @@ struct PairTiles {
 
 // The sums of a column over a slice of rows, without its own row: exp(z - base), and the base.
 template <class E>
-struct ColumnSums : PairTiles<E, 64> {
-  using Tiles = PairTiles<E, 64>;
+struct ColumnSums : PairTiles<E> {
+  using Tiles = PairTiles<E>;
   using T = typename Tiles::T;
   static constexpr int n = Tiles::n;
+  static constexpr int64_t kSliceRows = 64, kMostSlices = 128;
   T* sums;  // (slices, 2, columns)
 
-  ColumnSums(const PairLogits& logits, T* sums) : Tiles{logits}, sums(sums) {}
+  ColumnSums(const PairLogits& logits, T* sums)
+      : Tiles{logits,
+              logits.rows > kMostSlices * kSliceRows ? (logits.rows + kMostSlices - 1) / kMostSlices : kSliceRows},
+        sums(sums) {}
 
   // A column's base is its first logit: later ones are not likely to leave the range of exp. If one does, the column
   // is read again, for its maximum.
@@ -139,15 +145,15 @@ struct ColumnLogs {
 
 // Replaces the logits by p + q: the probabilities of a row's classes and of a column's; for partners by p + q - 2.
 template <class E>
-struct PairGradients : PairTiles<E, 16> {
-  using Tiles = PairTiles<E, 16>;
+struct PairGradients : PairTiles<E> {
+  using Tiles = PairTiles<E>;
   using T = typename Tiles::T;
   static constexpr int n = Tiles::n;
   const double *row_logs, *column_logs;  // of the sums of exp over whole rows and columns
   const double* of_own;                  // p + q - 2 of a row's partner
 
   PairGradients(const PairLogits& logits, const double* row_logs, const double* column_logs, const double* of_own)
-      : Tiles{logits}, row_logs(row_logs), column_logs(column_logs), of_own(of_own) {}
+      : Tiles{logits, 16}, row_logs(row_logs), column_logs(column_logs), of_own(of_own) {}
 
   CUDALOSS_INLINE void operator()(int64_t index) const {
     const int64_t column = this->column_of(index);
@@ -163,7 +169,8 @@ struct PairGradients : PairTiles<E, 16> {
       const int64_t own = this->own_of(row, column);
       for (int j = 0; j < n; ++j) {
         const T z = widen<T>(x.element[j]);
-        const T p = Tiles::exp_of((z - row_high) - row_low), q = Tiles::exp_of((z - high[j]) - low[j]);
+        const T p = Tiles::exp_of(Tiles::kIsHalf ? z - row_high : (z - row_high) - row_low);
+        const T q = Tiles::exp_of(Tiles::kIsHalf ? z - high[j] : (z - high[j]) - low[j]);
         x.element[j] = narrow<E>(j == own ? static_cast<T>(of_own[row]) : p + q);
       }
       return true;
@@ -174,15 +181,15 @@ struct PairGradients : PairTiles<E, 16> {
 // The losses log(1 + exp(-y z)) of z = scale x + bias, with y = 1 for partners and -1 for all others. Replaces x by the
 // gradient of z.
 template <class E>
-struct PairLogistic : PairTiles<E, 16> {
-  using Tiles = PairTiles<E, 16>;
+struct PairLogistic : PairTiles<E> {
+  using Tiles = PairTiles<E>;
   using T = typename Tiles::T;
   static constexpr int n = Tiles::n;
   const double *scale, *bias;  // bias: null is 0
   double* sums;                // (3, tiles): of the losses, of z's gradient, and of x times it
 
   PairLogistic(const PairLogits& logits, const double* scale, const double* bias, double* sums)
-      : Tiles{logits}, scale(scale), bias(bias), sums(sums) {}
+      : Tiles{logits, 16}, scale(scale), bias(bias), sums(sums) {}
 
   CUDALOSS_INLINE void operator()(int64_t index) const {
     using Arithmetic = std::conditional_t<Tiles::kIsHalf, FastFloat, T>;
@@ -215,6 +222,39 @@ struct PairLogistic : PairTiles<E, 16> {
   }
 };
 
+// The sum of products of the elements of two tensors, in parts.
+template <class E>
+struct PartialDots {
+  using T = std::conditional_t<std::is_same_v<E, double>, double, float>;
+  static constexpr int n = 16 / sizeof(E), kVectors = 8, kElements = n * kVectors;
+  struct alignas(16) Vector {
+    E element[n];
+  };
+  const E *a, *b;
+  int64_t count;
+  bool in_vectors;  // both begin at 16 bytes
+  double* parts;    // (indices)
+
+  CUDALOSS_INLINE static int64_t indices(int64_t count) { return (count + kElements - 1) / kElements; }
+  // Neighbours read side by side.
+  CUDALOSS_INLINE void operator()(int64_t index) const {
+    const int64_t all = indices(count);
+    double total = 0.0;
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t first = (v * all + index) * n;
+      T sum = T(0);
+      if (in_vectors && first + n <= count) {
+        const Vector x = *reinterpret_cast<const Vector*>(a + first), y = *reinterpret_cast<const Vector*>(b + first);
+        for (int j = 0; j < n; ++j) sum = fused(widen<T>(x.element[j]), widen<T>(y.element[j]), sum);
+      } else {
+        for (int64_t i = first; i < count && i < first + n; ++i) sum = fused(widen<T>(a[i]), widen<T>(b[i]), sum);
+      }
+      total += sum;
+    }
+    parts[index] = total;
+  }
+};
+
 #define CUDALOSS_EACH_OF_PAIRS(define) \
   define(ColumnSums<float>);           \
   define(ColumnSums<double>);          \
@@ -229,6 +269,10 @@ struct PairLogistic : PairTiles<E, 16> {
   define(PairLogistic<float>);         \
   define(PairLogistic<double>);        \
   define(PairLogistic<Half>);          \
-  define(PairLogistic<BFloat16>)
+  define(PairLogistic<BFloat16>);      \
+  define(PartialDots<float>);          \
+  define(PartialDots<double>);         \
+  define(PartialDots<Half>);           \
+  define(PartialDots<BFloat16>)
 
 }  // namespace cudaloss

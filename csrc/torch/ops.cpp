@@ -487,6 +487,7 @@ void register_ops(torch::stable::detail::StableLibrary& library) {
   library.impl("_scaled_gradient_", TORCH_BOX(&scaled_gradient<Engine>));
   library.impl("_column_logs", TORCH_BOX(&column_logs<Engine>));
   library.impl("_pair_gradients_", TORCH_BOX(&pair_gradients<Engine>));
+  library.impl("_partial_dots", TORCH_BOX(&partial_dots<Engine>));
   library.impl("_pair_logistic_", TORCH_BOX(&pair_logistic<Engine>));
 }
 

@@ -21,8 +21,8 @@ DTYPES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch
 
 @pytest.fixture(autouse=True)
 def chunks_of_64_rows(monkeypatch):
-    monkeypatch.setattr(pairs, "FORWARD_BYTES", 1)
-    monkeypatch.setattr(pairs, "BACKWARD_BYTES", 1)
+    monkeypatch.setattr(pairs, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(pairs, "PRODUCT_ROWS", 64)
 
 
 def clip(a, b, scale, bias=None):
@@ -273,8 +273,7 @@ def test_no_matrix_is_saved(device, name):
 def test_memory_on_a_gpu(monkeypatch):
     """Beyond operands and gradients, in MiB: of 8,192 pairs in bfloat16 the logits have 128."""
     monkeypatch.undo()
-    monkeypatch.setattr(pairs, "BACKWARD_BYTES", 16 << 20)
-    monkeypatch.setattr(pairs, "FORWARD_BYTES", 16 << 20)
+    monkeypatch.setattr(pairs, "CHUNK_BYTES", 16 << 20)
     a, b, scale = drawn("clip", 8192, 512, torch.bfloat16, "cuda")
 
     def beyond(call):

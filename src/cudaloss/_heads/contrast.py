@@ -14,7 +14,7 @@ from .._ops import _is_autocast
 from .._private import is_compiled
 from .._varying import as_tensor
 from . import calls, checks, pairs, row_losses
-from .blocks import Block, scaled_gradient_
+from .blocks import Block
 from .nodes import _by_torch
 from .pairs import Pairs, SoftmaxNumbers, SoftmaxSlopes
 from .plans import Head
@@ -75,15 +75,15 @@ class Clip(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, columns: Tensor, scale: Tensor, keeps: bool, ranks: _Ranks | None) -> Tensor:
-        scaled, first = (rows * scale).to(rows.dtype), 0
+        times_scale, first = pairs.scaled_op(rows, scale.double(), rows.dtype), 0
         if ranks is not None:
             columns, first = ranks.gathered(columns), ranks.rank * rows.shape[0]
-        of = Pairs(scaled, columns, first)
+        of = Pairs(times_scale, columns, first)
+        ctx.keeps, ctx.logits = keeps, of.logits() if keeps else None
         if keeps or ranks is not None:
-            ctx.logits = pairs.empty_logits(of) if keeps else None
             found = pairs.softmax_numbers(of, ctx.logits)
         else:
-            found = SoftmaxNumbers(*pairs.softmax_numbers_op(scaled, columns))
+            found = SoftmaxNumbers(*pairs.softmax_numbers_op(times_scale, columns))
         all_own, of_columns = found.own, found.of_columns
         if ranks is not None:
             all_own = ranks.gathered(found.own)
@@ -98,28 +98,23 @@ class Clip(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         rows, columns, scale, *slopes = ctx.saved_tensors
-        kept, ranks = ctx.__dict__.pop("logits", None), ctx.ranks
+        kept, ctx.logits, ranks = ctx.logits, None, ctx.ranks
         if torch.is_grad_enabled():
             _no_second_derivative(ranks)
             return *_by_torch(grads[0], (rows, columns, scale), clip_by_torch), None, None
         factor, by = grads[0].double() / (2 * rows.shape[0]), scale.double()
-        scaled = (rows * scale).to(rows.dtype)
-        if kept is None and ranks is None:
-            found = pairs.softmax_gradients_op(scaled, columns, *slopes, factor, by, rows)
+        times_scale = pairs.scaled_op(rows, by, rows.dtype)
+        if ctx.keeps or ranks is not None:
+            of = Pairs(times_scale, columns, ctx.first)
+            kept = of.logits() if ctx.keeps and kept is None else kept
+            found = pairs.softmax_gradients(of, SoftmaxSlopes(*slopes), factor, by, kept, ranks is not None)
         else:
-            of, is_part = Pairs(scaled, columns, ctx.first), ranks is not None
-            found = pairs.softmax_gradients(of, SoftmaxSlopes(*slopes), factor, by, rows, kept, is_part)
-        of_rows, of_columns, of_scale = found
+            found = pairs.softmax_gradients_op(times_scale, columns, *slopes, factor, by)
+        of_rows, of_columns = found
         if ranks is not None:
-            of_columns = _finished(ranks.scattered(of_columns), factor, columns.dtype)
-        return of_rows, of_columns, of_scale.to(scale.dtype), None, None
-
-
-def _finished(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A gradient times a factor, rounded once."""
-    found = gradient.new_empty(gradient.shape, dtype=dtype)
-    scaled_gradient_(gradient, factor, found)
-    return found
+            of_columns = pairs.scaled(ranks.scattered(of_columns), factor, columns.dtype)
+        of_scale = pairs.dot_op(rows, of_rows) / by if ctx.needs_input_grad[2] else None
+        return of_rows, of_columns, None if of_scale is None else of_scale.to(scale.dtype), None, None
 
 
 def siglip_by_torch(rows: Tensor, columns: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
@@ -163,7 +158,7 @@ class SigLip(torch.autograd.Function):
         of_rows, of_columns = sides
         factor = grads[0].double() / rows.shape[0]
         of_columns = of_columns if ranks is None else ranks.scattered(of_columns)
-        of_sides = (_finished(x, factor * scale.double(), rows.dtype) for x in (of_rows, of_columns))
+        of_sides = (pairs.scaled_op(x, factor * scale.double(), rows.dtype) for x in (of_rows, of_columns))
         of_bias = None if bias is None else (factor * sums[1]).to(bias.dtype)
         return *of_sides, (factor * sums[2]).to(scale.dtype), of_bias, None, None
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from .blocks import LOG_SUM, OWN, Block, _define, define, numbers_of, scaled_gradient_
 from .plans import Head, Sum, logits_of, wide_product
 
-# The logits of a chunk, in bytes: while they are read again they should be in the second-level cache; and what a
-# backward takes beside the other side's gradient in float32.
-FORWARD_BYTES, BACKWARD_BYTES = 64 << 20, 128 << 20
+# The logits of a chunk that are made again, in bytes; and the rows of a product whose float32 result is rounded next.
+# H200, (32768, 1024) bfloat16: products of 2,048 rows are split in two, and need another 0.25 ms.
+CHUNK_BYTES, PRODUCT_ROWS = 128 << 20, 8192
 
 column_logs = _define(
     "_column_logs(Tensor logits, int first) -> Tensor",
@@ -25,6 +25,7 @@ column_logs = _define(
 _gradients_ = _define(
     "_pair_gradients_(Tensor(a!) logits, int first, Tensor row_logs, Tensor column_logs, Tensor of_own) -> ()"
 )
+_dots = _define("_partial_dots(Tensor a, Tensor b) -> Tensor")
 _logistic_ = _define("_pair_logistic_(Tensor(a!) logits, int first, Tensor scale, Tensor? bias) -> Tensor")
 
 
@@ -35,15 +36,26 @@ class Pairs(NamedTuple):
     columns: Tensor  # (columns, features)
     first: int  # the first row's own column; the next row's is the next
 
-    def chunks(self, size: int) -> Iterator[tuple[slice, int]]:
-        """Rows whose logits take about `size` bytes, with the first one's own column."""
-        rows, columns = self.rows.shape[0], self.columns.shape[0]
-        step = max(64, size // (columns * self.rows.element_size()) // 64 * 64)
-        for begin in range(0, rows, step):
-            yield slice(begin, min(rows, begin + step)), self.first + begin
+    def chunks(self) -> Iterator[tuple[slice, int]]:
+        """Rows whose logits take about CHUNK_BYTES, with the first one's own column."""
+        fit = CHUNK_BYTES // (self.columns.shape[0] * self.rows.element_size()) // 64 * 64
+        for some in _parts(self.rows.shape[0], max(64, fit)):
+            yield some, self.first + some.start
 
-    def logits(self, some: slice, memory: Tensor | None) -> Tensor:
+    def logits(self, some: slice = slice(None), memory: Tensor | None = None) -> Tensor:
         return logits_of(Head(self.rows[some], self.columns, None), memory)
+
+
+def _parts(count: int, step: int) -> Iterator[slice]:
+    return (slice(begin, min(count, begin + step)) for begin in range(0, count, step))
+
+
+def scaled(tensor: Tensor, factor: Tensor, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
+    """The tensor times a 0-d float64 factor, rounded once."""
+    tensor = tensor.contiguous()
+    out = torch.empty_like(tensor, dtype=dtype) if out is None else out
+    scaled_gradient_(tensor, factor, out)
+    return out
 
 
 class SoftmaxNumbers(NamedTuple):
@@ -55,24 +67,19 @@ class SoftmaxNumbers(NamedTuple):
     own: Tensor
 
 
-def empty_logits(pairs: Pairs) -> Tensor:
-    """The memory of all logits, in rows that begin at 16 bytes."""
-    step = 16 // pairs.rows.element_size()
-    return pairs.rows.new_empty(pairs.rows.shape[0], -(-pairs.columns.shape[0] // step) * step)
-
-
 def softmax_numbers(pairs: Pairs, kept: Tensor | None = None) -> SoftmaxNumbers:
-    """`kept`: memory for all logits, which keeps them."""
+    """`kept`: all logits; otherwise they are made in chunks."""
     count, columns = pairs.rows.shape[0], pairs.columns.shape[0]
     of_rows = pairs.rows.new_empty(2, count, dtype=torch.float64)
-    of_columns, memory = [], None
     own_column = torch.arange(pairs.first, pairs.first + count, device=pairs.rows.device)
-    for some, first in pairs.chunks(FORWARD_BYTES):
-        logits = pairs.logits(some, memory if kept is None else kept[some])
-        memory = logits if memory is None else memory
+    of_columns, memory = [], None
+    for some, first in pairs.chunks() if kept is None else [(slice(None), pairs.first)]:
+        logits = pairs.logits(some, memory) if kept is None else kept
+        memory = logits
         of_rows[:, some] = numbers_of(logits, Block(own_column[some], None, None, 0, columns))[: OWN + 1]
         of_columns.append(column_logs(logits, first))
-    return SoftmaxNumbers(of_rows[LOG_SUM], torch.stack(of_columns).logsumexp(0), of_rows[OWN])
+    all_columns = of_columns[0] if len(of_columns) == 1 else torch.stack(of_columns).logsumexp(0)
+    return SoftmaxNumbers(of_rows[LOG_SUM], all_columns, of_rows[OWN])
 
 
 class SoftmaxSlopes(NamedTuple):
@@ -85,32 +92,38 @@ class SoftmaxSlopes(NamedTuple):
 
 
 def softmax_gradients(
-    pairs: Pairs, of: SoftmaxSlopes, factor: Tensor, scale: Tensor, unscaled: Tensor, kept: Tensor | None, whole: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the unscaled rows, of the columns and of the scale. `pairs` has the rows times `scale`; the
-    logits' gradient is p + q - 2 times `factor`. `whole`: the columns' is a part of a sum, in float32 for halves and
-    without the factor."""
-    of_rows = unscaled.new_empty(unscaled.shape)
-    of_columns = Sum(pairs.columns, is_alone=False)
-    of_scale, memory = factor.new_zeros(()), None
-    for some, first in pairs.chunks(BACKWARD_BYTES):
-        logits = pairs.logits(some, memory) if kept is None else kept[some, : pairs.columns.shape[0]]
-        memory = logits if memory is None else memory
-        _gradients_(logits, first, of.of_rows[some], of.of_columns, of.of_own[some])
-        found = wide_product(logits, pairs.columns)
-        of_scale += (unscaled[some] * found).sum(dtype=torch.float64)
-        scaled_gradient_(found, factor * scale, of_rows[some])
+    pairs: Pairs, of: SoftmaxSlopes, factor: Tensor, scale: Tensor, kept: Tensor | None, whole: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the rows without `scale`, which `pairs` has with it, and of the columns. The logits' gradient is
+    p + q - 2 times `factor`, for partners. `kept`: all logits, which are overwritten. `whole`: the columns' gradient is
+    a part of a sum, in float32 for halves and without the factor."""
+    rows, columns, _ = pairs
+    of_rows, of_columns = rows.new_empty(rows.shape), Sum(columns, is_alone=False)
+    both, memory = factor * scale, None
+    if kept is not None:
+        _gradients_(kept, pairs.first, *of)
+    for some, first in pairs.chunks() if kept is None else ((x, 0) for x in _parts(len(rows), PRODUCT_ROWS)):
+        if kept is None:
+            logits = memory = pairs.logits(some, memory)
+            _gradients_(logits, first, of.of_rows[some], of.of_columns, of.of_own[some])
+        else:
+            logits = kept[some]
+        scaled(wide_product(logits, columns), both, out=of_rows[some])
         if kept is None or whole:
-            of_columns.add(logits.t(), pairs.rows[some])
+            of_columns.add(logits.t(), rows[some])
     if whole:
-        return of_rows, of_columns.wide(), of_scale * factor
-    result = pairs.columns.new_empty(pairs.columns.shape)
+        return of_rows, of_columns.wide()
     if kept is None:
-        scaled_gradient_(of_columns.wide(), factor, result)
-    else:  # one product for each part of the columns, so that no sum is kept in float32
-        for some, _ in Pairs(pairs.columns, pairs.rows, 0).chunks(BACKWARD_BYTES):
-            scaled_gradient_(wide_product(kept[:, some].t(), pairs.rows), factor, result[some])
-    return of_rows, result, of_scale * factor
+        return of_rows, scaled(of_columns.wide(), factor, columns.dtype)
+    result = columns.new_empty(columns.shape)
+    for some in _parts(len(columns), PRODUCT_ROWS):  # one product for each part, so that no sum is kept in float32
+        scaled(wide_product(kept[:, some].t(), rows), factor, out=result[some])
+    return of_rows, result
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of the products of elements, in float64."""
+    return _dots(a.contiguous(), b.contiguous()).sum()
 
 
 def logistic(
@@ -121,9 +134,8 @@ def logistic(
     sums, memory = scale.new_zeros(3), None
     of_rows = pairs.rows.new_empty(pairs.rows.shape, dtype=torch.promote_types(pairs.rows.dtype, torch.float32))
     of_columns = Sum(pairs.columns, is_alone=False)
-    for some, first in pairs.chunks(BACKWARD_BYTES):
-        logits = pairs.logits(some, memory)
-        memory = logits if memory is None else memory
+    for some, first in pairs.chunks():
+        logits = memory = pairs.logits(some, memory)
         sums += _logistic_(logits, first, scale, bias).sum(1)
         if wanted:
             of_rows[some] = wide_product(logits, pairs.columns)
@@ -133,6 +145,13 @@ def logistic(
 
 # ---- the ops, for compilers ----
 
+dot_op = define("_pair_dot(Tensor a, Tensor b) -> Tensor", dot, lambda a, b: a.new_empty((), dtype=torch.float64))
+scaled_op = define(
+    "_pair_scaled(Tensor tensor, Tensor factor, ScalarType dtype) -> Tensor",
+    scaled,
+    lambda tensor, factor, dtype: tensor.new_empty(tensor.shape, dtype=dtype),
+)
+
 softmax_numbers_op = define(
     "_pair_softmax_numbers(Tensor rows, Tensor columns) -> (Tensor, Tensor, Tensor)",
     lambda rows, columns: tuple(x.clone() for x in softmax_numbers(Pairs(rows, columns, 0))),  # two share memory
@@ -140,11 +159,11 @@ softmax_numbers_op = define(
 )
 softmax_gradients_op = define(
     "_pair_softmax_gradients(Tensor rows, Tensor columns, Tensor of_rows, Tensor of_columns, Tensor of_own, "
-    "Tensor factor, Tensor scale, Tensor unscaled) -> (Tensor, Tensor, Tensor)",
-    lambda rows, columns, of_rows, of_columns, of_own, factor, scale, unscaled: softmax_gradients(
-        Pairs(rows, columns, 0), SoftmaxSlopes(of_rows, of_columns, of_own), factor, scale, unscaled, None, False
+    "Tensor factor, Tensor scale) -> (Tensor, Tensor)",
+    lambda rows, columns, of_rows, of_columns, of_own, factor, scale: softmax_gradients(
+        Pairs(rows, columns, 0), SoftmaxSlopes(of_rows, of_columns, of_own), factor, scale, None, False
     ),
-    lambda rows, columns, *rest: (rows.new_empty(rows.shape), columns.new_empty(columns.shape), rest[3].new_empty(())),
+    lambda rows, columns, *rest: (rows.new_empty(rows.shape), columns.new_empty(columns.shape)),
 )
 
 
