@@ -97,14 +97,11 @@ def mixture(input: np.ndarray, target: np.ndarray, beta: float, temperature: flo
     with np.errstate(all="ignore"):
         rows = _rows(input, target, t)
         halves = []
-        for of, log, share, sign in (
-            (rows.q, rows.log_q, LONG(1) - LONG(beta), -1),
-            (rows.p, rows.log_p, LONG(beta), 1),
-        ):
+        for of, share, sign in ((rows.q, 1 - LONG(beta), LONG(-1)), (rows.p, LONG(beta), LONG(1))):
             there = of > LONG(1e-290)  # so that no quotient is infinite
             u = (1 - share) * sign * rows.more / np.where(there, of, 1)
-            m = LONG(beta) * rows.p + (1 - LONG(beta)) * rows.q
-            slope = np.where(there, -np.log1p(u), log - np.log(np.where(of > 0, m, 1)))
+            d = -np.maximum(sign * rows.d, LONG(-600.0))  # beyond this the exp is the sum
+            slope = np.where(there, -np.log1p(u), d - np.log((1 - share) + share * np.exp(d)))
             term = np.where(there, of * (u + slope), (1 - share) * sign * rows.more)
             halves.append((np.where(of == 0, 0, share * slope), share * term, of))
         loss = sum(term for _, term, _ in halves).sum(-1, keepdims=True)

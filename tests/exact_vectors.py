@@ -136,19 +136,18 @@ def of_distributions(
     common is known from their sum, which has the rounding of each: a gradient whose own d is far smaller than the
     others' has that.
 
-    `sizes` gives the terms of the gradients, the probability with which d's error goes into the loss and into the
-    input's gradient, and that of the target's gradient."""
-    vectors = torch.broadcast_tensors(input, target)
+    `sizes` gives the terms of the gradients; and with which probability d's error goes into the loss and into the
+    input's gradient, into the target's gradient, and, in float64, into the loss."""
+    vectors, computed = torch.broadcast_tensors(input, target), arithmetic(input, target)
     dim = 0 if vectors[0].dim() == 1 else dim
     found, t = find(*(long(x.movedim(dim, -1)) for x in vectors), temperature=temperature), LONG(temperature)
     with np.errstate(all="ignore"):
         logs = [np.where(np.isfinite(x), np.abs(x), 0) for x in (found.log_p, found.log_q)]
         apart = np.where(found.p * found.q > 0, np.abs(found.log_p - found.log_q), 0)
         log = np.maximum(*logs)
-        terms, both, of_target = sizes(found, apart, t)
-    computed = arithmetic(*vectors)
+        terms, both, of_target, of_loss = sizes(found, apart, t, computed == torch.float64)
     if computed == torch.float64:
-        size, lost = of_target * log, (np.maximum(log, 1),) * 2
+        size, lost = of_loss * log, (np.maximum(log, 1),) * 2
     else:
         size = both * (log * LONG(LOST[torch.promote_types(input.dtype, target.dtype)])) ** 2 + both * 2.0**-43
         differences = (of_target * apart).sum(-1, keepdims=True)
@@ -162,10 +161,12 @@ def of_distributions(
 
 
 def kl_div_with_logits(input: Tensor, target: Tensor, temperature: float = 1.0, dim: int = 1) -> Truth:
-    def sizes(found, apart, t):
+    def sizes(found, apart, t, is_wide):
         # The target's gradient is a difference of these.
-        terms = larger(found.p * apart * t, found.p * found.losses[..., None] / t)
-        return (found.for_input, terms), np.maximum(found.p, found.q), found.p
+        terms = larger(
+            np.where(found.p > 0, found.p * (found.log_p - found.log_q) * t, 0), found.p * found.losses[..., None] / t
+        )
+        return (found.for_input, terms), np.maximum(found.p, found.q), found.p, found.p
 
     return of_distributions(input, target, dim, temperature, divergence, sizes)
 
@@ -177,16 +178,17 @@ def jsd_with_logits(input: Tensor, target: Tensor, beta: float = 0.5, temperatur
         found = kl_div_with_logits(target, input, temperature, dim)
         return found._replace(gradients=found.gradients[::-1], gradient_sizes=found.gradient_sizes[::-1])
 
-    def sizes(found, apart, t):
+    def sizes(found, apart, t, is_wide):
         a, b, p, q = LONG(beta), 1 - LONG(beta), found.p, found.q
         m = a * p + b * q
-        # How the divergence's curvature along d takes an error of d; that of the mean of the others goes into each.
+        # An error of d changes a slope by this, and the mean of the slopes, which each gradient has, by their sum.
         bent = a * b * p * q / np.where(m > 0, m, 1)
-        of_mean = [x * bent.sum(-1, keepdims=True) for x in (q, p)]
-        loss = found.losses[..., None] / t  # the mean of each gradient's other term is at most this
-        return tuple(larger(x, y * loss) for x, y in zip((found.for_input, found.for_target), (q, p), strict=True)), *(
-            bent + x for x in of_mean
-        )
+        both, of_target = (bent + x * bent.sum(-1, keepdims=True) for x in (q, p))
+        if is_wide:  # q and p have the error of their logarithms
+            both, of_target = both + np.abs(found.for_input) / t, of_target + np.abs(found.for_target) / t
+        most = found.losses[..., None] / t  # of the means
+        terms = larger(found.for_input, q * most), larger(found.for_target, p * most)
+        return terms, both, of_target, both + of_target
 
     return of_distributions(input, target, dim, temperature, partial(mixture, beta=beta), sizes)
 

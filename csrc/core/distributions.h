@@ -38,11 +38,11 @@ CUDALOSS_INLINE Scalar<T> exp_of_below(Scalar<T> x) {
   }
 }
 
-// log_tail_of_square with the precision of T's results. FastDouble: float's coefficients, 2^-30 of the log.
+// log_tail_of_square with the precision of T's results. FastDouble: 2^-29 of itself, so 2^-34 of the log.
 template <class T>
 CUDALOSS_INLINE Scalar<T> log_tail_of_square_as(Scalar<T> z) {
   if constexpr (std::is_same_v<T, FastDouble>) {
-    return z * polynomial(z, 0x1.55557ap-1, 0x1.995ebap-2, 0x1.31e2f2p-2);
+    return z * polynomial(z, 0x1.5555554bb2b2cp-1, 0x1.9999eb5d84f14p-2, 0x1.245c438323e9ap-2, 0x1.ddced7078dd3ap-3);
   } else {
     return log_tail_of_square(z);
   }
