@@ -10,7 +10,13 @@ from torch.nn._reduction import legacy_get_string
 
 from ._calls import calls_of
 from ._checks import check_size_average
-from .heads import linear_cross_entropy, linear_token_log_prob, token_log_prob
+from .heads import (
+    linear_cross_entropy,
+    linear_sparse_cross_entropy,
+    linear_token_log_prob,
+    sparse_cross_entropy,
+    token_log_prob,
+)
 
 __all__ = [
     "smooth_l1_loss",
@@ -36,7 +42,9 @@ __all__ = [
     "triplet_margin_loss",
     "kl_div_with_logits",
     "linear_cross_entropy",
+    "linear_sparse_cross_entropy",
     "linear_token_log_prob",
+    "sparse_cross_entropy",
     "token_log_prob",
 ]
 

@@ -11,9 +11,17 @@ import torch
 from torch import Tensor
 
 from ._heads import calls
+from ._heads.distillation import linear_sparse_cross_entropy, sparse_cross_entropy
 from ._heads.public import public
 
-__all__ = ["LinearCrossEntropyLoss", "linear_cross_entropy", "linear_token_log_prob", "token_log_prob"]
+__all__ = [
+    "LinearCrossEntropyLoss",
+    "linear_cross_entropy",
+    "linear_sparse_cross_entropy",
+    "linear_token_log_prob",
+    "sparse_cross_entropy",
+    "token_log_prob",
+]
 
 
 @public

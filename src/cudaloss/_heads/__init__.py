@@ -4,5 +4,11 @@ share with the log-probabilities of tokens: a few numbers for each row of logits
 """
 
 # The public names of cudaloss.heads.
-FUNCTIONS = ["linear_cross_entropy", "linear_token_log_prob", "token_log_prob"]
+FUNCTIONS = [
+    "linear_cross_entropy",
+    "linear_sparse_cross_entropy",
+    "linear_token_log_prob",
+    "sparse_cross_entropy",
+    "token_log_prob",
+]
 MODULES = ["LinearCrossEntropyLoss"]

@@ -185,8 +185,8 @@ def _of_head(head: Head, block: Block, loss: CrossEntropy, memory: str, part: An
 
 def _numbers(head: Head, block: Block, keeps: bool, part: Any) -> Tensor:
     if _wants_gradient(*head):
-        return HeadNumbers.apply(*head, keeps, part, *block)
-    found = plans.numbers_op(*head, *block)
+        return HeadNumbers.apply(*head, keeps, part, None, *block)
+    found, _ = plans.numbers_op(*head, *block, None)
     return found if part is None else sharded().joined(found, part)
 
 
@@ -199,7 +199,7 @@ def _step(head: Head, block: Block, loss: CrossEntropy) -> Tensor:
         scale, divisor = scale / divisor, None
 
     def thorough(*operands: Any) -> Tensor:
-        return row_losses.value(loss, HeadNumbers.apply(*operands, False, None, *block), block.target, block.counts)
+        return row_losses.value(loss, HeadNumbers.apply(*operands, False, None, None, *block), block.target, block.counts)
 
     call = loss.class_weight, loss.smoothing, loss.z_loss, loss.sample_weight, divisor, scale
     found = HeadStep.apply(*head, thorough, loss.dtype, *block, *call)
@@ -262,8 +262,7 @@ def _log_prob_of(logits: Tensor, target: Tensor, temperature: float, softcap: fl
 
 def token_log_prob(input: Any, target: Any, temperature: Any, softcap: Any, return_entropy: bool) -> Any:
     checks._dense(input=input, target=target)
-    if input.dim() < 1 or input.shape[-1] == 0:
-        raise RuntimeError(f"input must have at least one class in its last dimension, got shape {tuple(input.shape)}")
+    checks.check_classes(input)
     checks.check_indices(target, input.shape[:-1])
     if input.device != target.device:
         raise RuntimeError(f"input and target must be on one device, got {input.device} and {target.device}")
@@ -276,7 +275,7 @@ def token_log_prob(input: Any, target: Any, temperature: Any, softcap: Any, retu
     index = target.reshape(-1).long()
     block = Block(index, None, None, 0, input.shape[-1], cap, temperature, entropy=return_entropy)
     wants = _wants_gradient(input)
-    found = LogitsNumbers.apply(rows, *block) if wants else plans.logits_numbers_op(rows, *block)
+    found = LogitsNumbers.apply(rows, None, *block) if wants else plans.logits_numbers_op(rows, *block, None)[0]
     return _finished(found, target.shape, row_losses.wide(input.dtype), return_entropy)
 
 
@@ -292,8 +291,7 @@ def linear_token_log_prob(
 ) -> Any:
     checks.check_memory(memory)
     checks.check_head(input, linear_weight, target, linear_bias, takes_probabilities=False)
-    if linear_weight.dim() != 2:
-        raise RuntimeError(f"linear_weight must have two dimensions, got shape {tuple(linear_weight.shape)}")
+    checks.check_matrix(linear_weight)
     temperature, cap = checks.check_bend(target, temperature, softcap)
     classes, part = linear_weight.shape[0], None
     local = _local_of((input, linear_weight, linear_bias), (target,))

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from . import row_losses
 from .blocks import SCHEMA, Block, Sums, define, fake_numbers, numbers_of, write_gradient
+from .places import SCHEMA as OF_PLACES
+from .places import OfPlaces, Places, check_indices
 from .row_losses import CrossEntropy
 
 CHUNK_ROWS = 4096
@@ -103,21 +105,45 @@ def _blocks(head: Head, block: Block) -> Iterator[tuple[int, Head, Block]]:
         yield first, head.part(first, some), block.part(first, some)
 
 
-def numbers(head: Head, block: Block) -> Tensor:
+def numbers(head: Head, block: Block, indices: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The numbers, and the z of the classes at `indices`, if there are any."""
     parts, memory = list(_blocks(head, block)), None
     sums = Sums(head.input, head.input.shape[0], len(parts))
+    if indices is not None:
+        check_indices(indices, block.all_classes)
+    places = None if indices is None else Places(indices, block)
     for _, part, of_part in parts:
         logits = logits_of(part, memory)
         memory = logits if memory is None else memory
         sums.add(logits, of_part)
-    return sums.numbers(block)
+        if places is not None:
+            places.add(logits, of_part)
+    return sums.numbers(block), None if places is None else places.z()
+
+
+def of_logits(logits: Tensor, block: Block, indices: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The same from all logits at once."""
+    if indices is None:
+        return numbers_of(logits, block), None
+    check_indices(indices, block.all_classes)
+    places = Places(indices, block)
+    places.add(logits, block)
+    return numbers_of(logits, block), places.z()
 
 
 def gradients(
-    grads: Tensor, numbers: Tensor, head: Head, block: Block, wanted: Wanted, wide: bool, logits: Tensor | None = None
+    grads: Tensor,
+    numbers: Tensor,
+    of_places: OfPlaces,
+    head: Head,
+    block: Block,
+    wanted: Wanted,
+    wide: bool,
+    logits: Tensor | None = None,
 ) -> Any:
     """The gradients of input, weight and bias, from the gradients of the numbers of all classes. `wide`: input's is not
     rounded to a half. `logits`: the whole ones, which are overwritten; otherwise they are made again, in blocks."""
+    at = of_places.gradients(grads, numbers, block)
     parts = list(_blocks(head, block)) if logits is None else [(0, head, block)]
     of_input = _Sum(head.input, is_alone=len(parts) == 1 and not wide)
     of_weight = head.weight.new_empty(head.weight.shape) if wanted.weight else None
@@ -127,6 +153,8 @@ def gradients(
         made = logits_of(part, memory) if logits is None else logits
         memory = made if memory is None else memory
         write_gradient(made, of_part, numbers, grads, made)
+        if at is not None:
+            at.write(made, of_part.first_class)
         last = first + part.weight.shape[0]
         if wanted.input:
             of_input.add(made, part.weight)
@@ -178,29 +206,37 @@ def _split(arguments: tuple[Any, ...]) -> tuple[Head, Block]:
     return Head(*arguments[:3]), Block(*arguments[3:])
 
 
-def _numbers_op(*arguments: Any) -> Tensor:
-    return numbers(*_split(arguments))
+def _numbers_op(*arguments: Any) -> Any:
+    *call, indices = arguments
+    return numbers(*_split(tuple(call)), indices)
+
+
+def _fake_z(indices: Tensor | None) -> Tensor | None:
+    return None if indices is None else indices.new_empty(indices.shape, dtype=torch.float64)
 
 
 def _gradients_op(grads: Tensor, numbers: Tensor, *arguments: Any) -> Any:
     *call, for_input, for_weight, for_bias, wide = arguments
-    return gradients(grads, numbers, *_split(tuple(call)), Wanted(for_input, for_weight, for_bias), wide)
+    of_places, wanted = OfPlaces(*call[:3]), Wanted(for_input, for_weight, for_bias)
+    return gradients(grads, numbers, of_places, *_split(tuple(call[3:])), wanted, wide)
 
 
 def _fake_gradients(grads: Tensor, numbers: Tensor, *arguments: Any) -> Any:
     *call, for_input, for_weight, for_bias, wide = arguments
-    input, weight, bias = call[:3]
+    input, weight, bias = call[3:6]
     of_input = input.new_empty(input.shape, dtype=row_losses.wide(input.dtype) if wide else None)
     of_bias = None if bias is None or not for_bias else bias.new_empty(bias.shape)
     return of_input if for_input else None, weight.new_empty(weight.shape) if for_weight else None, of_bias
 
 
 numbers_op = define(
-    f"_head_numbers({_HEAD}) -> Tensor", _numbers_op, lambda input, *rest: fake_numbers(input, input.shape[0])
+    f"_head_numbers({_HEAD}, Tensor? indices) -> (Tensor, Tensor)",
+    _numbers_op,
+    lambda input, *rest: (fake_numbers(input, input.shape[0]), _fake_z(rest[-1])),
 )
 gradients_op = define(
-    f"_head_gradients(Tensor grads, Tensor numbers, {_HEAD}, bool for_input, bool for_weight, bool for_bias, "
-    "bool wide) -> (Tensor, Tensor, Tensor)",
+    f"_head_gradients(Tensor grads, Tensor numbers, {OF_PLACES}, {_HEAD}, bool for_input, bool for_weight, "
+    "bool for_bias, bool wide) -> (Tensor, Tensor, Tensor)",
     _gradients_op,
     _fake_gradients,
 )
@@ -235,23 +271,28 @@ step_op = define(
 )
 
 
-def _logits_numbers(logits: Tensor, *block: Any) -> Tensor:
-    return numbers_of(logits, Block(*block))
+def _logits_numbers(logits: Tensor, *arguments: Any) -> Any:
+    *call, indices = arguments
+    return of_logits(logits, Block(*call), indices)
 
 
-def _logits_gradient(grads: Tensor, numbers: Tensor, logits: Tensor, *block: Any) -> Tensor:
+def _logits_gradient(grads: Tensor, numbers: Tensor, *arguments: Any) -> Tensor:
+    of_places, logits, block = OfPlaces(*arguments[:3]), arguments[3], Block(*arguments[4:])
     gradient = logits.new_empty(logits.shape)
-    write_gradient(logits, Block(*block), numbers, grads, gradient)
+    write_gradient(logits, block, numbers, grads, gradient)
+    at = of_places.gradients(grads, numbers, block)
+    if at is not None:
+        at.write(gradient, 0)
     return gradient
 
 
 logits_numbers_op = define(
-    f"_logits_numbers(Tensor input, {SCHEMA}) -> Tensor",
+    f"_logits_numbers(Tensor input, {SCHEMA}, Tensor? indices) -> (Tensor, Tensor)",
     _logits_numbers,
-    lambda logits, *block: fake_numbers(logits, logits.shape[0] * logits.shape[1]),
+    lambda logits, *rest: (fake_numbers(logits, logits.shape[0] * logits.shape[1]), _fake_z(rest[-1])),
 )
 logits_gradient_op = define(
-    f"_logits_gradient(Tensor grads, Tensor numbers, Tensor input, {SCHEMA}) -> Tensor",
+    f"_logits_gradient(Tensor grads, Tensor numbers, {OF_PLACES}, Tensor input, {SCHEMA}) -> Tensor",
     _logits_gradient,
-    lambda grads, numbers, logits, *block: logits.new_empty(logits.shape),
+    lambda *call: call[5].new_empty(call[5].shape),
 )

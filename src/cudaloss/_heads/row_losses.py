@@ -83,10 +83,14 @@ def value(loss: CrossEntropy, numbers: Tensor, target: Tensor, counts: Tensor | 
         if isinstance(divisor, Tensor):  # a gradient of 0 if nothing counts
             is_empty, divisor = divisor == 0, torch.where(divisor == 0, 1.0, divisor)
         options = options._replace(normalizer=divisor)
-    first = torch.zeros_like(target)
-    spec, call = NLL, (loss.reduction, None, loss.dtype, options, 0.0, RowNumbers())
-    result = _dispatch.loss(spec, -found.unsqueeze(1), first, *call)
+    result = reduced(found, loss.reduction, loss.dtype, options)
     return result if is_empty is None else torch.where(is_empty, torch.nan, result)
+
+
+def reduced(found: Tensor, reduction: str, dtype: torch.dtype, options: Options) -> Tensor:
+    """The reduction of the losses of rows."""
+    first = torch.zeros_like(found, dtype=torch.int64, requires_grad=False)
+    return _dispatch.loss(NLL, -found.unsqueeze(1), first, reduction, None, dtype, options, 0.0, RowNumbers())
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
