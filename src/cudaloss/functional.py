@@ -12,6 +12,7 @@ from ._calls import calls_of
 from ._checks import check_size_average
 from .heads import (
     linear_cross_entropy,
+    linear_jsd_with_logits,
     linear_sparse_cross_entropy,
     linear_token_log_prob,
     sparse_cross_entropy,
@@ -42,6 +43,7 @@ __all__ = [
     "triplet_margin_loss",
     "kl_div_with_logits",
     "linear_cross_entropy",
+    "linear_jsd_with_logits",
     "linear_sparse_cross_entropy",
     "linear_token_log_prob",
     "sparse_cross_entropy",

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from ._heads import calls
-from ._heads.distillation import linear_sparse_cross_entropy, sparse_cross_entropy
+from ._heads.distillation import linear_jsd_with_logits, linear_sparse_cross_entropy, sparse_cross_entropy
 from ._heads.public import public
 
 __all__ = [
     "LinearCrossEntropyLoss",
     "linear_cross_entropy",
+    "linear_jsd_with_logits",
     "linear_sparse_cross_entropy",
     "linear_token_log_prob",
     "sparse_cross_entropy",

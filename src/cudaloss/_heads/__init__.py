@@ -6,6 +6,7 @@ share with the log-probabilities of tokens: a few numbers for each row of logits
 # The public names of cudaloss.heads.
 FUNCTIONS = [
     "linear_cross_entropy",
+    "linear_jsd_with_logits",
     "linear_sparse_cross_entropy",
     "linear_token_log_prob",
     "sparse_cross_entropy",

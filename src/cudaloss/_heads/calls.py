@@ -191,19 +191,15 @@ def _numbers(head: Head, block: Block, keeps: bool, part: Any) -> Tensor:
 
 
 def _step(head: Head, block: Block, loss: CrossEntropy) -> Tensor:
-    divisor, scale, is_empty = row_losses.denominator(loss, block.target, block.counts), loss.scale, None
-    if isinstance(divisor, Tensor):
-        if loss.normalizer is None:  # gradients of 0 if nothing counts
-            is_empty, divisor = divisor == 0, torch.where(divisor == 0, 1.0, divisor)
-    elif divisor is not None:
-        scale, divisor = scale / divisor, None
+    of = row_losses.denominator(loss, block.target, block.counts)
+    divided = row_losses.Divided.of(of, loss.normalizer is None, loss.scale)
 
     def thorough(*operands: Any) -> Tensor:
-        return row_losses.value(loss, HeadNumbers.apply(*operands, False, None, None, *block), block.target, block.counts)
+        found = HeadNumbers.apply(*operands, False, None, None, *block)
+        return row_losses.value(loss, found, block.target, block.counts)
 
-    call = loss.class_weight, loss.smoothing, loss.z_loss, loss.sample_weight, divisor, scale
-    found = HeadStep.apply(*head, thorough, loss.dtype, *block, *call)
-    return found if is_empty is None else torch.where(is_empty, torch.nan, found)
+    call = loss.class_weight, loss.smoothing, loss.z_loss, loss.sample_weight, divided.divisor, divided.scale
+    return divided.result(HeadStep.apply(*head, thorough, loss.dtype, plans.step_op, *block, *call))
 
 
 def _by_reference(

@@ -122,12 +122,25 @@ def check_classes(input: Tensor) -> None:
         raise RuntimeError(f"input must have at least one class in its last dimension, got shape {tuple(input.shape)}")
 
 
+def check_temperature(value: Any) -> float:
+    if not _checks._is_number(value):
+        raise TypeError(f"temperature must be a number > 0, got {type(value).__name__}")
+    value = _checks.as_float("temperature", value)
+    if not (value > 0 and value < float("inf")):
+        raise RuntimeError(f"temperature must be a finite number > 0, got {value}")
+    return value
+
+
+def check_beta(value: Any) -> float:
+    if not _checks._is_number(value):
+        raise TypeError(f"beta must be a number in [0, 1], got {type(value).__name__}")
+    value = _checks.as_float("beta", value)
+    if not (value >= 0 and value <= 1):
+        raise RuntimeError(f"beta must be a number in [0, 1], got {value}")
+    return value
+
+
 def check_bend(target: Tensor, temperature: Any, softcap: Any) -> tuple[float, float]:
     """The temperature, and the softcap or 0."""
-    if not _checks._is_number(temperature):
-        raise TypeError(f"temperature must be a number > 0, got {type(temperature).__name__}")
-    temperature = _checks.as_float("temperature", temperature)
-    if not (temperature > 0 and temperature < float("inf")):
-        raise RuntimeError(f"temperature must be a finite number > 0, got {temperature}")
     numbers = _row_checks.check_numbers(target, -100, 0.0, softcap)
-    return temperature, numbers.softcap
+    return check_temperature(temperature), numbers.softcap

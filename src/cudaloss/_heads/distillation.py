@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import sparse
+from . import divergence, sparse
 from .public import public
 
 
@@ -135,3 +135,69 @@ def linear_sparse_cross_entropy(
     """
     own = linear_bias, reduction, temperature, softcap, sample_weight, mask, normalizer, scale, dtype, memory
     return sparse.linear_sparse_cross_entropy(input, linear_weight, indices, probabilities, *own)
+
+
+@public
+def linear_jsd_with_logits(
+    input: Tensor,
+    linear_weight: Tensor,
+    target_input: Tensor,
+    target_weight: Tensor,
+    *,
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    linear_bias: Tensor | None = None,
+    target_bias: Tensor | None = None,
+    reduction: str = "mean",
+    mask: Tensor | None = None,
+    sample_weight: Tensor | None = None,
+    normalizer: Tensor | float | None = None,
+    scale: float = 1.0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""The divergence of a student's head from a frozen teacher's, from hidden states, without the logits in memory.
+
+    The same as ``cudaloss.jsd_with_logits(input @ linear_weight.T + linear_bias, target_input @ target_weight.T +
+    target_bias, ...)``. With ``p`` the teacher's and ``q`` the student's ``softmax(logits / temperature)``, and ``m =
+    beta * p + (1 - beta) * q``, a row's loss is ``temperature**2 * (beta * KL(p, m) + (1 - beta) * KL(q, m))``; for
+    ``beta=0`` it is ``temperature**2 * KL(p, q)``, and for ``beta=1`` ``temperature**2 * KL(q, p)``. Both logits are
+    made for a chunk of rows at a time, with the student's gradients: five products for a step. Source of the formula:
+    Agarwal et al., On-Policy Distillation of Language Models, 2024.
+
+    Args:
+        input (Tensor): the student's hidden states, of shape ``(..., features)`` and a floating dtype.
+        linear_weight (Tensor): of shape ``(classes, features)`` and input's dtype.
+        target_input (Tensor): the teacher's hidden states, of input's shape but for the features, and a floating dtype.
+        target_weight (Tensor): of shape ``(classes, features)``, with target_input's features and dtype. No operand of
+            the teacher may require a gradient: detach them.
+        beta (float): in [0, 1]; the teacher's share of the mixture.
+        temperature (float): above 0; divides both logits.
+        linear_bias, target_bias (Tensor, optional): of shape ``(classes,)``.
+        reduction (str): ``"mean"`` over the rows that count, ``"sum"``, or ``"none"`` for one loss for each row.
+        mask (Tensor, optional): bool, broadcasts to the rows' shape. ``False`` leaves a row out.
+        sample_weight (Tensor, optional): multiplies each row's loss; broadcasts to the rows' shape. ``"mean"`` divides
+            by the sum of the weights that count. Differentiable.
+        normalizer (Tensor or float, optional): the loss is the sum divided by it; only with ``"mean"``.
+        scale (float): a constant factor for the loss and its gradients.
+        dtype (torch.dtype, optional): the result's dtype. Default: the dtype that input and target_input promote to;
+            under autocast at least float32.
+
+    Shape:
+        The result is 0-d; for ``reduction="none"`` of input's shape without the features.
+
+    Raises:
+        TypeError: if an argument is of the wrong type.
+        ValueError: if ``reduction`` or ``normalizer`` is wrong.
+        RuntimeError: if shapes, dtypes or devices do not fit, a number is out of its range, or an operand of the
+            teacher requires a gradient.
+
+    Example:
+        >>> import torch, cudaloss
+        >>> student, teacher = torch.nn.Linear(8, 4, bias=False), torch.nn.Linear(16, 4, bias=False)
+        >>> of_student, of_teacher = torch.zeros(3, 8), torch.zeros(3, 16)  # all classes are equal for both
+        >>> loss = cudaloss.linear_jsd_with_logits(of_student, student.weight, of_teacher, teacher.weight.detach())
+        >>> loss.detach()
+        tensor(0.)
+    """
+    own = beta, temperature, linear_bias, target_bias, reduction, mask, sample_weight, normalizer, scale, dtype
+    return divergence.linear_jsd_with_logits(input, linear_weight, target_input, target_weight, *own)

@@ -158,14 +158,21 @@ def _scaled(gradient: Tensor | None, factor: Tensor, dtype: torch.dtype, in_plac
 
 
 class HeadStep(torch.autograd.Function):
-    """A reduced loss whose forward makes the gradients. `thorough` is the same loss from the head, by nodes that can be
-    differentiated again."""
+    """A reduced loss whose forward makes the gradients, by the op `step`. `thorough` is the same loss from the head, by
+    nodes that can be differentiated again."""
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, thorough: Any, dtype: torch.dtype, *call: Any
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        thorough: Any,
+        dtype: torch.dtype,
+        step: Any,
+        *call: Any,
     ) -> Tensor:
-        value, *grads = plans.step_op(input, weight, bias, *call, *Wanted(*ctx.needs_input_grad[:3]))
+        value, *grads = step(input, weight, bias, *call, *Wanted(*ctx.needs_input_grad[:3]))
         ctx.save_for_backward(input, weight, bias, *grads)
         ctx.thorough = thorough
         return value.to(dtype)

@@ -103,4 +103,3 @@ class OfPlaces(NamedTuple):
             found = found * ((1 - bend) * (1 + bend))
         found = found / block.temperature
         return Written(indices, found if block.counts is None else torch.where(block.counts.unsqueeze(1), found, 0))
-

@@ -10,7 +10,7 @@ where they are in the memory of their gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -166,15 +166,17 @@ def gradients(
     return of_input.result(dtype) if wanted.input else None, of_weight, of_bias
 
 
-def chunks(rows: int) -> int:
-    """How many chunks of rows a step has."""
-    return max(1, -(-rows // CHUNK_ROWS))
+def chunks(rows: int, most: int | None = None) -> int:
+    """How many chunks of rows a step has. `most`: rows of a chunk."""
+    return max(1, -(-rows // (CHUNK_ROWS if most is None else most)))
 
 
-def step(head: Head, block: Block, loss: CrossEntropy, wanted: Wanted) -> Any:
+def step(
+    head: Head, value_over: Callable[[Tensor, slice], Tensor], wanted: Wanted, most: int | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The loss in float64, a sum over rows or with a divisor, and its gradients; those of weight and bias in float32
-    for halves."""
-    rows, count = head.input.shape[0], chunks(head.input.shape[0])
+    for halves. `value_over`: the loss of some rows, given their logits, whose gradient it writes over them."""
+    rows, count = head.input.shape[0], chunks(head.input.shape[0], most)
     size = -(-rows // count)
     total = head.input.new_zeros((), dtype=torch.float64)  # of chunks' values in the logits' arithmetic
     of_input = head.input.new_empty(head.input.shape) if wanted.input else None
@@ -184,10 +186,10 @@ def step(head: Head, block: Block, loss: CrossEntropy, wanted: Wanted) -> Any:
     memory = None
     for first in range(0, rows, size):
         some = slice(first, min(rows, first + size))
-        part, of_part = head.rows(some), block.rows(some)
+        part = head.rows(some)
         logits = logits_of(part, memory)
         memory = logits if memory is None else memory
-        total += row_losses.value_over(loss.rows(some), logits, of_part)
+        total += value_over(logits, some)
         if of_input is not None:
             torch.mm(logits, head.weight, out=of_input[some])
         if wanted.weight:
@@ -247,10 +249,14 @@ def _step_op(*arguments: Any) -> Any:
     head, block = _split(tuple(call))
     rest = sample_weight, "sum" if divisor is None else "mean", divisor, scale, row_losses.wide(head.input.dtype)
     loss = CrossEntropy(class_weight, head.weight.shape[0], smoothing, z_loss, *rest)
-    return step(head, block, loss, Wanted(for_input, for_weight, for_bias))
+
+    def value_over(logits: Tensor, some: slice) -> Tensor:
+        return row_losses.value_over(loss.rows(some), logits, block.rows(some))
+
+    return step(head, value_over, Wanted(for_input, for_weight, for_bias))
 
 
-def _fake_step(*arguments: Any) -> Any:
+def fake_step(*arguments: Any) -> Any:
     input, weight, bias = arguments[:3]
     for_input, for_weight, for_bias = arguments[-3:]
     wide = torch.float32 if _is_half(weight) else weight.dtype
@@ -267,7 +273,7 @@ step_op = define(
     "Tensor? divisor, float scale, bool for_input, bool for_weight, bool for_bias) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     _step_op,
-    _fake_step,
+    fake_step,
 )
 
 

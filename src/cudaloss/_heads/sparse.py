@@ -41,10 +41,10 @@ class Reduction(NamedTuple):
         return result.view(shape) if self.reduction == "none" else result
 
 
-def _checked(
+def checked_reduction(
     input: Tensor,
     classes: int,
-    probabilities: Tensor,
+    target: Tensor,
     reduction: Any,
     sample_weight: Any,
     mask: Any,
@@ -57,7 +57,7 @@ def _checked(
     _checks.check_dtype(dtype)
     options, like = Options(sample_weight, mask, normalizer, scale), _like_logits(input, classes)
     options = _row_checks.check_row_options(options, like, reduction, "sample_weight")
-    dtype = _reference.result_dtype(input, probabilities, dtype, _is_autocast(input.device.type))
+    dtype = _reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
     rows = input.shape[:-1]
     return Reduction(
         reduction, dtype, options._replace(weight=_flat(options.weight, rows), mask=_flat(options.mask, rows))
@@ -141,7 +141,7 @@ def sparse_cross_entropy(
     checks.check_sparse(input, indices, probabilities)
     temperature, cap = checks.check_bend(indices, temperature, softcap)
     classes, shape = input.shape[-1], input.shape[:-1]
-    reduced = _checked(input, classes, probabilities, reduction, *rest)
+    reduced = checked_reduction(input, classes, probabilities, reduction, *rest)
     given = (x for x in rest if isinstance(x, Tensor))
     rows = None
     if input.dtype in DTYPES and input.numel() > 0 and input.stride(-1) == 1:
@@ -183,9 +183,10 @@ def linear_sparse_cross_entropy(
     local = calls._local_of((input, linear_weight, linear_bias), beside)
     if local is not None:
         part, (input, linear_weight, linear_bias), beside = local.part, local.operands, local.beside
-    indices, probabilities, *rows = beside
+    indices, probabilities, sample_weight, mask, normalizer = beside
     input, linear_weight, linear_bias = calls._under_autocast(input, linear_weight, linear_bias)
-    reduced = _checked(input, classes, probabilities, reduction, *rows, scale, dtype)
+    how = reduction, sample_weight, mask, normalizer, scale, dtype
+    reduced = checked_reduction(input, classes, probabilities, *how)
     given = (x for x in beside if isinstance(x, Tensor))
     operands = input, linear_weight, linear_bias
     if not (calls._is_head(*operands) and _are_served(*operands, *given)):
