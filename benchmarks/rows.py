@@ -81,6 +81,12 @@ class Vectors(NamedTuple):
         return *found, *labels
 
 
+def _jsd(input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    log_q, log_p = F.log_softmax(input, 1), F.log_softmax(target, 1)
+    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+    return sum(F.kl_div(log_m, x, reduction="batchmean", log_target=True) for x in (log_p, log_q)) / 2
+
+
 VECTORS = {
     "cosine_similarity_loss": Vectors(lambda a, b: (1 - F.cosine_similarity(a, b)).mean(), 2),
     "cosine_embedding_loss": Vectors(F.cosine_embedding_loss, 2, True),
@@ -88,6 +94,7 @@ VECTORS = {
     "kl_div_with_logits": Vectors(
         lambda x, t: F.kl_div(F.log_softmax(x, 1), F.log_softmax(t, 1), reduction="batchmean", log_target=True), 2
     ),
+    "jsd_with_logits": Vectors(_jsd, 2),
 }
 BF16 = torch.bfloat16
 CASES = {
@@ -141,6 +148,10 @@ CASES = {
         Case((16, 19, 512, 512), loss="kl_div_with_logits"),
         Case((16384, 8192), BF16, loss="kl_div_with_logits"),
         Case((2048, 128256), BF16, loss="kl_div_with_logits"),
+        Case((32768, 4096), loss="jsd_with_logits"),
+        Case((32768, 4096), loss="jsd_with_logits", forward_alone=True),
+        Case((16384, 8192), BF16, loss="jsd_with_logits"),
+        Case((2048, 128256), BF16, loss="jsd_with_logits"),
     ),
     "cpu": (
         Case((4096, 1000)),
@@ -151,6 +162,7 @@ CASES = {
         Case((4096, 1024), loss="triplet_margin_loss"),
         Case((4096, 1000), loss="kl_div_with_logits"),
         Case((16, 19, 256, 256), loss="kl_div_with_logits"),
+        Case((4096, 1000), loss="jsd_with_logits"),
     ),
 }
 SMALL = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cudaloss
-from exact_distributions import divergence, kl_div_of_torch
+from exact_distributions import Divergence, divergence, jsd_of_torch, kl_div_of_torch, mixture
 from exact_rows import error
 from wide import Wide
 
@@ -127,33 +128,67 @@ def triplet_margin(
     )
 
 
-def kl_div_with_logits(input: Tensor, target: Tensor, temperature: float = 1.0, dim: int = 1) -> Truth:
+def of_distributions(
+    input: Tensor, target: Tensor, dim: int, temperature: float, find: Callable[..., Divergence], sizes: Callable
+) -> Truth:
     """float64 has no digits beside its own, so that its terms are log p and log q. In others' arithmetic these have
     twice the dtype's, which their difference has fewer of; the loss goes with its square. What all d of a row have in
     common is known from their sum, which has the rounding of each: a gradient whose own d is far smaller than the
-    others' has that."""
+    others' has that.
+
+    `sizes` gives the terms of the gradients, the probability with which d's error goes into the loss and into the
+    input's gradient, and that of the target's gradient."""
     vectors = torch.broadcast_tensors(input, target)
     dim = 0 if vectors[0].dim() == 1 else dim
-    found, t = divergence(*(long(x.movedim(dim, -1)) for x in vectors), temperature), LONG(temperature)
-    with np.errstate(invalid="ignore"):
+    found, t = find(*(long(x.movedim(dim, -1)) for x in vectors), temperature=temperature), LONG(temperature)
+    with np.errstate(all="ignore"):
         logs = [np.where(np.isfinite(x), np.abs(x), 0) for x in (found.log_p, found.log_q)]
-        differences = np.where(found.p * found.q > 0, found.p * np.abs(found.log_p - found.log_q), 0)
-        log, both, kl = np.maximum(*logs), np.maximum(found.p, found.q), found.losses[..., None] / t
-        # The target's gradient is a difference of these.
-        terms = larger(np.where(found.p > 0, found.p * (found.log_p - found.log_q) * t, 0), found.p * kl)
-        sizes = found.for_input, terms
+        apart = np.where(found.p * found.q > 0, np.abs(found.log_p - found.log_q), 0)
+        log = np.maximum(*logs)
+        terms, both, of_target = sizes(found, apart, t)
     computed = arithmetic(*vectors)
     if computed == torch.float64:
-        size, lost = found.p * log, (np.maximum(log, 1),) * 2
+        size, lost = of_target * log, (np.maximum(log, 1),) * 2
     else:
         size = both * (log * LONG(LOST[torch.promote_types(input.dtype, target.dtype)])) ** 2 + both * 2.0**-43
-        lost = [
-            2 * np.maximum(log, 1) * LONG(LOST[x.dtype]) + differences.sum(-1, keepdims=True) for x in (input, target)
-        ]
+        differences = (of_target * apart).sum(-1, keepdims=True)
+        lost = [2 * np.maximum(log, 1) * LONG(LOST[x.dtype]) + differences for x in (input, target)]
     # An exp below the normal numbers is 0.
     least = LONG(torch.finfo(computed).tiny) / torch.finfo(computed).eps
-    sizes = tuple(larger(x, t * p * share, least) for x, p, share in zip(sizes, (both, found.p), lost, strict=True))
-    return Truth(found.losses, t * t * size.sum(-1), (found.for_input, found.for_target), sizes)
+    found_sizes = tuple(
+        larger(x, t * p * share, least) for x, p, share in zip(terms, (both, of_target), lost, strict=True)
+    )
+    return Truth(found.losses, t * t * size.sum(-1), (found.for_input, found.for_target), found_sizes)
+
+
+def kl_div_with_logits(input: Tensor, target: Tensor, temperature: float = 1.0, dim: int = 1) -> Truth:
+    def sizes(found, apart, t):
+        # The target's gradient is a difference of these.
+        terms = larger(found.p * apart * t, found.p * found.losses[..., None] / t)
+        return (found.for_input, terms), np.maximum(found.p, found.q), found.p
+
+    return of_distributions(input, target, dim, temperature, divergence, sizes)
+
+
+def jsd_with_logits(input: Tensor, target: Tensor, beta: float = 0.5, temperature: float = 1.0, dim: int = 1) -> Truth:
+    if beta == 0:
+        return kl_div_with_logits(input, target, temperature, dim)
+    if beta == 1:
+        found = kl_div_with_logits(target, input, temperature, dim)
+        return found._replace(gradients=found.gradients[::-1], gradient_sizes=found.gradient_sizes[::-1])
+
+    def sizes(found, apart, t):
+        a, b, p, q = LONG(beta), 1 - LONG(beta), found.p, found.q
+        m = a * p + b * q
+        # How the divergence's curvature along d takes an error of d; that of the mean of the others goes into each.
+        bent = a * b * p * q / np.where(m > 0, m, 1)
+        of_mean = [x * bent.sum(-1, keepdims=True) for x in (q, p)]
+        loss = found.losses[..., None] / t  # the mean of each gradient's other term is at most this
+        return tuple(larger(x, y * loss) for x, y in zip((found.for_input, found.for_target), (q, p), strict=True)), *(
+            bent + x for x in of_mean
+        )
+
+    return of_distributions(input, target, dim, temperature, partial(mixture, beta=beta), sizes)
 
 
 def cosine_similarity_of_torch(input, target, reduction="mean", dim=1, eps=1e-8):
@@ -182,9 +217,10 @@ LOSSES = {
     "kl_div_with_logits": Loss(
         cudaloss.kl_div_with_logits, kl_div_of_torch, kl_div_with_logits, 2, ("input", "target")
     ),
+    "jsd_with_logits": Loss(cudaloss.jsd_with_logits, jsd_of_torch, jsd_with_logits, 2, ("input", "target")),
 }
 # The losses whose vectors are along a dimension that the call names; without a name the second.
-OF_DIM = ("cosine_similarity", "kl_div_with_logits")
+OF_DIM = ("cosine_similarity", "kl_div_with_logits", "jsd_with_logits")
 
 # Each loss, and each of its branches.
 CASES = {
@@ -193,6 +229,7 @@ CASES = {
     "triplet": ("triplet_margin", {}),
     "triplet with swap": ("triplet_margin", {"margin": 0.7, "swap": True}),
     "divergence": ("kl_div_with_logits", {"temperature": 1.7}),
+    "mixture": ("jsd_with_logits", {"beta": 0.3, "temperature": 1.7}),
 }
 
 

@@ -139,6 +139,8 @@ def rows() -> Iterator[Case]:
     x, t = _pairs(_LOGITS)
     for temperature in (1.0, 2.0):
         yield _of_vectors("kl_div_with_logits", x, t, temperature=temperature)
+    for beta in (0.0, 0.25, 1.0):
+        yield _of_vectors("jsd_with_logits", x, t, beta=beta)
     x, t = _pairs(_VECTORS)
     yield _of_vectors("cosine_similarity", x, t, dim=-1)
     yield _of_vectors("cosine_embedding", x, t, torch.tensor([1, -1, -1]).repeat(len(x))[: len(x)], margin=0.25)

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "core/exp_log.h"
+#include "core/log.h"
 
 namespace cudaloss {
 
@@ -38,6 +38,16 @@ CUDALOSS_INLINE Scalar<T> exp_of_below(Scalar<T> x) {
   }
 }
 
+// log_tail_of_square with the precision of T's results. FastDouble: float's coefficients, 2^-30 of the log.
+template <class T>
+CUDALOSS_INLINE Scalar<T> log_tail_of_square_as(Scalar<T> z) {
+  if constexpr (std::is_same_v<T, FastDouble>) {
+    return z * polynomial(z, 0x1.55557ap-1, 0x1.995ebap-2, 0x1.31e2f2p-2);
+  } else {
+    return log_tail_of_square(z);
+  }
+}
+
 // The log of the quotient of two such sums. The arguments are the sums without their 1.
 template <class F>
 CUDALOSS_INLINE F log_of_sums(F others, F other_others) {
@@ -45,5 +55,31 @@ CUDALOSS_INLINE F log_of_sums(F others, F other_others) {
   const F log = std::log1p(absolute(more) / (F(1) + select(more > F(0), other_others, others)));
   return select(more > F(0), log, -log);
 }
+
+// What a loss of two distributions makes of a class. `slope` and `base` make the input's gradient, each times a number
+// of the row; p (of_target - a number of the row) is the target's. All without the factors T and the incoming gradient.
+template <class F>
+struct DistributionTerm {
+  F divergence, slope, base, of_target;
+};
+// What it makes of the sums of a row's divergence, slope and base: the divergence; the factors of slope, base and p;
+// what to add to of_target and what to subtract then.
+struct DistributionRow {
+  double divergence, of_slope, of_base, of_p, raised, mean;
+};
+
+// If p is 0, of_target may be NaN or infinite.
+template <class F>
+CUDALOSS_INLINE F grad_target(F p, F of_target, F mean) {
+  return select(p == F(0), F(0), p * (of_target - mean));
+}
+
+// A loss has `term`, `row`, and kIsCentred: whether slope is q f and base is q, for a gradient q (f - the mean of f).
+// Its sums of exp must then be as precise as the results, because an error of q / p changes each class's f differently.
+struct TemperedLoss {
+  double temperature;
+
+  CUDALOSS_INLINE double loss(double divergence) const { return temperature * temperature * divergence; }
+};
 
 }  // namespace cudaloss

@@ -40,12 +40,13 @@ CUDALOSS_MULTIVERSION void exp_lanes(F* __restrict tile, F* __restrict exp, int6
   copy_lanes(at_max, count);
 }
 
-// The lanes' sums of terms; turns q's exp into q - p.
+// The lanes' sums of divergences, and of slopes if the loss is centred. Turns q's exp into the slope, the input's
+// logits into the base if the loss is centred, and the target's logits into of_target.
 template <class Loss>
-CUDALOSS_MULTIVERSION void term_lanes(const double* of_input, const double* of_target, double* __restrict exp_q,
-                                      const double* exp_p, int64_t lines, const double* of_q, const double* of_p,
-                                      const double* lower_d, double* divergence) {
-  double sum[kLanes] = {}, lower[kLanes], q[kLanes], p[kLanes];
+CUDALOSS_MULTIVERSION void term_lanes(Loss loss, double* __restrict of_input, double* __restrict of_target,
+                                      double* __restrict exp_q, const double* exp_p, int64_t lines, const double* of_q,
+                                      const double* of_p, const double* lower_d, double* divergence, double* slope) {
+  double sum[kLanes] = {}, of_slope[kLanes] = {}, lower[kLanes], q[kLanes], p[kLanes];
   copy_lanes(of_q, q);
   copy_lanes(of_p, p);
   copy_lanes(lower_d, lower);
@@ -53,39 +54,47 @@ CUDALOSS_MULTIVERSION void term_lanes(const double* of_input, const double* of_t
     for (int lane = 0; lane < kLanes; ++lane) {
       const int64_t at = i * kLanes + lane;
       const double d = (of_input[at] - of_target[at]) - lower[lane];
-      const auto term = Loss::template term<double>(exp_q[at] * q[lane], exp_p[at] * p[lane], d);
+      const auto term = loss.template term<double>(exp_q[at] * q[lane], exp_p[at] * p[lane], d);
       sum[lane] += term.divergence;
-      exp_q[at] = term.excess;
+      exp_q[at] = term.slope;
+      of_target[at] = term.of_target;
+      if constexpr (Loss::kIsCentred) {
+        of_slope[lane] += term.slope;
+        of_input[at] = term.base;
+      }
     }
   }
   copy_lanes(sum, divergence);
+  copy_lanes(of_slope, slope);
 }
 
-// tile *= factor
-template <class F>
-CUDALOSS_MULTIVERSION void scale_lanes(F* tile, int64_t lines, const double* factor) {
-  double by[kLanes];
-  copy_lanes(factor, by);
-  for (int64_t i = 0; i < lines; ++i) {
-    for (int lane = 0; lane < kLanes; ++lane) tile[i * kLanes + lane] *= by[lane];
-  }
-}
-
-// Turns p's exp into the target's gradient, without the factor T, times `factor`.
+// Turns the slope into the input's gradient, without the factor T, times `factor`.
 template <class Loss>
-CUDALOSS_MULTIVERSION void target_lanes(const double* of_input, const double* of_target, double* exp_p, int64_t lines,
-                                        const double* of_p, const double* lower_d, const double* of_rows,
-                                        const double* factor) {
-  double p[kLanes], lower[kLanes], divergence[kLanes], by[kLanes];
-  copy_lanes(of_p, p);
-  copy_lanes(lower_d, lower);
-  copy_lanes(of_rows, divergence);
+CUDALOSS_MULTIVERSION void input_lanes(double* __restrict slope, const double* base, int64_t lines,
+                                       const double* of_rows, const double* factor) {
+  double mean[kLanes], by[kLanes];
+  copy_lanes(of_rows, mean);
   copy_lanes(factor, by);
   for (int64_t i = 0; i < lines; ++i) {
     for (int lane = 0; lane < kLanes; ++lane) {
       const int64_t at = i * kLanes + lane;
-      const double d = (of_input[at] - of_target[at]) - lower[lane];
-      exp_p[at] = Loss::grad_target(exp_p[at] * p[lane], d, divergence[lane]) * by[lane];
+      slope[at] = (Loss::kIsCentred ? slope[at] - mean[lane] * base[at] : slope[at]) * by[lane];
+    }
+  }
+}
+
+// Turns p's exp into the target's gradient, without the factor T, times `factor`.
+template <class F>
+CUDALOSS_MULTIVERSION void target_lanes(const F* of_target, F* __restrict exp_p, int64_t lines, const F* of_p,
+                                        const F* of_rows, const F* factor) {
+  F p[kLanes], mean[kLanes], by[kLanes];
+  copy_lanes(of_p, p);
+  copy_lanes(of_rows, mean);
+  copy_lanes(factor, by);
+  for (int64_t i = 0; i < lines; ++i) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int64_t at = i * kLanes + lane;
+      exp_p[at] = grad_target(exp_p[at] * p[lane], of_target[at], mean[lane]) * by[lane];
     }
   }
 }
@@ -154,11 +163,13 @@ class DistributionGroups {
   void run_tile(const Tile& tile, Scratch& scratch) const {
     const LaneSoftmax input = softmax_of(tile.input, tile.exp_input);
     const LaneSoftmax target = softmax_of(tile.target, tile.exp_target);
-    double lower[kLanes], divergence[kLanes], factor[kLanes] = {};
+    double lower[kLanes], divergence[kLanes], mean[kLanes], rest[kLanes], factor[kLanes] = {};
     for (int lane = 0; lane < kLanes; ++lane) lower[lane] = log_of_sums(input.others[lane], target.others[lane]);
-    term_lanes<Loss>(tile.input, tile.target, tile.exp_input, tile.exp_target, shape_.lines(), input.inverse,
-                     target.inverse, lower, divergence);
+    term_lanes<Loss>(loss_, tile.input, tile.target, tile.exp_input, tile.exp_target, shape_.lines(), input.inverse,
+                     target.inverse, lower, divergence, mean);
     join(divergence);
+    join(mean);
+    for (int lane = 0; lane < kLanes; ++lane) rest[lane] = divergence[lane] - mean[lane];
     for (int64_t row = 0; row < tile.rows; ++row) {
       const double loss = loss_.loss(divergence[row]);
       const int64_t at = tile.first + row;
@@ -169,12 +180,11 @@ class DistributionGroups {
     }
     if (!shape_.across) std::fill(factor, factor + kLanes, factor[0]);
     if (pass_.grad_input.data) {
-      scale_lanes(tile.exp_input, shape_.lines(), factor);
+      input_lanes<Loss>(tile.exp_input, tile.input, shape_.lines(), mean, factor);
       write(pass_.grad_input, scratch.of_first, kResult, tile, tile.exp_input, scratch);
     }
     if (pass_.grad_target.data) {
-      target_lanes<Loss>(tile.input, tile.target, tile.exp_target, shape_.lines(), target.inverse, lower, divergence,
-                         factor);
+      target_lanes(tile.target, tile.exp_target, shape_.lines(), target.inverse, rest, factor);
       write(pass_.grad_target, scratch.of_second, kSecondResult, tile, tile.exp_target, scratch);
     }
   }

@@ -25,25 +25,28 @@ template <class N>
 struct Two {
   N input, target;
 };
+// A sum over a row's classes. In fp64 its rounding would show.
+template <class T>
+using SumOf = std::conditional_t<std::is_same_v<T, double>, Sum, Scalar<T>>;
+
 // The sum of exp below the maximum, and how many classes are at the maximum.
+template <class N>
 struct ExpSum {
-  float below;
+  N below;
   int32_t at_max;
 
   __device__ __forceinline__ ExpSum operator+(const ExpSum& other) const {
     return {below + other.below, at_max + other.at_max};
   }
-  __device__ __forceinline__ float others() const { return below + static_cast<float>(at_max - 1); }
 };
 
-// Sums over a row's classes: of the loss's terms, and of p. In fp64 their rounding would show.
+// Sums of the loss's terms.
 template <class T>
 struct Terms {
-  using N = std::conditional_t<std::is_same_v<T, double>, Sum, Scalar<T>>;
-  N divergence, excess, p;
+  SumOf<T> divergence, slope, base;
 
   __device__ __forceinline__ Terms operator+(const Terms& other) const {
-    return {divergence + other.divergence, excess + other.excess, p + other.p};
+    return {divergence + other.divergence, slope + other.slope, base + other.base};
   }
 };
 
@@ -91,11 +94,11 @@ struct SeenClasses {
   }
 };
 
-// The factors of q - p and p for the input's gradient. They correct q and p that do not sum to 1 yet.
+// The factors of slope and base for the input's gradient.
 template <class Read>
 struct OfKept {
-  Constant<Read> excess;
-  Read p;
+  Constant<Read> slope;
+  Read base;
 };
 
 template <class T, class E>
@@ -109,9 +112,12 @@ struct RowOfDistributions {
   // The arithmetic of gradients with dtype E if nothing was kept.
   using G = std::conditional_t<sizeof(E) == 2, FastFloat, T>;
   using K = Scalar<G>;
-  // q - p replaces the logits in shared memory; p too, except for halves, which need no correction.
-  static constexpr bool kKeepsP = sizeof(E) != 2;
-  static constexpr int kKept = kKeepsP ? n : n / 2;
+  // The slope replaces the logits in shared memory; the base too, except for halves.
+  static constexpr bool kKeepsBase = sizeof(E) != 2;
+  static constexpr int kKept = kKeepsBase ? n : n / 2;
+  // Halves need no base that only corrects. For one of a centred loss the shared memory has no room.
+  template <class Loss>
+  static constexpr bool kNeedsBase = kKeepsBase || Loss::kIsCentred;
   using Kept = Vector<Read, kKept>;
   static_assert(sizeof(Kept) == sizeof(V));
 
@@ -180,45 +186,57 @@ struct RowOfDistributions {
       return {max_or_nan(a.input, b.input), max_or_nan(a.target, b.target)};
     });
   }
-  // Precise to 2^-21: the error is common to q, p and d of all classes, and is corrected later.
-  template <int kThreads>
-  __device__ __forceinline__ Two<ExpSum> sums(int lanes, const Two<Read>& max) const {
-    Two<ExpSum> sum = {};
-    const auto take = [&](ExpSum& to, Read top, Read x) {
-      to.below += select(x == top, 0.0f, fast_exp2(static_cast<float>(x - top) * g.log2_e));
-      to.at_max += x == top;
+  // The sums of exp without the maximum's 1. Unless kIsPrecise to 2^-21: the error is common to q, p and d of all
+  // classes, and is corrected later or does not show in halves.
+  template <int kThreads, bool kIsPrecise>
+  __device__ __forceinline__ Two<F> others(int lanes, const Two<SeenLogits<T, Read>>& logits) const {
+    using N = std::conditional_t<kIsPrecise, SumOf<T>, float>;
+    using Sums = Two<ExpSum<N>>;
+    Sums sum = {};
+    const auto take = [&](ExpSum<N>& to, const SeenLogits<T, Read>& seen, Read x) {
+      const bool is_max = x == seen.max;
+      if constexpr (kIsPrecise) {
+        add_to(to.below, select(is_max, F(0), seen.exp(x, seen.below_max(x))));
+      } else {
+        to.below += select(is_max, 0.0f, fast_exp2(static_cast<float>(x - seen.max) * g.log2_e));
+      }
+      to.at_max += is_max;
     };
     each([&](int32_t, const Read(&x)[n], const Read(&t)[n], V*) {
 #pragma unroll
       for (int k = 0; k < n; ++k) {
-        take(sum.input, max.input, x[k]);
-        take(sum.target, max.target, t[k]);
+        take(sum.input, logits.input, x[k]);
+        take(sum.target, logits.target, t[k]);
       }
     });
-    return together<kThreads>(sum, lanes, [](const Two<ExpSum>& a, const Two<ExpSum>& b) -> Two<ExpSum> {
-      return {a.input + b.input, a.target + b.target};
-    });
+    sum = together<kThreads>(
+        sum, lanes, [](const Sums& a, const Sums& b) -> Sums { return {a.input + b.input, a.target + b.target}; });
+    const auto of = [](const ExpSum<N>& found) -> F {
+      using As = std::conditional_t<kIsPrecise, F, float>;
+      return F(static_cast<As>(value_in(found.below)) + static_cast<As>(found.at_max - 1));
+    };
+    return {of(sum.input), of(sum.target)};
   }
   template <int kThreads, class Loss>
-  __device__ __forceinline__ Terms<T> terms(int lanes, const SeenClasses<T, Read>& seen, const Loss&,
+  __device__ __forceinline__ Terms<T> terms(int lanes, const SeenClasses<T, Read>& seen, const Loss& loss,
                                             bool keeps) const {
     using Sums = Terms<T>;
     Sums sum = {};
     each([&](int32_t, const Read(&x)[n], const Read(&t)[n], V* at) {
-      Read excess[n], p[n];
+      Read slope[n], base[n];
 #pragma unroll
       for (int k = 0; k < n; ++k) {
         const auto of = seen.of(x[k], t[k]);
-        const auto term = Loss::template term<T>(of.q, of.p, of.d);
+        const auto term = loss.template term<T>(of.q, of.p, of.d);
         add_to(sum.divergence, term.divergence);
-        add_to(sum.excess, term.excess);
-        add_to(sum.p, of.p);
-        excess[k] = static_cast<Read>(term.excess);
-        p[k] = static_cast<Read>(of.p);
+        add_to(sum.slope, term.slope);
+        add_to(sum.base, term.base);
+        slope[k] = static_cast<Read>(term.slope);
+        base[k] = static_cast<Read>(term.base);
       }
       if (keeps) {
-        kept(at, 0) = part_of<0>(excess);
-        kept(at, 1) = kKeepsP ? part_of<0>(p) : part_of<n - kKept>(excess);
+        kept(at, 0) = part_of<0>(slope);
+        kept(at, 1) = kKeepsBase ? part_of<0>(base) : part_of<n - kKept>(slope);
       }
     });
     return together<kThreads>(sum, lanes, [](const Sums& a, const Sums& b) { return a + b; });
@@ -233,9 +251,10 @@ struct RowOfDistributions {
     for (int k = 0; k < kKept; ++k) part.element[k] = x[kBegin + k];
     return part;
   }
-  // The input's gradient from q - p and p, kept or computed again.
-  __device__ __forceinline__ static Read for_input(const OfKept<Read>& of, Read excess, Read p) {
-    return kKeepsP ? fused(excess, of.excess.hi, fused(of.p, p, excess * of.excess.lo)) : excess * of.excess.hi;
+  // The input's gradient from slope and base, kept or computed again.
+  template <bool kWithBase>
+  __device__ __forceinline__ static Read for_input(const OfKept<Read>& of, Read slope, Read base) {
+    return kWithBase ? fused(slope, of.slope.hi, fused(of.base, base, slope * of.slope.lo)) : slope * of.slope.hi;
   }
   __device__ __forceinline__ void write_kept(const OfKept<Read>& of, int64_t of_first) const {
     V* at = stage;
@@ -245,27 +264,27 @@ struct RowOfDistributions {
       Read value[n];
 #pragma unroll
       for (int k = 0; k < kKept; ++k) {
-        value[k] = for_input(of, a.element[k], b.element[k]);
-        if constexpr (!kKeepsP) value[kKept + k] = for_input(of, b.element[k], Read(0));
+        value[k] = for_input<kKeepsBase>(of, a.element[k], b.element[k]);
+        if constexpr (!kKeepsBase) value[kKept + k] = for_input<false>(of, b.element[k], Read(0));
       }
       store(g.grad_input, of_first, j, value);
     }
   }
-  template <class Loss, class Corrected>
-  __device__ __forceinline__ void write_gradients(const SeenClasses<G, Read>& seen, const Loss&, const Corrected& found,
-                                                  const OfKept<Read>& of, double by, int64_t of_first,
-                                                  int64_t of_second) const {
-    const K lowered = static_cast<K>(found.lowered), divergence = static_cast<K>(found.divergence),
-            of_p = static_cast<K>(found.of_p), of_row = static_cast<K>(by);
+  template <class Loss>
+  __device__ __forceinline__ void write_gradients(const SeenClasses<G, Read>& seen, const Loss& loss,
+                                                  const DistributionRow& found, const OfKept<Read>& of, double by,
+                                                  int64_t of_first, int64_t of_second) const {
+    const K raised = static_cast<K>(found.raised), mean = static_cast<K>(found.mean), of_p = static_cast<K>(found.of_p),
+            of_row = static_cast<K>(by);
     each([&](int32_t j, const Read(&x)[n], const Read(&t)[n], V*) {
       Read value[n];
       K for_target[n];
 #pragma unroll
       for (int k = 0; k < n; ++k) {
         const auto one = seen.of(x[k], t[k]);
-        const auto term = Loss::template term<G>(one.q, one.p, one.d);
-        value[k] = for_input(of, static_cast<Read>(term.excess), static_cast<Read>(one.p));
-        for_target[k] = Loss::grad_target(one.p * of_p, one.d - lowered, divergence) * of_row;
+        const auto term = loss.template term<G>(one.q, one.p, one.d);
+        value[k] = for_input<kNeedsBase<Loss>>(of, static_cast<Read>(term.slope), static_cast<Read>(term.base));
+        for_target[k] = grad_target(one.p * of_p, term.of_target + raised, mean) * of_row;
       }
       if (g.rows.grad_input.data) store(g.grad_input, of_first, j, value);
       if (g.rows.grad_target.data) store(g.grad_target, of_second, j, for_target);

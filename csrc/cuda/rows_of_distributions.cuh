@@ -29,15 +29,15 @@ __device__ __forceinline__ void row_of_distributions(const DistributionParameter
   const Two<Read> max = row.template maxima<kThreads>(lanes);
   const Two<SeenLogits<T, Read>> logits = {SeenLogits<T, Read>::of(g.inverse, max.input, g.farthest),
                                            SeenLogits<T, Read>::of(g.inverse, max.target, g.farthest)};
-  const Two<ExpSum> sums = row.template sums<kThreads>(lanes, max);
-  const Two<F> others = {F(sums.input.others()), F(sums.target.others())};
+  constexpr bool kIsPrecise = Loss::kIsCentred && !std::is_same_v<T, FastFloat>;
+  const Two<F> others = row.template others<kThreads, kIsPrecise>(lanes, logits);
   const SeenClasses<T, Read> seen = {
       logits, {F(1) / (F(1) + others.input), F(1) / (F(1) + others.target)}, log_of_sums(others.input, others.target)};
-  const bool keeps = g.stages && p.grad_input.data && !p.grad_target.data;
+  const bool keeps =
+      g.stages && p.grad_input.data && !p.grad_target.data && Row::template kNeedsBase<Loss> == Row::kKeepsBase;
   const Terms<T> terms = row.template terms<kThreads>(lanes, seen, loss, keeps);
   if (task.held) return;
-  const double excess = value_in(terms.excess);
-  const auto found = loss.corrected(value_in(terms.divergence), excess, value_in(terms.p));
+  const DistributionRow found = loss.row(value_in(terms.divergence), value_in(terms.slope), value_in(terms.base));
   const bool is_nan = !(absolute(max.input) <= largest(Read()) && absolute(max.target) <= largest(Read()));
   const double unread = task.counts ? NAN : 0.0;
   const double own = is_nan || !task.counts ? unread : loss.loss(found.divergence);
@@ -46,10 +46,11 @@ __device__ __forceinline__ void row_of_distributions(const DistributionParameter
   const int64_t of_first = offset(p, task.at, kResult), of_second = offset(p, task.at, kSecondResult);
   using K = typename Row::K;
   if (is_nan || !task.counts) return row.fill_gradients(static_cast<K>(unread), of_first, of_second);
-  const double by = as_double(WithRest<F>{task.factor.hi, task.factor.lo}) * loss.temperature, of_q = by * found.of_q;
-  const OfKept<Read> of_kept = {constant_of(of_q, Read()), static_cast<Read>(-excess * found.of_p * of_q)};
+  const double by = as_double(WithRest<F>{task.factor.hi, task.factor.lo}) * loss.temperature;
+  const double of_slope = by * found.of_slope;
+  const OfKept<Read> of_kept = {constant_of(of_slope, Read()), static_cast<Read>(found.of_base * of_slope)};
   if (keeps) return row.write_kept(of_kept, of_first);
-  if constexpr (Row::kKeepsP) {
+  if constexpr (Row::kKeepsBase) {
     row.write_gradients(seen, loss, found, of_kept, by, of_first, of_second);
   } else {
     row.write_gradients(seen.in_float(), loss, found, of_kept, by, of_first, of_second);

@@ -35,6 +35,7 @@ _NUMBERS: dict[str, tuple[str, tuple[float, ...]]] = {
     "cosine_embedding": ("margin", (0.5,)),
     "triplet_margin": ("margin", (0.5, 1)),
     "kl_div_with_logits": ("temperature", (1, 2, 4)),
+    "jsd_with_logits": ("beta", (0, 0.1, 0.5, 0.9, 1)),
 }
 
 

@@ -78,9 +78,12 @@ class Argument:
     default: object
     meaning: str
     only_keyword: bool = False  # PyTorch's loss of this name lacks it
+    interval: str | None = None  # the allowed numbers, if the error is of a loss of vectors
 
-    def takes(self, number: object) -> bool:
-        """Whether a number's type is the argument's."""
+    def takes(self, number: Any) -> bool:
+        """Whether a number's type is the argument's, and the number is in the interval."""
+        if self.interval is not None and not _INTERVALS[self.interval](number):
+            return False
         return self.annotation == "float" or (self.annotation == "int" and isinstance(number, numbers.Integral))
 
 
@@ -109,15 +112,16 @@ class VectorNumbers(NamedTuple):
     eps: float = 0.0
     p: float = 2.0
     temperature: float = 1.0
+    beta: float = 0.0
 
     @classmethod
     def of_call(cls, spec: LossSpec, parameter: float, second: float) -> VectorNumbers:
         """From the private ops' parameter and second number."""
         own = {spec.number: parameter}
-        return cls(**own, eps=second) if spec.has_margin else cls(**own)
+        return cls(**own, **{spec.second_number: second}) if spec.second_number else cls(**own)
 
     def in_call(self, spec: LossSpec) -> tuple[float, float]:
-        return getattr(self, spec.number), self.eps if spec.has_margin else 0.0
+        return getattr(self, spec.number), getattr(self, spec.second_number) if spec.second_number else 0.0
 
 
 # The arguments that private code passes to a loss of vectors after its first two operands; the values for a loss
@@ -130,6 +134,7 @@ OF_VECTORS: dict[str, object] = {
     "swap": False,
     "dim": None,
     "temperature": 1.0,
+    "beta": 0.0,
 }
 
 
@@ -229,6 +234,11 @@ class LossSpec:
     def number(self) -> str:
         """For a loss of vectors: the name of the number that is the private ops' parameter."""
         return next((name for name in ("margin", "temperature") if name in self.signature.split()), "eps")
+
+    @property
+    def second_number(self) -> str | None:
+        """For a loss of vectors: the name of the number that is the private ops' second number."""
+        return "eps" if self.has_margin else "beta" if "beta" in self.signature.split() else None
 
     @property
     def takes_indices_alone(self) -> bool:

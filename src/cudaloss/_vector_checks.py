@@ -93,6 +93,9 @@ def _numbers(spec: RowSpec, own: dict[str, Any]) -> VectorNumbers:
     number, finite = found[spec.number], "finite " if spec.number == "temperature" else ""
     if not spec.has_margin and not (number > 0 and (number < math.inf or not finite)):
         raise RuntimeError(f"{spec.number} must be a {finite}number > 0, got {number}")
+    for row in spec.arguments:
+        if row.interval is not None and not row.takes(found[row.name]):
+            raise RuntimeError(f"{row.name} must be a number {row.interval}, got {found[row.name]}")
     return VectorNumbers(**found)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ._checks import class_dim
 from ._closed_forms import Slopes, evaluate, savable
 from ._specs import LossSpec, VectorNumbers
+from ._varying import as_tensor
 
 _LEAST = 1e-12  # cosine_embedding adds it to a square, as in PyTorch
 
@@ -109,7 +110,8 @@ def values(row: VectorOperands) -> Tensor:
 def _values(row: VectorOperands) -> Tensor:
     margin, (x, t, *_) = row.numbers.margin, row.vectors
     if row.spec.reads == "distributions":
-        return _divergences(row)[0].squeeze(row.dim)
+        found = _mixed(row)[0] if row.spec.second_number == "beta" else _divergences(row)[0]
+        return found.squeeze(row.dim)
     if not row.spec.differentiable_third:
         (of_x, _), (of_t, _) = _inverse_norms(row)
         cosine = (row.dot(x * of_x, t * of_t)).squeeze(row.dim)
@@ -125,21 +127,24 @@ def _values(row: VectorOperands) -> Tensor:
 def slopes(row: VectorOperands) -> tuple[Tensor, ...]:
     """The derivatives of each row's loss for the vectors, in their shape; distances are 2-norms."""
     if row.spec.reads == "distributions":
-        return _divergence_slopes(row)
+        return _mixed(row)[1:] if row.spec.second_number == "beta" else _divergence_slopes(row)
     return _triplet_slopes(row) if row.spec.differentiable_third else _cosine_slopes(row)
 
 
-def _divergences(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """T^2 KL of each row, with size 1 along the classes; p, q - p and log p - log q of each class. A class that is -inf
-    in both operands does not count."""
-    temperature = row.numbers.temperature
-    of_input, of_target = (torch.log_softmax(x / temperature, row.dim) for x in row.vectors)
+def _logs(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, p and their logarithms. Those of a class that is -inf in both operands are 0."""
+    of_input, of_target = (torch.log_softmax(x / row.numbers.temperature, row.dim) for x in row.vectors)
     none = (of_input == -torch.inf) & (of_target == -torch.inf)
-    apart = torch.where(none, 0, of_target) - torch.where(none, 0, of_input)
-    p = of_target.exp()
+    return of_input.exp(), of_target.exp(), torch.where(none, 0, of_input), torch.where(none, 0, of_target)
+
+
+def _divergences(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """T^2 KL of each row, with size 1 along the classes; p, q - p and log p - log q of each class."""
+    q, p, of_input, of_target = _logs(row)
+    apart = of_target - of_input
     terms = p * torch.where(p == 0, 0, apart)
-    kl = terms.sum(row.dim, keepdim=True) * temperature**2
-    return kl, p, of_input.exp() - p, apart
+    kl = terms.sum(row.dim, keepdim=True) * row.numbers.temperature**2
+    return kl, p, q - p, apart
 
 
 def _divergence_slopes(row: VectorOperands) -> tuple[Tensor, ...]:
@@ -148,6 +153,22 @@ def _divergence_slopes(row: VectorOperands) -> tuple[Tensor, ...]:
     nothing = torch.where(kl.isnan(), kl, 0)
     for_target = torch.where(p == 0, nothing, p * (temperature * torch.where(p == 0, 0, apart) - kl / temperature))
     return temperature * more, for_target
+
+
+def _mixed(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor]:
+    """T^2 times the weighted divergences of both distributions from their mixture, with size 1 along the classes; and
+    the derivatives."""
+    q, p, of_input, of_target = _logs(row)
+    beta, temperature = row.numbers.beta, row.numbers.temperature
+    share = as_tensor(beta, q)  # math.log would take no symbolic number
+    of_mixture = torch.logaddexp(of_target + share.log(), of_input + torch.log1p(-share))
+    total, slopes = 0, []
+    for of, log, share in ((q, of_input, 1 - beta), (p, of_target, beta)):
+        apart = share * torch.where(of == 0, 0, log - of_mixture)
+        mean = row.dot(of, apart)
+        total = total + mean
+        slopes.append(temperature * of * (apart - mean))
+    return total * temperature**2, slopes[0], slopes[1]
 
 
 def _cosine_slopes(row: VectorOperands) -> tuple[Tensor, ...]:

@@ -42,6 +42,7 @@ __all__ = [
     "cosine_embedding_loss",
     "triplet_margin_loss",
     "kl_div_with_logits",
+    "jsd_with_logits",
     "linear_cross_entropy",
     "linear_jsd_with_logits",
     "linear_sparse_cross_entropy",
@@ -1932,7 +1933,7 @@ def cosine_similarity_loss(
         >>> loss.detach()  # the mean of 1 - 4 / 5 and 0
         tensor(0.1000)
     """
-    own = None, 0.0, 2.0, eps, False, dim, 1.0
+    own = None, 0.0, 2.0, eps, False, dim, 1.0, 0.0
     if not is_dynamo_compiling():
         result = _fused_cosine_similarity(
             input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims
@@ -2018,7 +2019,7 @@ def cosine_embedding_loss(
     if size_average is not None or reduce is not None:
         check_size_average("cosine_embedding_loss", size_average)
         reduction = legacy_get_string(size_average, reduce)
-    own = target, margin, 2.0, 0.0, False, None, 1.0
+    own = target, margin, 2.0, 0.0, False, None, 1.0, 0.0
     if not is_dynamo_compiling():
         result = _fused_cosine_embedding(
             input1, input2, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims
@@ -2108,7 +2109,7 @@ def triplet_margin_loss(
     if size_average is not None or reduce is not None:
         check_size_average("triplet_margin_loss", size_average)
         reduction = legacy_get_string(size_average, reduce)
-    own = negative, margin, p, eps, swap, None, 1.0
+    own = negative, margin, p, eps, swap, None, 1.0, 0.0
     if not is_dynamo_compiling():
         result = _fused_triplet_margin(
             anchor, positive, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims
@@ -2192,7 +2193,7 @@ def kl_div_with_logits(
         >>> student.grad  # 1/2 - 1/4 and 1/2 - 3/4
         tensor([[ 0.2500, -0.2500]])
     """
-    own = None, 0.0, 2.0, 0.0, False, dim, temperature
+    own = None, 0.0, 2.0, 0.0, False, dim, temperature, 0.0
     if not is_dynamo_compiling():
         result = _fused_kl_div_with_logits(
             input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims
@@ -2202,3 +2203,89 @@ def kl_div_with_logits(
     return _unusual_kl_div_with_logits(
         input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims
     )
+
+
+_fused_jsd_with_logits, _unusual_jsd_with_logits = calls_of("jsd_with_logits")
+
+
+def jsd_with_logits(
+    input: Tensor,
+    target: Tensor,
+    reduction: str = "mean",
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    *,
+    dim: int = 1,
+    weight: Tensor | None = None,
+    mask: Tensor | None = None,
+    normalizer: Tensor | float | None = None,
+    scale: float = 1.0,
+    batch_dims: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""``temperature**2 * (beta * KL(p, m) + (1 - beta) * KL(q, m))`` of each row, fused.
+
+    Source of the formula: Agarwal et al., On-Policy Distillation of Language Models, 2024.
+
+    A row is a distribution of each operand, ``p = softmax(target / temperature)`` of the teacher's logits and ``q =
+    softmax(input / temperature)`` of the student's, along ``dim``. Their mixture is ``m = beta * p + (1 - beta) * q``. The
+    loss is the generalised Jensen-Shannon divergence, ``beta * KL(p, m) + (1 - beta) * KL(q, m)``, times
+    ``temperature**2``. The ends are by convention the divergences of q and p from each other: ``beta=0`` is ``KL(p, q)``,
+    which is :func:`kl_div_with_logits`, and ``beta=1`` the reverse one, ``KL(q, p)``. Between the ends the loss is never
+    infinite. A class that is -inf in both operands adds 0, not NaN. The teacher gets a gradient too if it requires one.
+
+    Args:
+        input (Tensor): logits, of any shape and strides; float32, float64, float16 or bfloat16 for the fused
+            kernels (plain PyTorch serves other floating dtypes, and devices other than CPU and CUDA). Of DTensors each process
+            computes its own shard.
+        target (Tensor): logits, with a floating dtype and a shape that broadcasts with the first operand's.
+        reduction (str): ``"mean"`` over the rows that count, ``"sum"``, or ``"none"`` for one loss for each row.
+        beta (float): in [0, 1]; the teacher's share of m.
+        temperature (float): above 0; both operands' logits are divided by it.
+        dim (int): the dimension of the classes; 1 also for 1-D operands.
+        weight (Tensor, optional): multiplies each row's loss. It has a floating dtype and a shape that broadcasts
+            to the rows' shape (the operands' without the vectors' dimension). ``"mean"`` divides by the sum of the weights
+            that count. Differentiable.
+        mask (Tensor, optional): bool, with a shape that broadcasts to the rows' shape. ``False`` leaves a row
+            out: it adds nothing to the loss, to a gradient or to the count, even if its vectors have NaN or Inf.
+        normalizer (Tensor or float, optional): the loss is the sum divided by it. A number, or a 0-d tensor on the data's
+            device, which is read there without a synchronization. Only with ``"mean"``. Differentiable.
+        scale (float): a constant factor for the loss and its gradients, applied in the same pass.
+        batch_dims (int): how many leading dimensions the result keeps. The reduction runs for each of their indices; 1 gives
+            one loss for each sample.
+        dtype (torch.dtype, optional): the result's dtype. Default: the dtype that the vectors promote to; under
+            autocast at least float32.
+
+    Returns:
+        Tensor: in the unit of the formula. For ``"mean"`` and ``"sum"`` it has the shape of the first ``batch_dims``
+        dimensions of the rows (0-d for 0); for ``"none"`` it has one loss for each row, 0 for a row that is masked out. The
+        mean over no rows is NaN, the sum is 0, and the gradients of both are 0. Differentiable in input, target, weight and
+        normalizer, any number of times.
+
+    Raises:
+        TypeError: an argument has the wrong type, for example a list instead of a tensor.
+        ValueError: ``reduction`` is unknown; ``normalizer`` is the number 0, or ``reduction`` is not ``"mean"`` beside it;
+            ``batch_dims`` is negative or above the rank of the rows.
+        RuntimeError: the shapes do not fit; the devices differ; a tensor has an unsupported dtype, or is sparse, quantized
+            or nested; ``dtype`` is not a floating one; ``temperature`` is not above 0; ``beta`` is not in [0, 1].
+        IndexError: the operands have no dimension of vectors.
+
+    Example:
+        >>> import torch, cudaloss
+        >>> student = torch.tensor([[0.0, 0.0]], requires_grad=True)
+        >>> teacher = torch.tensor([[1.0, 3.0]]).log()  # 1/4 and 3/4; the mixture is 3/8 and 5/8
+        >>> loss = cudaloss.jsd_with_logits(student, teacher)
+        >>> loss.backward()
+        >>> loss.detach()  # half of 1/4 log(2/3) + 3/4 log(6/5), and half of 1/2 log(4/3) + 1/2 log(4/5)
+        tensor(0.0338)
+        >>> student.grad
+        tensor([[ 0.0639, -0.0639]])
+    """
+    own = None, 0.0, 2.0, 0.0, False, dim, temperature, beta
+    if not is_dynamo_compiling():
+        result = _fused_jsd_with_logits(
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims
+        )
+        if result is not None:
+            return result
+    return _unusual_jsd_with_logits(input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims)

@@ -37,6 +37,7 @@ __all__ = [
     "CosineEmbeddingLoss",
     "TripletMarginLoss",
     "KLDivWithLogitsLoss",
+    "JSDWithLogitsLoss",
     "LinearCrossEntropyLoss",
 ]
 
@@ -2142,3 +2143,96 @@ class KLDivWithLogitsLoss(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"reduction={self.reduction!r}, temperature={shown(self.temperature)}, dim={shown(self.dim)}{changed_options(self)}"
+
+
+class JSDWithLogitsLoss(torch.nn.Module):
+    r"""``temperature**2 * (beta * KL(p, m) + (1 - beta) * KL(q, m))`` of each row: the module of :func:`cudaloss.jsd_with_logits`.
+
+    Source of the formula: Agarwal et al., On-Policy Distillation of Language Models, 2024.
+
+    Args:
+        reduction (str): ``"mean"`` over the rows that count, ``"sum"``, or ``"none"`` for one loss for each row.
+        beta (float): in [0, 1]; the teacher's share of m.
+        temperature (float): above 0; both operands' logits are divided by it.
+        dim (int): the dimension of the classes; 1 also for 1-D operands.
+        scale (float): a constant factor for the loss and its gradients, applied in the same pass.
+        batch_dims (int): how many leading dimensions the result keeps. The reduction runs for each of their indices; 1 gives
+            one loss for each sample.
+        dtype (torch.dtype, optional): the result's dtype. Default: the dtype that the vectors promote to; under
+            autocast at least float32.
+
+    Keywords of a call:
+        weight (Tensor, optional): multiplies each row's loss. It has a floating dtype and a shape that broadcasts
+            to the rows' shape (the operands' without the vectors' dimension). ``"mean"`` divides by the sum of the weights
+            that count. Differentiable.
+        mask (Tensor, optional): bool, with a shape that broadcasts to the rows' shape. ``False`` leaves a row
+            out: it adds nothing to the loss, to a gradient or to the count, even if its vectors have NaN or Inf.
+        normalizer (Tensor or float, optional): the loss is the sum divided by it. A number, or a 0-d tensor on the data's
+            device, which is read there without a synchronization. Only with ``"mean"``. Differentiable.
+
+    Shape:
+        The rows have the operands' shape without the dimension of the vectors. The result has the shape of the first
+        ``batch_dims`` dimensions of the rows, 0-d for 0; for ``reduction="none"`` the shape of the rows.
+
+    Raises:
+        TypeError: when the module is called, as the function does.
+        ValueError: likewise.
+        RuntimeError: likewise.
+        IndexError: likewise.
+
+    Example:
+        >>> import torch, cudaloss
+        >>> criterion = cudaloss.JSDWithLogitsLoss(reduction="none")
+        >>> criterion(torch.ones(2, 4), torch.ones(2, 4)).shape
+        torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        reduction: str = "mean",
+        beta: float = 0.5,
+        temperature: float = 1.0,
+        *,
+        dim: int = 1,
+        scale: float = 1.0,
+        batch_dims: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.reduction = reduction
+        self.beta = beta
+        self.temperature = temperature
+        self.dim = dim
+        self.scale = scale
+        self.batch_dims = batch_dims
+        self.dtype = dtype
+
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        weight: Tensor | None = None,
+        mask: Tensor | None = None,
+        normalizer: Tensor | float | None = None,
+    ) -> Tensor:
+        return functional.jsd_with_logits(
+            input,
+            target,
+            reduction=self.reduction,
+            beta=self.beta,
+            temperature=self.temperature,
+            dim=self.dim,
+            scale=self.scale,
+            batch_dims=self.batch_dims,
+            dtype=self.dtype,
+            weight=weight,
+            mask=mask,
+            normalizer=normalizer,
+        )
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def extra_repr(self) -> str:
+        return f"reduction={self.reduction!r}, beta={shown(self.beta)}, temperature={shown(self.temperature)}, dim={shown(self.dim)}{changed_options(self)}"

@@ -58,6 +58,7 @@ MISPLACED = {
     "cross_entropy": [(0.1, "label_smoothing")],
     "cosine_similarity": [(-1, "dim"), (1e-8, "eps")],
     "kl_div_with_logits": [(2.0, "temperature"), (4, "temperature")],
+    "jsd_with_logits": [(0.1, "beta"), (2.0, "temperature")],
 }
 CASES = [(loss, *case) for loss in PUBLIC for case in MISPLACED.get(loss.name, [])]
 of_cases = pytest.mark.parametrize(

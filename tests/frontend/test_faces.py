@@ -37,6 +37,7 @@ def test_ids_are_for_ever():
         "cosine_embedding": 67,
         "triplet_margin": 68,
         "kl_div_with_logits": 69,
+        "jsd_with_logits": 70,
     }
     assert [spec.id for spec in OF_ROWS] == list(range(FIRST_OF_ROWS, FIRST_OF_ROWS + len(OF_ROWS)))
     assert len(SPECS) <= FIRST_OF_ROWS

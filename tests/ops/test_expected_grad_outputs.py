@@ -92,6 +92,8 @@ CALLS = {
     "kl_div_with_logits": partial(vectors, cudaloss.kl_div_with_logits, temperature=2.0),
     "kl_div_with_logits bf16": partial(vectors, cudaloss.kl_div_with_logits, torch.bfloat16, dtype=torch.float32),
     "kl_div_with_logits fp16": partial(vectors, cudaloss.kl_div_with_logits, torch.float16, dtype=torch.float32),
+    "jsd_with_logits": partial(vectors, cudaloss.jsd_with_logits, temperature=2.0),
+    "jsd_with_logits bf16": partial(vectors, cudaloss.jsd_with_logits, torch.bfloat16, dtype=torch.float32),
     "wide": partial(rows, 64, dtype=torch.bfloat16, result=torch.float32),
     "widest": partial(rows, 64, result=torch.float64),
     "widest vectors": partial(vectors, cudaloss.cosine_similarity_loss, torch.bfloat16, dtype=torch.float64),

@@ -215,6 +215,7 @@ _VARYING = {
     "pos_weight": lambda x, v: cudaloss.binary_cross_entropy_with_logits(x, _TARGET, pos_weight=v),
     "gamma": lambda x, v: cudaloss.sigmoid_focal_loss(x, _TARGET, gamma=v, reduction="mean"),
     "temperature": lambda x, v: cudaloss.kl_div_with_logits(x, _TARGET, temperature=v),
+    "beta of a mixture": lambda x, v: cudaloss.jsd_with_logits(x, _TARGET, beta=v / 10),
     "label_smoothing": lambda x, v: cudaloss.cross_entropy(x, _INDEX, label_smoothing=v / 10),
     "z_loss": lambda x, v: cudaloss.cross_entropy(x, _INDEX, z_loss=v / 100),
     "softcap": lambda x, v: cudaloss.cross_entropy(x, _INDEX, softcap=v),

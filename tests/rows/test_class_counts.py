@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import cudaloss
+from exact_distributions import jsd_of_torch
 
 # Where the kernels change, or the memory that they ask for: powers of two, and the splits of csrc/cuda/rows_*.cuh.
 _SPLITS = (5992, 6000, 6008, 6144, 7168, 8192, 9992, 12_000, 12_288, 16_384, 24_576, 32_768, 65_536, 131_072)
@@ -35,6 +36,7 @@ LOSSES = {
     "cross_entropy of probabilities": (cudaloss.cross_entropy, partial(F.cross_entropy, reduction="sum"), 2, None),
     "nll_loss": (cudaloss.nll_loss, partial(F.nll_loss, reduction="sum"), 1, "indices"),
     "kl_div_with_logits": (cudaloss.kl_div_with_logits, _kl, 2, None),
+    "jsd_with_logits": (cudaloss.jsd_with_logits, partial(jsd_of_torch, reduction="sum"), 2, None),
     "cosine_similarity_loss": (cudaloss.cosine_similarity_loss, _cosine, 2, None),
     "cosine_embedding_loss": (cudaloss.cosine_embedding_loss, _embedding, 2, "labels"),
     "triplet_margin_loss": (cudaloss.triplet_margin_loss, partial(F.triplet_margin_loss, reduction="sum"), 3, None),

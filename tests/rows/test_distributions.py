@@ -7,13 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cudaloss import kl_div_with_logits
-from exact_distributions import divergence, kl_div_of_torch, student_and_teacher
+from cudaloss import jsd_with_logits, kl_div_with_logits
+from exact_distributions import kl_div_of_torch, student_and_teacher
 from exact_rows import error
 from exact_vectors import LOSSES, ULPS, assert_right, long
 from oracle import DTYPES, HALVES
 
-NAME = "kl_div_with_logits"
+NAMES = "kl_div_with_logits", "jsd_with_logits"
+BETAS = (0.5, 0.01, 0.9)
 INF = float("inf")
 TEMPERATURES = (0.5, 1.0, 2.0, 3.7)
 # How far student and teacher are apart, and how certain they are.
@@ -32,117 +33,161 @@ LENGTHS = (1, 2, 3, 7, 16, 33, 64, 127, 128, 129, 300, 511, 512, 513, 1024, 1025
 of_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 of_temperatures = pytest.mark.parametrize("temperature", TEMPERATURES)
 of_pairs = pytest.mark.parametrize("pair", PAIRS)
+of_losses = pytest.mark.parametrize("name", NAMES)
+
+
+def own(name, place):
+    """The loss's own arguments, of one of several calls."""
+    return {"beta": BETAS[place % 3]} if name == "jsd_with_logits" else {}
 
 
 # ---- how far apart, and how certain ----
 
 
+@of_losses
 @of_pairs
-def test_every_number_of_classes(device, pair):
+def test_every_number_of_classes(device, pair, name):
     for length in range(1, 71):
-        assert_right(NAME, student_and_teacher((3, length), **PAIRS[pair], device=device))
+        assert_right(name, student_and_teacher((3, length), **PAIRS[pair], device=device), **own(name, length))
 
 
+@of_losses
 @of_pairs
 @of_temperatures
-def test_temperatures(device, pair, temperature):
-    for length in LENGTHS if temperature == 1 else LENGTHS[int(temperature) :: 3]:
+def test_temperatures(device, pair, temperature, name):
+    for place, length in enumerate(LENGTHS if temperature == 1 else LENGTHS[int(temperature) :: 3]):
         operands = student_and_teacher((3, length), **PAIRS[pair], device=device)
-        assert_right(NAME, operands, temperature=temperature)
+        assert_right(name, operands, temperature=temperature, **own(name, place))
 
 
 @of_pairs
 @pytest.mark.parametrize("student", HALVES, ids=str)
 @pytest.mark.parametrize("teacher", [*HALVES, torch.float32], ids=str)
-def test_halves(device, pair, student, teacher):
-    for length in (2, 5, 40, 128, 513, 1100, 4099):
+@of_losses
+def test_halves(device, pair, student, teacher, name):
+    for place, length in enumerate((2, 5, 40, 128, 513, 1100, 4099)):
         operands = student_and_teacher((3, length), **PAIRS[pair], dtypes=(student, teacher), device=device)
-        assert_right(NAME, operands, temperature=1.0 if length % 2 else 2.0)
+        assert_right(name, operands, temperature=1.0 if length % 2 else 2.0, **own(name, place))
 
 
+@of_losses
 @of_pairs
-def test_double_precision(device, pair):
+def test_double_precision(device, pair, name):
     """As precise as PyTorch's own, if the loss is almost 0."""
-    for length in (2, 5, 40, 128, 513, 4096):
+    for place, length in enumerate((2, 5, 40, 128, 513, 4096)):
         operands = student_and_teacher((3, length), **PAIRS[pair], dtypes=(torch.float64,) * 2, device=device)
-        assert_right(NAME, operands, temperature=2.0)
+        assert_right(name, operands, temperature=2.0, **own(name, place))
 
 
-def test_double_precision_does_not_cancel(device):
+@of_losses
+def test_double_precision_does_not_cancel(device, name):
     """PyTorch's sum of p (log p - log q) has no digit of this left, or few."""
+    loss = LOSSES[name]
     for length in (5, 40, 513, 4096):
         operands = student_and_teacher((4, length), noise=1e-6, dtypes=(torch.float64,) * 2, device=device)
-        exact = divergence(*map(long, operands)).losses
-        found = [error(f(*operands, reduction="none"), exact) for f in (kl_div_with_logits, kl_div_of_torch)]
+        exact = loss.truth(*operands).losses
+        found = [error(f(*operands, reduction="none"), exact) for f in (loss.ours, loss.theirs)]
         assert found[0] <= max(4.0, found[1])
 
 
+@pytest.mark.parametrize("beta", [1e-6, 1 - 1e-6])
+def test_mixtures_that_are_nearly_one_of_the_two(device, beta):
+    for pair in PAIRS.values():
+        for dtype in DTYPES:
+            operands = student_and_teacher((3, 40), **pair, dtypes=(dtype,) * 2, device=device)
+            assert_right("jsd_with_logits", operands, beta=beta, temperature=2.0)
+
+
 @of_dtypes
-def test_equal_operands(device, dtype):
+@pytest.mark.parametrize("given", [{}, {"dim": -1, "mask": torch.arange(12) != 3, "dtype": torch.float64}])
+def test_ends_of_the_mixture(device, dtype, given):
+    """Where one of the two is the mixture, its divergence from the other one."""
+    given = {name: x.to(device) if name == "mask" else x for name, x in given.items()}
+    x, t = student_and_teacher((12, 33), dtypes=(dtype, torch.float32), device=device)
+    for beta, swaps in ((0.0, False), (1.0, True)):
+        for reduction in ("mean", "none"):
+            found = []
+            for function, swapped in ((jsd_with_logits, False), (kl_div_with_logits, swaps)):
+                leaves = [y.clone().requires_grad_() for y in (x, t)]
+                named = {"beta": beta} if function is jsd_with_logits else {}
+                value = function(*leaves[:: -1 if swapped else 1], reduction, temperature=2.0, **named, **given)
+                found.append([value, *torch.autograd.grad(value.sum(), leaves)])
+            assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@of_losses
+@of_dtypes
+def test_equal_operands(device, dtype, name):
     """Of which nothing is left, whatever the order of the sums."""
     for length in (1, 2, 9, 64, 300, 1024, 5000):
         for sure in (1.0, 30.0):
             teacher, _ = student_and_teacher((4, length), sure=sure, dtypes=(dtype,) * 2, device=device)
             leaves = [teacher.clone().requires_grad_() for _ in range(2)]
-            value = kl_div_with_logits(*leaves, temperature=2.0, reduction="none")
+            value = LOSSES[name].ours(*leaves, temperature=2.0, reduction="none")
             value.sum().backward()
             assert not value.any() and not any(x.grad.any() for x in leaves)
 
 
+@of_losses
 @of_temperatures
-def test_equal_but_for_an_offset(device, temperature):
+def test_equal_but_for_an_offset(device, temperature, name):
     """Distributions of which both are one, of logits that are not."""
     for length in (1, 2, 9, 64, 300, 1024, 5000):
         teacher = torch.randint(-4000, 4000, (4, length), device=device) / 1024
         for offset in (5.0, -1000.0):
-            assert_right(NAME, [teacher + offset, teacher], temperature=temperature)
-            assert (kl_div_with_logits(teacher + offset, teacher, "none", temperature) >= 0).all()
+            assert_right(name, [teacher + offset, teacher], temperature=temperature)
+            value = LOSSES[name].ours(teacher + offset, teacher, reduction="none", temperature=temperature)
+            assert (value >= 0).all()
 
 
+@of_losses
 @of_pairs
-def test_never_negative(device, pair):
-    for dtype in DTYPES:
+def test_never_negative(device, pair, name):
+    for place, dtype in enumerate(DTYPES):
         operands = student_and_teacher((500, 12), **PAIRS[pair], dtypes=(dtype,) * 2, device=device)
-        assert (kl_div_with_logits(*operands, reduction="none") >= 0).all()
+        assert (LOSSES[name].ours(*operands, reduction="none", **own(name, place)) >= 0).all()
 
 
+@of_losses
 @pytest.mark.parametrize("length", [2, 9, 128, 700, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_large_logits(device, length, dtype):
+def test_large_logits(device, length, dtype, name):
     for size, temperature in ((1e4, 1.0), (1e4, 3.7), (1e30, 2.0)):
         operands = student_and_teacher((3, length), size, sure=size, dtypes=(dtype,) * 2, device=device)
-        assert_right(NAME, operands, temperature=temperature)
-        assert_right(NAME, [operands[0], torch.zeros_like(operands[1])], temperature=temperature)
+        assert_right(name, operands, temperature=temperature)
+        assert_right(name, [operands[0], torch.zeros_like(operands[1])], temperature=temperature)
 
 
-def test_uniform_distributions(device):
+@of_losses
+def test_uniform_distributions(device, name):
     for length in (1, 2, 9, 300, 5000):
         x = torch.randn(3, length, device=device)
         for flat in (0.0, -7.0, 1e6):
             for operands in ([x, torch.full_like(x, flat)], [torch.full_like(x, flat), x]):
-                assert_right(NAME, operands, temperature=2.0)
+                assert_right(name, operands, temperature=2.0)
 
 
 # ---- rows that are not finite ----
 
 
+@of_losses
 @of_dtypes
 @pytest.mark.parametrize("length", [5, 40, 300, 1025, 5000])
-def test_impossible_classes(device, dtype, length):
+def test_impossible_classes(device, dtype, length, name):
     """-inf in both operands, or only in the target, adds nothing."""
     x, t = student_and_teacher((6, length), dtypes=(dtype,) * 2, device=device)
     x[0, 1] = t[0, 1] = t[1, 0] = t[2, -1] = x[2, -1] = t[2, 0] = -INF
     x[3, 1:] = t[3, 1:] = -INF
     t[4, 1:] = -INF  # of one class alone
     without = t == -INF
-    assert_right(NAME, [x, t], temperature=1.5)
+    assert_right(name, [x, t], temperature=1.5)
     leaves = [y.clone().requires_grad_() for y in (x, t)]
-    value = kl_div_with_logits(*leaves, temperature=1.5, reduction="none")
+    value = LOSSES[name].ours(*leaves, temperature=1.5, reduction="none")
     value.sum().backward()
     assert value.isfinite().all() and value[3] == 0 and not leaves[1].grad[without].any()
     assert all(y.grad.isfinite().all() and not y.grad[(x == -INF) & without].any() for y in leaves)
     whole = [y[:1].detach()[:, y[0] != -INF].clone() for y in (x, t)]
-    torch.testing.assert_close(value[:1], kl_div_with_logits(*whole, temperature=1.5, reduction="none"))
+    torch.testing.assert_close(value[:1], LOSSES[name].ours(*whole, temperature=1.5, reduction="none"))
 
 
 @of_dtypes
@@ -153,17 +198,20 @@ def test_classes_that_the_student_rules_out(device, dtype, length):
     leaves = [y.clone().requires_grad_() for y in (x, t)]
     value = kl_div_with_logits(*leaves, temperature=2.0, reduction="none")
     value.sum().backward()
-    truth, rest = LOSSES[NAME].truth(x, t, 2.0), torch.tensor([0, 2, 3], device=device)
+    truth, rest = LOSSES["kl_div_with_logits"].truth(x, t, 2.0), torch.tensor([0, 2, 3], device=device)
     assert value[1] == INF and value[rest].isfinite().all()
     assert leaves[0].grad.isfinite().all()
     assert error(leaves[0].grad, truth.gradients[0], truth.gradient_sizes[0]) <= 2 * ULPS[dtype]
     assert not leaves[1].grad[1, 2].isfinite() and leaves[1].grad[rest].isfinite().all()
-    assert_right(NAME, [y[rest] for y in (x, t)])
+    assert_right("jsd_with_logits", [x, t], temperature=2.0)
+    assert jsd_with_logits(x, t).isfinite()
+    assert_right("kl_div_with_logits", [y[rest] for y in (x, t)])
 
 
+@of_losses
 @of_dtypes
 @pytest.mark.parametrize("length", [2, 5, 40, 300, 1025, 5000])
-def test_rows_that_are_not_finite(device, dtype, length):
+def test_rows_that_are_not_finite(device, dtype, length, name):
     """NaN, +inf, or only -inf: the row is NaN, and no other row; rows that are masked out leave no trace."""
     x, t = student_and_teacher((9, length), dtypes=(dtype,) * 2, device=device)
     x[0, 0] = x[1, -1] = t[2, 1] = float("nan")
@@ -171,26 +219,27 @@ def test_rows_that_are_not_finite(device, dtype, length):
     x[5], t[6], x[7], t[7] = (-INF,) * 4
     bad = torch.arange(9, device=device) < 8
     leaves = [y.clone().requires_grad_() for y in (x, t)]
-    value = kl_div_with_logits(*leaves, temperature=2.0, reduction="none")
+    value = LOSSES[name].ours(*leaves, temperature=2.0, reduction="none")
     value.sum().backward()
     assert torch.equal(value.isnan(), bad)
     for leaf in leaves:
         assert leaf.grad[bad].isnan().all() and leaf.grad[~bad].isfinite().all()
     for masked in ({"reduction": "none"}, {"reduction": "sum"}, {}):
         leaves = [y.clone().requires_grad_() for y in (x, t)]
-        value = kl_div_with_logits(*leaves, temperature=2.0, mask=~bad, **masked)
+        value = LOSSES[name].ours(*leaves, temperature=2.0, mask=~bad, **masked)
         value.sum().backward()
-        torch.testing.assert_close(value.sum(), kl_div_with_logits(x[8:], t[8:], temperature=2.0), rtol=1e-6, atol=0)
+        torch.testing.assert_close(value.sum(), LOSSES[name].ours(x[8:], t[8:], temperature=2.0), rtol=1e-6, atol=0)
         assert all(not y.grad[bad].any() and y.grad[8].isfinite().all() for y in leaves)
 
 
+@of_losses
 @pytest.mark.parametrize("shape", [(6, 9), (6, 300), (6, 5000), (6, 9, 4, 5)])
-def test_masked_rows_beside_an_incoming_nan(device, shape):
+def test_masked_rows_beside_an_incoming_nan(device, shape, name):
     leaves = [y.requires_grad_() for y in student_and_teacher(shape, device=device)]
     out = torch.zeros(shape[:1] + shape[2:], dtype=torch.bool, device=device)
     out[2] = True
     for reduction in ("mean", "none"):
-        value = kl_div_with_logits(*leaves, mask=~out, reduction=reduction)
+        value = LOSSES[name].ours(*leaves, mask=~out, reduction=reduction)
         incoming = torch.full_like(value, float("nan"))
         for gradient in torch.autograd.grad(value, leaves, incoming):
             assert not gradient[2].any() and gradient[[0, 1, 3, 4, 5]].isnan().any()
@@ -199,43 +248,46 @@ def test_masked_rows_beside_an_incoming_nan(device, shape):
 # ---- layouts, and what a call says ----
 
 
+@of_losses
 @pytest.mark.parametrize("shape", [(2, 40, 5, 7), (2, 3, 33, 31), (1, 300, 4, 3), (3, 19, 64), (2, 1030, 3)])
 @pytest.mark.parametrize("dtypes", [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.bfloat16, torch.float32)])
-def test_classes_that_do_not_lie_together(device, shape, dtypes):
+def test_classes_that_do_not_lie_together(device, shape, dtypes, name):
     rows = (shape[0], *shape[2:], shape[1])
     operands = [y.movedim(-1, 1).contiguous() for y in student_and_teacher(rows, dtypes=dtypes, device=device)]
     x, t = operands
-    assert_right(NAME, operands, temperature=2.0)
-    assert_right(NAME, [x, t.movedim(1, -1).contiguous().movedim(-1, 1)])
-    assert_right(NAME, [y[:, : -3 if shape[1] > 3 else -1] for y in operands])
-    assert_right(NAME, [x[..., 1:], t[..., :-1]])
-    assert_right(NAME, [x, t[:1]])  # one teacher for all
+    assert_right(name, operands, temperature=2.0)
+    assert_right(name, [x, t.movedim(1, -1).contiguous().movedim(-1, 1)])
+    assert_right(name, [y[:, : -3 if shape[1] > 3 else -1] for y in operands])
+    assert_right(name, [x[..., 1:], t[..., :-1]])
+    assert_right(name, [x, t[:1]])  # one teacher for all
 
 
+@of_losses
 @pytest.mark.parametrize("length", [5, 64, 300, 1028])
-def test_layouts_of_rows(device, length):
+def test_layouts_of_rows(device, length, name):
     operands = student_and_teacher((2, 6, length), device=device)
-    assert_right(NAME, operands, dim=-1)
+    assert_right(name, operands, dim=-1)
     flat = [y.view(12, length) for y in operands]
-    assert_right(NAME, [y[:, :-3] for y in flat])
-    assert_right(NAME, [flat[0][:, 3:], flat[1][:, :-3].clone()])
-    assert_right(NAME, [flat[0].mT.contiguous().mT, flat[1]])
-    assert_right(NAME, [flat[0], flat[1][:1].expand_as(flat[0])])
-    assert_right(NAME, [flat[0][0], flat[1][0]])
-    single = [kl_div_with_logits(flat[0][0], flat[1][0], dim=dim) for dim in (0, 1, -1)]  # its only dimension
+    assert_right(name, [y[:, :-3] for y in flat])
+    assert_right(name, [flat[0][:, 3:], flat[1][:, :-3].clone()])
+    assert_right(name, [flat[0].mT.contiguous().mT, flat[1]])
+    assert_right(name, [flat[0], flat[1][:1].expand_as(flat[0])])
+    assert_right(name, [flat[0][0], flat[1][0]])
+    single = [LOSSES[name].ours(flat[0][0], flat[1][0], dim=dim) for dim in (0, 1, -1)]  # its only dimension
     assert all(x.shape == () and torch.equal(x, single[0]) for x in single)
 
 
+@of_losses
 @pytest.mark.parametrize("length", [7, 128, 300, 1100, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gradients_of_one_operand(device, length, dtype):
+def test_gradients_of_one_operand(device, length, dtype, name):
     operands = student_and_teacher((5, length), dtypes=(dtype,) * 2, device=device)
     both = [y.clone().requires_grad_() for y in operands]
-    value = kl_div_with_logits(*both, temperature=2.0)
+    value = LOSSES[name].ours(*both, temperature=2.0)
     value.backward()
     for which in (0, 1):
         leaves = [y.clone().requires_grad_(i == which) for i, y in enumerate(operands)]
-        alone = kl_div_with_logits(*leaves, temperature=2.0)
+        alone = LOSSES[name].ours(*leaves, temperature=2.0)
         alone.backward()
         torch.testing.assert_close(alone, value, rtol=0, atol=0)
         assert error(leaves[which].grad, long(both[which].grad)) <= ULPS[dtype] and leaves[1 - which].grad is None
@@ -273,14 +325,15 @@ def test_normalizers_and_batches(device):
 # ---- derivatives ----
 
 
-def test_derivatives_beside_impossible_classes(device):
+@of_losses
+def test_derivatives_beside_impossible_classes(device, name):
     """Second derivatives, too, come only from the other classes."""
     x, t = student_and_teacher((4, 6), dtypes=(torch.float64,) * 2, device=device)
     kept = torch.arange(6, device=device) != 2
     found = []
     for whole in (True, False):
         leaves = [(y.masked_fill(~kept, -INF) if whole else y[:, kept]).clone().requires_grad_() for y in (x, t)]
-        first = torch.autograd.grad(kl_div_with_logits(*leaves, temperature=2.0), leaves, create_graph=True)
+        first = torch.autograd.grad(LOSSES[name].ours(*leaves, temperature=2.0), leaves, create_graph=True)
         second = torch.autograd.grad(sum(y.square().sum() for y in first), leaves)
         found.append([y[:, kept] if whole else y for y in (*first, *second)])
         assert all(y.isfinite().all() for y in (*first, *second))

@@ -26,6 +26,7 @@ MODULES = {
         (0.7, 2.0, 1e-3, True, None, None, "sum"),
     ),
     "kl_div_with_logits": (cudaloss.KLDivWithLogitsLoss, None, ("sum", 2.5)),
+    "jsd_with_logits": (cudaloss.JSDWithLogitsLoss, None, ("sum", 0.25, 2.5)),
 }
 
 
@@ -56,6 +57,7 @@ def test_representation(name):
         "cosine_embedding": ("margin=0.25",),
         "triplet_margin": ("margin=0.7", "p=2.0", "eps=0.001", "swap=True"),
         "kl_div_with_logits": ("temperature=2.5", "dim=1", "reduction='sum'"),
+        "jsd_with_logits": ("beta=0.25", "temperature=2.5", "dim=1", "reduction='sum'"),
     }[name]:
         assert shown in repr(MODULES[name][0](*MODULES[name][2]))
 
@@ -81,6 +83,8 @@ def test_numbers_of_numpy(device):
     for temperature in (np.float32(2.5), np.float64(2.5), np.int64(2), 2):
         found = cudaloss.kl_div_with_logits(x, y, temperature=temperature, dim=np.int64(-1))
         assert torch.equal(found, cudaloss.kl_div_with_logits(x, y, temperature=float(temperature)))
+    for beta in (np.float32(0.25), np.float64(0.25), np.int64(1), 0):
+        assert torch.equal(cudaloss.jsd_with_logits(x, y, beta=beta), cudaloss.jsd_with_logits(x, y, beta=float(beta)))
 
 
 @of_losses
@@ -158,6 +162,16 @@ BAD = {
         "temperature, a word": ("hot", TypeError, "temperature must be a number, got str"),
         "temperature, a tensor": (X[0, 0], TypeError, "temperature must be a number, got Tensor"),
         "temperature, none": (None, TypeError, "temperature must be a number, got NoneType"),
+    },
+    "jsd_with_logits": {
+        "target": (torch.ones(3, 5), RuntimeError, r"input.*target.*broadcast.*\(4, 5\).*\(3, 5\)"),
+        "dim": (2, IndexError, r"dim must be .*\[-2, 1\], got 2"),
+        "temperature": (0, RuntimeError, "temperature must be a finite number > 0, got 0"),
+        "beta": (1.5, RuntimeError, r"beta must be a number in \[0, 1\], got 1.5"),
+        "beta, negative": (-1e-9, RuntimeError, r"beta must be a number in \[0, 1\], got -1e-09"),
+        "beta, NaN": (float("nan"), RuntimeError, r"beta must be a number in \[0, 1\], got nan"),
+        "beta, a word": ("half", TypeError, "beta must be a number, got str"),
+        "beta, a tensor": (X[0, 0], TypeError, "beta must be a number, got Tensor"),
     },
 }
 EACH = [(name, what) for name in BAD for what in (*BAD[name], *OF_ALL)]

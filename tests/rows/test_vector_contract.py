@@ -17,6 +17,7 @@ OWN = {
     "cosine_embedding": {"margin": 0.25},
     "triplet_margin": {"margin": 0.7, "eps": 1e-3, "swap": True},
     "kl_div_with_logits": {"temperature": 2.5, "dim": -1},
+    "jsd_with_logits": {"beta": 0.25, "temperature": 2.5, "dim": -1},
 }
 # Captures take seconds, and their code is all losses': of this one only some.
 SHARED = "kl_div_with_logits"

@@ -107,12 +107,14 @@ def _of_vectors(spec: RowSpec) -> dict[str, str]:
         vectors, meanings[2:] = spec.operands[:2], [LABEL] * (others - 1)
     shapes = ["torch.ones(2, 4)"] * len(vectors) + ["torch.ones(2)"] * (len(spec.operands) - len(vectors))
     what = "logits" if spec.reads == "distributions" else "vectors"
+    of_number = "" if spec.has_margin else f"; ``{spec.number}`` is not above 0"
+    intervals = [row for row in spec.arguments if row.interval]
     lines = (f"{name} {meaning.format(what=what)}" for name, meaning in zip(spec.operands, meanings, strict=True))
     return {
         "operands": indent("\n".join(lines), "    "),
         "vectors": ", ".join(vectors),
         "of_margin": "; ``margin`` is not above 0" if spec.differentiable_third else "",
-        "of_number": "" if spec.has_margin else f"; ``{spec.number}`` is not above 0",
+        "of_number": of_number + "".join(f"; ``{row.name}`` is not {row.interval}" for row in intervals),
         "called": ", ".join(shapes),
     }
 

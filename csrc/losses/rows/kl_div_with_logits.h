@@ -7,43 +7,26 @@
 
 namespace cudaloss::losses {
 
-struct kl_div_with_logits {
-  double temperature;
+struct kl_div_with_logits : TemperedLoss {
+  static constexpr bool kIsCentred = false;
 
-  CUDALOSS_INLINE explicit kl_div_with_logits(const Numbers& numbers) : temperature(numbers.third) {}
+  CUDALOSS_INLINE explicit kl_div_with_logits(const Numbers& numbers) : TemperedLoss{numbers.third} {}
 
-  // The term of a class in the sum; and q - p, which is the gradient without its factors T and the incoming gradient.
-  template <class F>
-  struct Term {
-    F divergence, excess;
-  };
-  // For a small d, differences of q and p would cancel.
+  // The slope is q - p. For a small d, differences of q and p would cancel.
   template <class T, class F = Scalar<T>>
-  CUDALOSS_INLINE static Term<F> term(F q, F p, F d) {
+  CUDALOSS_INLINE static DistributionTerm<F> term(F q, F p, F d) {
     const F tail = d * d * exp_tail_as<T>(d), difference = q - p;
     const bool is_small = absolute(d) < F(0.34);
     return {select(is_small, p * tail, select(p == F(0), q, fused(-p, d, difference))),
-            select(is_small, p * (d + tail), difference)};
+            select(is_small, p * (d + tail), difference), p, -d};
   }
-  CUDALOSS_INLINE double loss(double divergence) const { return temperature * temperature * divergence; }
-
   // Corrects a row whose q, p and d are slightly off, because the sums of exp were coarse and q and p do not sum to 1.
-  // From the sums of its terms, of q - p and of p: the divergence, the factors for q and p, and what to subtract from
-  // d.
-  struct Corrected {
-    double divergence, of_q, of_p, lowered;
-  };
-  CUDALOSS_INLINE static Corrected corrected(double divergence, double excess, double p) {
+  CUDALOSS_INLINE static DistributionRow row(double divergence, double excess, double p) {
     const double more = excess / p, square = more * more * fused(more, fused(more, 0.25, -1.0 / 3), 0.5);
     const double found = divergence / p - square;                      // square: more - log(1 + more)
     const double kept = select(found < 0x1p-16 * square, 0.0, found);  // below this, only the rounding of the terms
-    return {kept, 1.0 / (p + excess), 1.0 / p, more - square};
-  }
-
-  // Without the factors T and the incoming gradient. If p is 0, d may be NaN.
-  template <class F>
-  CUDALOSS_INLINE static F grad_target(F p, F d, F divergence) {
-    return select(p == F(0), F(0), p * (-d - divergence));
+    const double of_p = 1.0 / p;
+    return {kept, 1.0 / (p + excess), -excess * of_p, of_p, more - square, kept};
   }
 };
 

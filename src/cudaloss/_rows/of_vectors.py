@@ -22,6 +22,13 @@ softmax(input / temperature)`` of the student's, along ``dim``. Its loss is the 
 ``F.kl_div(log_softmax(input / T, 1), log_softmax(target / T, 1), reduction="batchmean", log_target=True) * T**2`` for
 2-D operands. A class that is -inf in both operands adds 0, not NaN. The teacher gets a gradient too if it requires
 one."""
+_ABOUT_JSD_WITH_LOGITS = """\
+A row is a distribution of each operand, ``p = softmax(target / temperature)`` of the teacher's logits and ``q =
+softmax(input / temperature)`` of the student's, along ``dim``. Their mixture is ``m = beta * p + (1 - beta) * q``. The
+loss is the generalised Jensen-Shannon divergence, ``beta * KL(p, m) + (1 - beta) * KL(q, m)``, times
+``temperature**2``. The ends are by convention the divergences of q and p from each other: ``beta=0`` is ``KL(p, q)``,
+which is :func:`kl_div_with_logits`, and ``beta=1`` the reverse one, ``KL(q, p)``. Between the ends the loss is never
+infinite. A class that is -inf in both operands adds 0, not NaN. The teacher gets a gradient too if it requires one."""
 _OF_COSINE_SIMILARITY = """\
 >>> import torch, cudaloss
 >>> input = torch.tensor([[3.0, 4.0], [1.0, 0.0]], requires_grad=True)
@@ -54,6 +61,21 @@ _OF_KL_DIV_WITH_LOGITS = """\
 tensor(0.1308)
 >>> student.grad  # 1/2 - 1/4 and 1/2 - 3/4
 tensor([[ 0.2500, -0.2500]])"""
+_OF_JSD_WITH_LOGITS = """\
+>>> import torch, cudaloss
+>>> student = torch.tensor([[0.0, 0.0]], requires_grad=True)
+>>> teacher = torch.tensor([[1.0, 3.0]]).log()  # 1/4 and 3/4; the mixture is 3/8 and 5/8
+>>> loss = cudaloss.jsd_with_logits(student, teacher)
+>>> loss.backward()
+>>> loss.detach()  # half of 1/4 log(2/3) + 3/4 log(6/5), and half of 1/2 log(4/3) + 1/2 log(4/5)
+tensor(0.0338)
+>>> student.grad
+tensor([[ 0.0639, -0.0639]])"""
+
+_TEMPERATURE = Argument("temperature", "float", "float", 1.0, "above 0; both operands' logits are divided by it")
+_OF_CLASSES = Argument(
+    "dim", "int", "int", 1, "the dimension of the classes; 1 also for 1-D operands", only_keyword=True
+)
 
 ROWS = (
     RowSpec(
@@ -114,18 +136,31 @@ ROWS = (
         name="kl_div_with_logits",
         function="kl_div_with_logits",
         module="KLDivWithLogitsLoss",
-        arguments=(
-            Argument("temperature", "float", "float", 1.0, "above 0; both operands' logits are divided by it"),
-            Argument(
-                "dim", "int", "int", 1, "the dimension of the classes; 1 also for 1-D operands", only_keyword=True
-            ),
-        ),
+        arguments=(_TEMPERATURE, _OF_CLASSES),
         reads="distributions",
         formula="temperature**2 * KL(softmax(target / temperature), softmax(input / temperature))",
         about=_ABOUT_KL_DIV_WITH_LOGITS,
         example=_OF_KL_DIV_WITH_LOGITS,
         source="Hinton, Vinyals and Dean, Distilling the Knowledge in a Neural Network, 2015",
         signature="reduction temperature",
+        ulps=2.0,
+    ),
+    RowSpec(
+        id=70,
+        name="jsd_with_logits",
+        function="jsd_with_logits",
+        module="JSDWithLogitsLoss",
+        arguments=(
+            Argument("beta", "float", "float", 0.5, "in [0, 1]; the teacher's share of m", interval="in [0, 1]"),
+            _TEMPERATURE,
+            _OF_CLASSES,
+        ),
+        reads="distributions",
+        formula="temperature**2 * (beta * KL(p, m) + (1 - beta) * KL(q, m))",
+        about=_ABOUT_JSD_WITH_LOGITS,
+        example=_OF_JSD_WITH_LOGITS,
+        source="Agarwal et al., On-Policy Distillation of Language Models, 2024",
+        signature="reduction beta temperature",
         ulps=2.0,
     ),
 )
