@@ -161,7 +161,7 @@ def linear_jsd_with_logits(
     target_bias, ...)``. With ``p`` the teacher's and ``q`` the student's ``softmax(logits / temperature)``, and ``m =
     beta * p + (1 - beta) * q``, a row's loss is ``temperature**2 * (beta * KL(p, m) + (1 - beta) * KL(q, m))``; for
     ``beta=0`` it is ``temperature**2 * KL(p, q)``, and for ``beta=1`` ``temperature**2 * KL(q, p)``. Both logits are
-    made for a chunk of rows at a time, with the student's gradients: five products for a step. Source of the formula:
+    made for a chunk of rows at a time, with the student's gradients: four products for a step. Source of the formula:
     Agarwal et al., On-Policy Distillation of Language Models, 2024.
 
     Args:

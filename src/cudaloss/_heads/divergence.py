@@ -12,7 +12,7 @@ from .. import _checks, _private, _row_ops
 from .._dispatch import packed
 from .._modes import BELOW_AUTOGRAD, FOR_INPUT, FOR_TARGET
 from .._options import Options
-from .._specs import OF_ROWS, RowSpec, VectorNumbers
+from .._specs import OF_ROWS, VectorNumbers
 from . import calls, checks, plans, row_losses
 from .blocks import define
 from .calls import _are_served, _is_head, _under_autocast, _wants_gradient
@@ -20,51 +20,34 @@ from .nodes import HeadStep
 from .plans import Head, Wanted
 from .sparse import Reduction, checked_reduction
 
-_SPECS = {spec.name: spec for spec in OF_ROWS}
+_JSD, _KL_DIV = (
+    next(spec for spec in OF_ROWS if spec.name == name) for name in ("jsd_with_logits", "kl_div_with_logits")
+)
 # A chunk has at least this many rows, whatever its logits take: products of fewer rows use a GPU badly.
 LEAST_ROWS = 256
 
 
 class Divergence(NamedTuple):
-    """Between 0 and 1 beta is the teacher's share of a mixture, from which both diverge. By convention 0 is the
-    student's divergence from the teacher, and 1 the teacher's from the student."""
+    """Of the loss jsd_with_logits, whose ends are those of another loss: for a beta of 1 with exchanged operands."""
 
     beta: float
     temperature: float
 
-    @property
-    def is_reverse(self) -> bool:
-        return self.beta == 1
-
-    @property
-    def spec(self) -> RowSpec:
-        return _SPECS["kl_div_with_logits" if self.beta in (0, 1) else "jsd_with_logits"]
-
-    @property
-    def given(self) -> dict[str, float]:
-        """The loss's numbers."""
-        of_mixture = {} if self.beta in (0, 1) else {"beta": self.beta}
-        return {"temperature": self.temperature, **of_mixture}
-
-    def operands(self, student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss's, from which the first one diverges less the more likely the second one's classes are."""
-        return (teacher, student) if self.is_reverse else (student, teacher)
-
     def value(self, student: Tensor, teacher: Tensor, reduction: str, dtype: torch.dtype, options: Options) -> Tensor:
         """Of logits (rows, classes), with autograd."""
-        spec = self.spec
-        own = {**spec.given, **self.given, "dim": 1}
-        call = *self.operands(student, teacher), reduction, tuple(own.values()), dtype
-        return _row_ops.KERNELS[spec.name].thorough(*call, *options[:5])
+        own = {**_JSD.given, **self._asdict(), "dim": 1}
+        return _row_ops.KERNELS[_JSD.name].thorough(
+            student, teacher, reduction, tuple(own.values()), dtype, *options[:5]
+        )
 
     def value_over(
         self, student: Tensor, teacher: Tensor, reduction: str, dtype: torch.dtype, options: Options
     ) -> Tensor:
         """The same; the student's gradient overwrites its logits."""
-        numbers = VectorNumbers(**self.given)
-        how, number, rest = packed(self.spec, reduction, None, dtype, options, 0.0, numbers)
-        how |= (FOR_TARGET if self.is_reverse else FOR_INPUT) | BELOW_AUTOGRAD
-        return _private.forward_over_(*self.operands(student, teacher), how, number, *rest)
+        spec = _KL_DIV if self.beta in (0, 1) else _JSD
+        how, number, rest = packed(spec, reduction, None, dtype, options, 0.0, VectorNumbers(**self._asdict()))
+        operands, wanted = ((teacher, student), FOR_TARGET) if self.beta == 1 else ((student, teacher), FOR_INPUT)
+        return _private.forward_over_(*operands, how | wanted | BELOW_AUTOGRAD, number, *rest)
 
 
 def most_rows(student: Head, teacher: Head) -> int:
