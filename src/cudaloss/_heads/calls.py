@@ -82,6 +82,11 @@ def _flat(x: Tensor | None, shape: torch.Size) -> Tensor | None:
     return None if x is None else x.expand(shape).reshape(-1)
 
 
+def _indices(target: Tensor) -> Tensor:
+    """A target of class indices for rows in one dimension, side by side."""
+    return target.reshape(-1).long().contiguous()
+
+
 def _like_logits(input: Tensor, classes: int) -> Tensor:
     """A tensor of one element that has the logits' shape, for checks that ask it."""
     rows = input.shape[:-1]
@@ -149,7 +154,7 @@ def linear_cross_entropy(
         dtype = torch.promote_types(input.dtype, torch.float32) if _is_autocast(input.device.type) else input.dtype
     shape = target.shape
     head = Head(input.reshape(-1, input.shape[-1]), *operands[1:])
-    index = target.reshape(-1).long()
+    index = _indices(target)
     counts = index != numbers.ignore_index
     flat_mask = _flat(options.mask, shape)
     counts = counts if flat_mask is None else counts & flat_mask
@@ -268,7 +273,7 @@ def token_log_prob(input: Any, target: Any, temperature: Any, softcap: Any, retu
         rows = _as_rows(input)
     if rows is None:
         return _log_prob_of(input, target, temperature, cap, return_entropy)
-    index = target.reshape(-1).long()
+    index = _indices(target)
     block = Block(index, None, None, 0, input.shape[-1], cap, temperature, entropy=return_entropy)
     wants = _wants_gradient(input)
     found = LogitsNumbers.apply(rows, None, *block) if wants else plans.logits_numbers_op(rows, *block, None)[0]
@@ -298,7 +303,7 @@ def linear_token_log_prob(
         logits = torch.nn.functional.linear(input, linear_weight, linear_bias)
         return _log_prob_of(logits, target, temperature, cap, return_entropy)
     head = Head(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias)
-    first, index = 0 if part is None else part.first, target.reshape(-1).long()
+    first, index = 0 if part is None else part.first, _indices(target)
     block = Block(index, None, None, first, classes, cap, temperature, entropy=return_entropy)
     keeps = not is_compiled() and _keeps_logits(head, _plan("least" if memory is None else memory))
     found = _finished(_numbers(head, block, keeps, part), target.shape, row_losses.wide(input.dtype), return_entropy)
