@@ -142,6 +142,21 @@ def test_dtypes_of_the_two_can_differ(monkeypatch, device):
         assert error(a, b) <= 2e-6
 
 
+def test_operands_that_do_not_lie_side_by_side(monkeypatch, device):
+    by_chunks(monkeypatch)
+    student, teacher = drawn((19,), 8, 12, 53, torch.float32, device)
+    of_rows = torch.rand(19, 2, device=device)
+    options = {"mask": (of_rows > 0.3)[:, 1], "sample_weight": of_rows[:, 0]}
+    turned = [
+        [x.detach().t().contiguous().t().requires_grad_(x.requires_grad) if x.dim() == 2 else x for x in of]
+        for of in (student, teacher)
+    ]
+    found = called(*turned, **options)
+    expected = called(student, teacher, **{name: x.contiguous() for name, x in options.items()})
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, turned[0]), torch.autograd.grad(expected, student))
+
+
 def test_a_frozen_operand_has_no_gradient(monkeypatch, device):
     by_chunks(monkeypatch)
     student, teacher = drawn((19,), 8, 12, 53, torch.float32, device)

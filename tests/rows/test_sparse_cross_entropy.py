@@ -262,6 +262,20 @@ def test_layouts_and_integers(device):
         torch.testing.assert_close(*for_leaf)
 
 
+def test_targets_that_do_not_lie_side_by_side(device):
+    input, weight, _, _ = drawn((19,), 8, 53, torch.float32, device)
+    indices, p = targets((19,), 4, 53, torch.float32, device)
+    of_rows = torch.rand(19, 2, device=device)
+    options = {"mask": (of_rows > 0.3)[:, 1], "sample_weight": of_rows[:, 0]}
+    found = cudaloss.linear_sparse_cross_entropy(
+        input, weight, indices.t().contiguous().t(), p.detach().t().contiguous().t(), **options
+    )
+    options = {name: x.contiguous() for name, x in options.items()}
+    expected = cudaloss.linear_sparse_cross_entropy(input, weight, indices, p, **options)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(x, (input, weight)) for x in (found, expected)))
+
+
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_same_bits_in_each_run(monkeypatch, device, plan):
     """Also where a class comes many times."""

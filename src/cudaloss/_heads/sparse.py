@@ -58,10 +58,9 @@ def checked_reduction(
     options, like = Options(sample_weight, mask, normalizer, scale), _like_logits(input, classes)
     options = _row_checks.check_row_options(options, like, reduction, "sample_weight")
     dtype = _reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
-    rows = input.shape[:-1]
-    return Reduction(
-        reduction, dtype, options._replace(weight=_flat(options.weight, rows), mask=_flat(options.mask, rows))
-    )
+    weight, mask = (_flat(x, input.shape[:-1]) for x in (options.weight, options.mask))
+    mask = None if mask is None else mask.contiguous()  # as the kernels read which rows count
+    return Reduction(reduction, dtype, options._replace(weight=weight, mask=mask))
 
 
 class Sparse(NamedTuple):
@@ -129,7 +128,8 @@ def _of_counted(indices: Tensor, p: Tensor, counts: Tensor | None) -> tuple[Tens
 
 def _sparse_of(indices: Tensor, p: Tensor, classes: int, reduction: Reduction) -> Sparse:
     k = indices.shape[-1]
-    indices, p = _of_counted(indices.reshape(-1, k).long(), p.reshape(-1, k), reduction.options.mask)
+    indices = indices.reshape(-1, k).long().contiguous()
+    indices, p = _of_counted(indices, p.reshape(-1, k), reduction.options.mask)
     return Sparse.of(indices, p, classes)
 
 
