@@ -158,16 +158,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward_with_grads(CU
   return all_of(forward_of<Engine>(call, true));
 }
 
-// The loss; the input's gradient overwrites the input. A row's kernels have read it before they write it.
+// The loss; the gradient of one operand overwrites this operand: the input's, or of two distributions also the target's.
+// A row's kernels have read it before they write it. At the end those of distributions read an element again, and the
+// thread that reads it is the only one, and writes it.
 template <class Engine>
 Tensor forward_over(CUDALOSS_PARAMETERS) {
   const Call call = CUDALOSS_CALL;
   require_below_autograd(call);
-  require(!call.elementwise() && call.of_rows && !call.of_vectors && call.mode.for_input && !call.mode.for_target,
-          "only a reduced loss of classes has its gradient over its input");
+  const bool of_two = call.reads == Reads::Distributions, over_target = of_two && call.mode.for_target;
+  require(!call.elementwise() && (call.of_classes || of_two) && call.mode.for_input != call.mode.for_target &&
+              (call.mode.for_input || over_target),
+          "only a reduced loss of classes, or of distributions, has the gradient of one operand over it");
   // A capped row's kernel reads the target's logit again, after its gradient has been written.
   require(softcap == 0.0, "a loss with a softcap has its gradient in memory of its own");
-  return or_undefined(forward_of<Engine>(call, true, false, {input, {}, {}}).value);
+  const Gradients over = over_target ? Gradients{{}, target, {}} : Gradients{input, {}, {}};
+  return or_undefined(forward_of<Engine>(call, true, false, over).value);
 }
 
 // The two ops for calls without options. Five arguments and one result less save 0.9 of the dispatcher's 4.4 us (smooth

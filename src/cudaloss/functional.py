@@ -11,6 +11,7 @@ from torch.nn._reduction import legacy_get_string
 from ._calls import calls_of
 from ._checks import check_size_average
 from .contrast import clip_loss, info_nce_loss, siglip_loss
+from .distillation import linear_jsd_with_logits, linear_sparse_cross_entropy, sparse_cross_entropy
 from .heads import linear_cross_entropy, linear_token_log_prob, token_log_prob
 
 __all__ = [
@@ -40,8 +41,11 @@ __all__ = [
     "clip_loss",
     "info_nce_loss",
     "linear_cross_entropy",
+    "linear_jsd_with_logits",
+    "linear_sparse_cross_entropy",
     "linear_token_log_prob",
     "siglip_loss",
+    "sparse_cross_entropy",
     "token_log_prob",
 ]
 

@@ -66,6 +66,25 @@ def compared(mesh, placements, name) -> list[float]:
     return [(whole(a) - b).abs().max().item() for a, b in pairs]
 
 
+def of_few_classes(mesh, memory) -> list[float]:
+    """The same of linear_sparse_cross_entropy, with padding, equal indices and a row that is left out."""
+    input, weight, bias, _ = drawn()
+    indices, p = torch.randint(CLASSES, (ROWS, 4)), torch.rand(ROWS, 4).double()
+    indices[:, 1], indices[3, 2:] = indices[:, 0], -1
+    options = {"temperature": 0.7, "softcap": 2.0, "mask": torch.arange(ROWS) != 5}
+    ours = [input.clone(), *(distribute_tensor(x, mesh, [Shard(0)]) for x in (weight, bias)), p.clone()]
+    theirs = [x.clone() for x in (input, weight, bias, p)]
+    for x in (*ours, *theirs):
+        x.requires_grad_()
+    call = ours[0], ours[1], indices, ours[3]
+    found = cudaloss.linear_sparse_cross_entropy(*call, linear_bias=ours[2], memory=memory, **options)
+    truth = cudaloss.sparse_cross_entropy(F.linear(*theirs[:3]), indices, theirs[3], **options)
+    found.backward()
+    truth.backward()
+    pairs = [(found, truth), *((a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))]
+    return [(whole(a) - b).abs().max().item() for a, b in pairs]
+
+
 class Counted:
     """PyTorch's collectives, counted."""
 
@@ -110,6 +129,7 @@ def find() -> dict[str, list[float]]:
     (of_log_prob * of_entropy).sum().backward()
     pairs = (log_prob, of_log_prob), (entropy, of_entropy), (leaf.grad, theirs[0].grad), (sharded.grad, theirs[1].grad)
     found["tokens"] = [(whole(a) - b).abs().max().item() for a, b in pairs]
+    found |= {f"sparse {memory}": of_few_classes(mesh, memory) for memory in ("fast", "least")}
     try:
         loss = cudaloss.linear_cross_entropy(leaf, sharded, target)
         torch.autograd.grad(loss, leaf, create_graph=True)
@@ -127,7 +147,7 @@ def found(tmp_path_factory):
     return found_by_all(tmp_path_factory, PROCESSES, find)
 
 
-@pytest.mark.parametrize("case", [*CASES, "tokens", "second derivative"])
+@pytest.mark.parametrize("case", [*CASES, "tokens", "sparse fast", "sparse least", "second derivative"])
 def test_sharded_classes(found, case):
     for process in found:
         assert all(difference <= 1e-11 for difference in process[case]), process[case]

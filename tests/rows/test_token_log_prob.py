@@ -66,6 +66,17 @@ def test_layouts(device, dtype):
         assert_right(x, t)
 
 
+def test_a_column_of_targets(device):
+    """Indices that do not lie side by side, of logits and of heads."""
+    input, targets = torch.randn(5, 9, device=device), torch.randint(9, (5, 3), device=device)
+    column, weight = targets[:, 1], torch.eye(9, device=device)
+    expected = cudaloss.token_log_prob(input, column.contiguous())
+    assert torch.equal(cudaloss.token_log_prob(input, column), expected)
+    torch.testing.assert_close(cudaloss.linear_token_log_prob(input, weight, column), expected)
+    found = cudaloss.linear_cross_entropy(input, weight, column, memory="least")
+    torch.testing.assert_close(found, -expected.mean())
+
+
 def test_a_slice_is_not_copied(device):
     base = torch.randn(4, 65, 1000, device=device)
     target = torch.randint(1000, (4, 64), device=device)

@@ -22,7 +22,7 @@ from tools.faces.docs import function_doc, module_doc
 
 def _of_heads(kind: int) -> str:
     """The imports of the functions (0) or the modules (1) that are written by hand."""
-    return "\n".join(f"from .{file} import {', '.join(names[kind])}" for file, names in HEADS.items())
+    return "\n".join(f"from .{file} import {', '.join(names[kind])}" for file, names in HEADS.items() if names[kind])
 
 
 _GENERATED = "# Generated from the rows in _rows: change these, and run `make faces`."

@@ -6,6 +6,7 @@ share with the log-probabilities of tokens: a few numbers for each row of logits
 # The public functions and modules, and the files that have them.
 PUBLIC = {
     "contrast": (["clip_loss", "info_nce_loss", "siglip_loss"], ["ClipLoss", "InfoNCELoss", "SigLipLoss"]),
+    "distillation": (["linear_jsd_with_logits", "linear_sparse_cross_entropy", "sparse_cross_entropy"], []),
     "heads": (["linear_cross_entropy", "linear_token_log_prob", "token_log_prob"], ["LinearCrossEntropyLoss"]),
 }
 FUNCTIONS = sorted(name for functions, _ in PUBLIC.values() for name in functions)

@@ -82,6 +82,11 @@ def _flat(x: Tensor | None, shape: torch.Size) -> Tensor | None:
     return None if x is None else x.expand(shape).reshape(-1)
 
 
+def _indices(target: Tensor) -> Tensor:
+    """A target of class indices for rows in one dimension, side by side."""
+    return target.reshape(-1).long().contiguous()
+
+
 def _like_logits(input: Tensor, classes: int) -> Tensor:
     """A tensor of one element that has the logits' shape, for checks that ask it."""
     rows = input.shape[:-1]
@@ -149,7 +154,7 @@ def linear_cross_entropy(
         dtype = torch.promote_types(input.dtype, torch.float32) if _is_autocast(input.device.type) else input.dtype
     shape = target.shape
     head = Head(input.reshape(-1, input.shape[-1]), *operands[1:])
-    index = target.reshape(-1).long()
+    index = _indices(target)
     counts = index != numbers.ignore_index
     flat_mask = _flat(options.mask, shape)
     counts = counts if flat_mask is None else counts & flat_mask
@@ -185,25 +190,21 @@ def _of_head(head: Head, block: Block, loss: CrossEntropy, memory: str, part: An
 
 def _numbers(head: Head, block: Block, keeps: bool, part: Any) -> Tensor:
     if _wants_gradient(*head):
-        return HeadNumbers.apply(*head, keeps, part, *block)
-    found = plans.numbers_op(*head, *block)
+        return HeadNumbers.apply(*head, keeps, part, None, *block)
+    found, _ = plans.numbers_op(*head, *block, None)
     return found if part is None else sharded().joined(found, part)
 
 
 def _step(head: Head, block: Block, loss: CrossEntropy) -> Tensor:
-    divisor, scale, is_empty = row_losses.denominator(loss, block.target, block.counts), loss.scale, None
-    if isinstance(divisor, Tensor):
-        if loss.normalizer is None:  # gradients of 0 if nothing counts
-            is_empty, divisor = divisor == 0, torch.where(divisor == 0, 1.0, divisor)
-    elif divisor is not None:
-        scale, divisor = scale / divisor, None
+    of = row_losses.denominator(loss, block.target, block.counts)
+    divided = row_losses.Divided.of(of, loss.normalizer is None, loss.scale)
 
     def thorough(*operands: Any) -> Tensor:
-        return row_losses.value(loss, HeadNumbers.apply(*operands, False, None, *block), block.target, block.counts)
+        found = HeadNumbers.apply(*operands, False, None, None, *block)
+        return row_losses.value(loss, found, block.target, block.counts)
 
-    call = loss.class_weight, loss.smoothing, loss.z_loss, loss.sample_weight, divisor, scale
-    found = HeadStep.apply(*head, thorough, loss.dtype, *block, *call)
-    return found if is_empty is None else torch.where(is_empty, torch.nan, found)
+    call = loss.class_weight, loss.smoothing, loss.z_loss, loss.sample_weight, divided.divisor, divided.scale
+    return divided.result(HeadStep.apply(*head, thorough, loss.dtype, plans.step_op, *block, *call))
 
 
 def _by_reference(
@@ -262,8 +263,7 @@ def _log_prob_of(logits: Tensor, target: Tensor, temperature: float, softcap: fl
 
 def token_log_prob(input: Any, target: Any, temperature: Any, softcap: Any, return_entropy: bool) -> Any:
     checks._dense(input=input, target=target)
-    if input.dim() < 1 or input.shape[-1] == 0:
-        raise RuntimeError(f"input must have at least one class in its last dimension, got shape {tuple(input.shape)}")
+    checks.check_classes(input)
     checks.check_indices(target, input.shape[:-1])
     if input.device != target.device:
         raise RuntimeError(f"input and target must be on one device, got {input.device} and {target.device}")
@@ -273,10 +273,10 @@ def token_log_prob(input: Any, target: Any, temperature: Any, softcap: Any, retu
         rows = _as_rows(input)
     if rows is None:
         return _log_prob_of(input, target, temperature, cap, return_entropy)
-    index = target.reshape(-1).long()
+    index = _indices(target)
     block = Block(index, None, None, 0, input.shape[-1], cap, temperature, entropy=return_entropy)
     wants = _wants_gradient(input)
-    found = LogitsNumbers.apply(rows, *block) if wants else plans.logits_numbers_op(rows, *block)
+    found = LogitsNumbers.apply(rows, None, *block) if wants else plans.logits_numbers_op(rows, *block, None)[0]
     return _finished(found, target.shape, row_losses.wide(input.dtype), return_entropy)
 
 
@@ -292,8 +292,7 @@ def linear_token_log_prob(
 ) -> Any:
     checks.check_memory(memory)
     checks.check_head(input, linear_weight, target, linear_bias, takes_probabilities=False)
-    if linear_weight.dim() != 2:
-        raise RuntimeError(f"linear_weight must have two dimensions, got shape {tuple(linear_weight.shape)}")
+    checks.check_matrix(linear_weight)
     temperature, cap = checks.check_bend(target, temperature, softcap)
     classes, part = linear_weight.shape[0], None
     local = _local_of((input, linear_weight, linear_bias), (target,))
@@ -304,7 +303,7 @@ def linear_token_log_prob(
         logits = torch.nn.functional.linear(input, linear_weight, linear_bias)
         return _log_prob_of(logits, target, temperature, cap, return_entropy)
     head = Head(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias)
-    first, index = 0 if part is None else part.first, target.reshape(-1).long()
+    first, index = 0 if part is None else part.first, _indices(target)
     block = Block(index, None, None, first, classes, cap, temperature, entropy=return_entropy)
     keeps = not is_compiled() and _keeps_logits(head, _plan("least" if memory is None else memory))
     found = _finished(_numbers(head, block, keeps, part), target.shape, row_losses.wide(input.dtype), return_entropy)

@@ -25,9 +25,12 @@ def check_memory(memory: Any) -> None:
         raise ValueError(f"memory must be 'fast', 'least' or None, got {memory!r}")
 
 
-def check_head(input: Any, linear_weight: Any, target: Any, linear_bias: Any, takes_probabilities: bool) -> None:
-    """Checks the operands; the messages contain PyTorch's if it has one."""
-    _dense(input=input, linear_weight=linear_weight, target=target)
+def check_layer(input: Any, linear_weight: Any, linear_bias: Any, **beside: Any) -> None:
+    """Checks the operands of the product, and that the tensors beside them are on their device; the messages contain
+    PyTorch's if it has one."""
+    _dense(input=input, linear_weight=linear_weight)
+    for name, value in beside.items():
+        _checks.check_beside_layout(name, value)
     if input.dim() < 1:
         raise RuntimeError("expected input with dimensionality 1 or 2 or more, got 0: its last dimension has features")
     if linear_weight.dim() < 2:
@@ -43,10 +46,20 @@ def check_head(input: Any, linear_weight: Any, target: Any, linear_bias: Any, ta
             raise RuntimeError(
                 f"expected linear_bias shape {tuple(linear_weight.shape[:-1])}, got {tuple(linear_bias.shape)}"
             )
-    operands = {"linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
-    for name, value in operands.items():
+    for name, value in {"linear_weight": linear_weight, **beside, "linear_bias": linear_bias}.items():
         if value is not None and value.device != input.device:
             raise RuntimeError(f"{name} must be on input's device, {input.device}, got {value.device}")
+    if linear_weight.dim() == 2 and linear_weight.shape[0] == 0:
+        raise RuntimeError(f"linear_weight must have at least one class, got shape {tuple(linear_weight.shape)}")
+
+
+def check_matrix(linear_weight: Tensor, name: str = "linear_weight") -> None:
+    if linear_weight.dim() != 2:
+        raise RuntimeError(f"{name} must have two dimensions, got shape {tuple(linear_weight.shape)}")
+
+
+def check_head(input: Any, linear_weight: Any, target: Any, linear_bias: Any, takes_probabilities: bool) -> None:
+    check_layer(input, linear_weight, linear_bias, target=target)
     if linear_weight.dim() > 2:
         if input.dim() == 1:
             raise RuntimeError(
@@ -59,8 +72,6 @@ def check_head(input: Any, linear_weight: Any, target: Any, linear_bias: Any, ta
                 f"{input.dim()}"
             )
         return
-    if linear_weight.shape[0] == 0:
-        raise RuntimeError(f"linear_weight must have at least one class, got shape {tuple(linear_weight.shape)}")
     if takes_probabilities and target.is_floating_point():
         wanted = (*input.shape[:-1], linear_weight.shape[0])
         if target.shape != wanted:
@@ -82,12 +93,54 @@ def check_indices(target: Tensor, shape: torch.Size) -> None:
         )
 
 
+def check_sparse(input: Tensor, indices: Any, probabilities: Any) -> None:
+    """Checks a target of a few classes for each of input's rows, which are its dimensions but the last."""
+    for name, value in {"indices": indices, "probabilities": probabilities}.items():
+        _checks.check_beside_layout(name, value)
+        if value.device != input.device:
+            raise RuntimeError(f"{name} must be on input's device, {input.device}, got {value.device}")
+    if indices.dtype not in INDICES:
+        raise RuntimeError(
+            f"indices must be an integer tensor of class indices, got {indices.dtype}; call indices.long()"
+        )
+    _checks.check_floating("probabilities", probabilities)
+    rows = tuple(input.shape[:-1])
+    if indices.dim() != input.dim() or tuple(indices.shape[:-1]) != rows or indices.shape[-1] == 0:
+        wanted = ", ".join([*map(str, rows), "k"])
+        raise ValueError(
+            f"indices must be of shape ({wanted}{'' if rows else ','}), with at least one class for each row of input, "
+            f"got {tuple(indices.shape)}"
+        )
+    if probabilities.shape != indices.shape:
+        raise ValueError(
+            f"probabilities must be of indices' shape, {tuple(indices.shape)}, got {tuple(probabilities.shape)}"
+        )
+
+
+def check_classes(input: Tensor) -> None:
+    if input.dim() < 1 or input.shape[-1] == 0:
+        raise RuntimeError(f"input must have at least one class in its last dimension, got shape {tuple(input.shape)}")
+
+
+def check_temperature(value: Any) -> float:
+    if not _checks._is_number(value):
+        raise TypeError(f"temperature must be a number > 0, got {type(value).__name__}")
+    value = _checks.as_float("temperature", value)
+    if not (value > 0 and value < float("inf")):
+        raise RuntimeError(f"temperature must be a finite number > 0, got {value}")
+    return value
+
+
+def check_beta(value: Any) -> float:
+    if not _checks._is_number(value):
+        raise TypeError(f"beta must be a number in [0, 1], got {type(value).__name__}")
+    value = _checks.as_float("beta", value)
+    if not (value >= 0 and value <= 1):
+        raise RuntimeError(f"beta must be a number in [0, 1], got {value}")
+    return value
+
+
 def check_bend(target: Tensor, temperature: Any, softcap: Any) -> tuple[float, float]:
     """The temperature, and the softcap or 0."""
-    if not _checks._is_number(temperature):
-        raise TypeError(f"temperature must be a number > 0, got {type(temperature).__name__}")
-    temperature = _checks.as_float("temperature", temperature)
-    if not (temperature > 0 and temperature < float("inf")):
-        raise RuntimeError(f"temperature must be a finite number > 0, got {temperature}")
     numbers = _row_checks.check_numbers(target, -100, 0.0, softcap)
-    return temperature, numbers.softcap
+    return check_temperature(temperature), numbers.softcap

@@ -10,14 +10,15 @@ from torch import Tensor
 
 from .. import _private
 from . import plans, row_losses
-from .blocks import Block, by_torch, numbers_of, scaled_gradient_, token_gradients, token_values
+from .blocks import Block, by_torch, scaled_gradient_, token_gradients, token_values
+from .places import OfPlaces, Places
 from .plans import Head, Wanted
 
 _NO_BLOCK = (None,) * len(Block._fields)
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _by_torch(grads: Tensor, operands: tuple[Tensor | None, ...], make: Callable[..., Tensor]) -> tuple[Any, ...]:
+def _by_torch(grads: Any, operands: tuple[Tensor | None, ...], make: Callable[..., Any]) -> tuple[Any, ...]:
     """The gradients of the operands that require one, differentiable again."""
     with torch.enable_grad():
         wanting = [x for x in operands if x is not None and x.requires_grad]
@@ -36,66 +37,87 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.nn.functional.linear(input, weight, bias)
 
 
+def all_by_torch(logits: Tensor, block: Block, indices: Tensor | None) -> Any:
+    """What the nodes return, in plain PyTorch."""
+    found = by_torch(logits, block)
+    if indices is None:
+        return found
+    places = Places(indices, block)
+    places.add(logits, block)
+    return found, places.z()
+
+
 class HeadNumbers(torch.autograd.Function):
-    """The numbers of a head's rows. `keeps`: keeps the logits for the backward, which writes their gradient over
-    them; a second backward makes them again. `part`: this process's classes (:mod:`.sharded`); None: it has all."""
+    """The numbers of a head's rows; and the z of the classes at `indices`, (rows, k), if there are any. `keeps`: keeps
+    the logits for the backward, which writes their gradient over them; a second backward makes them again. `part`: this
+    process's classes (:mod:`.sharded`); None: it has all."""
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool, part: Any, *block: Any
-    ) -> Tensor:
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        keeps: bool,
+        part: Any,
+        indices: Tensor | None,
+        *block: Any,
+    ) -> Any:
         if keeps:
             ctx.logits = plans.logits_of(Head(input, weight, bias))
-            found = numbers_of(ctx.logits, Block(*block))
+            found, z = plans.of_logits(ctx.logits, Block(*block), indices)
         else:
-            found = plans.numbers_op(input, weight, bias, *block)
-        found = found if part is None else sharded().joined(found, part)
-        ctx.save_for_backward(input, weight, bias, *block[:3], found)
+            found, z = plans.numbers_op(input, weight, bias, *block, indices)
+        if part is not None:
+            found, z = sharded().joined(found, part), None if z is None else sharded().added(z, part)
+        ctx.save_for_backward(input, weight, bias, *block[:3], found, indices, z)
         ctx.rest, ctx.part = block[3:], part
-        return found
+        return found if z is None else (found, z)
 
     @staticmethod
     def backward(ctx: Any, *all_grads: Tensor) -> Any:
-        (grads,) = all_grads
-        input, weight, bias, target, counts, class_weight, found = ctx.saved_tensors
+        grads, *of_z = all_grads
+        input, weight, bias, target, counts, class_weight, found, indices, z = ctx.saved_tensors
         block = Block(target, counts, class_weight, *ctx.rest)
         logits = ctx.__dict__.pop("logits", None)
         if torch.is_grad_enabled():
             if ctx.part is not None:
                 raise RuntimeError("a head whose classes are sharded has no second derivative: use the whole weight")
-            of_operands = _by_torch(grads, (input, weight, bias), lambda *x: by_torch(_linear(*x), block))
-            return *of_operands, None, None, *_NO_BLOCK
+            made = _by_torch(all_grads, (input, weight, bias), lambda *x: all_by_torch(_linear(*x), block, indices))
+            return *made, None, None, None, *_NO_BLOCK
         head, wanted = Head(input, weight, bias), Wanted(*ctx.needs_input_grad[:3])
         grads, wide = grads.contiguous(), ctx.part is not None  # then input's is a part of a sum
+        of_places = OfPlaces(indices, z, *(of_z or [None]))
         if logits is None:
-            of_operands = plans.gradients_op(grads, found, *head, *block, *wanted, wide)
+            of_operands = plans.gradients_op(grads, found, *of_places, *head, *block, *wanted, wide)
         else:
-            of_operands = plans.gradients(grads, found, head, block, wanted, wide, logits)
+            of_operands = plans.gradients(grads, found, of_places, head, block, wanted, wide, logits)
         if ctx.part is not None and wanted.input:
             of_input, *rest = of_operands
             of_operands = sharded().added(of_input, ctx.part).to(input.dtype), *rest
-        return *of_operands, None, None, *_NO_BLOCK
+        return *of_operands, None, None, None, *_NO_BLOCK
 
 
 class LogitsNumbers(torch.autograd.Function):
-    """The numbers of the rows of given logits, (outer, inner, classes)."""
+    """The same of the rows of given logits, (outer, inner, classes)."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, *block: Any) -> Tensor:
-        found = plans.logits_numbers_op(logits, *block)
-        ctx.save_for_backward(logits, *block[:3], found)
+    def forward(ctx: Any, logits: Tensor, indices: Tensor | None, *block: Any) -> Any:
+        found, z = plans.logits_numbers_op(logits, *block, indices)
+        ctx.save_for_backward(logits, *block[:3], found, indices, z)
         ctx.rest = block[3:]
-        return found
+        return found if z is None else (found, z)
 
     @staticmethod
     def backward(ctx: Any, *all_grads: Tensor) -> Any:
-        (grads,) = all_grads
-        logits, target, counts, class_weight, found = ctx.saved_tensors
+        grads, *of_z = all_grads
+        logits, target, counts, class_weight, found, indices, z = ctx.saved_tensors
         block = Block(target, counts, class_weight, *ctx.rest)
         if torch.is_grad_enabled():
-            made = _by_torch(grads, (logits,), lambda x: by_torch(x.flatten(0, 1), block))
-            return *made, *_NO_BLOCK
-        return plans.logits_gradient_op(grads.contiguous(), found, logits, *block), *_NO_BLOCK
+            made = _by_torch(all_grads, (logits,), lambda x: all_by_torch(x.flatten(0, 1), block, indices))
+            return *made, None, *_NO_BLOCK
+        of_places = OfPlaces(indices, z, *(of_z or [None]))
+        return plans.logits_gradient_op(grads.contiguous(), found, *of_places, logits, *block), None, *_NO_BLOCK
 
 
 class TokenValues(torch.autograd.Function):
@@ -136,14 +158,21 @@ def _scaled(gradient: Tensor | None, factor: Tensor, dtype: torch.dtype, in_plac
 
 
 class HeadStep(torch.autograd.Function):
-    """A reduced loss whose forward makes the gradients. `thorough` is the same loss from the head, by nodes that can be
-    differentiated again."""
+    """A reduced loss whose forward makes the gradients, by the op `step`. `thorough` is the same loss from the head, by
+    nodes that can be differentiated again."""
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, thorough: Any, dtype: torch.dtype, *call: Any
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        thorough: Any,
+        dtype: torch.dtype,
+        step: Any,
+        *call: Any,
     ) -> Tensor:
-        value, *grads = plans.step_op(input, weight, bias, *call, *Wanted(*ctx.needs_input_grad[:3]))
+        value, *grads = step(input, weight, bias, *call, *Wanted(*ctx.needs_input_grad[:3]))
         ctx.save_for_backward(input, weight, bias, *grads)
         ctx.thorough = thorough
         return value.to(dtype)

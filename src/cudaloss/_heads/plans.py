@@ -10,7 +10,7 @@ where they are in the memory of their gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from . import row_losses
 from .blocks import SCHEMA, Block, Sums, define, fake_numbers, numbers_of, write_gradient
+from .places import SCHEMA as OF_PLACES
+from .places import OfPlaces, Places, check_indices
 from .row_losses import CrossEntropy
 
 CHUNK_ROWS = 4096
@@ -114,21 +116,45 @@ def _blocks(head: Head, block: Block) -> Iterator[tuple[int, Head, Block]]:
         yield first, head.part(first, some), block.part(first, some)
 
 
-def numbers(head: Head, block: Block) -> Tensor:
+def numbers(head: Head, block: Block, indices: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The numbers, and the z of the classes at `indices`, if there are any."""
     parts, memory = list(_blocks(head, block)), None
     sums = Sums(head.input, head.input.shape[0], len(parts))
+    if indices is not None:
+        check_indices(indices, block.all_classes)
+    places = None if indices is None else Places(indices, block)
     for _, part, of_part in parts:
         logits = logits_of(part, memory)
         memory = logits if memory is None else memory
         sums.add(logits, of_part)
-    return sums.numbers(block)
+        if places is not None:
+            places.add(logits, of_part)
+    return sums.numbers(block), None if places is None else places.z()
+
+
+def of_logits(logits: Tensor, block: Block, indices: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The same from all logits at once."""
+    if indices is None:
+        return numbers_of(logits, block), None
+    check_indices(indices, block.all_classes)
+    places = Places(indices, block)
+    places.add(logits, block)
+    return numbers_of(logits, block), places.z()
 
 
 def gradients(
-    grads: Tensor, numbers: Tensor, head: Head, block: Block, wanted: Wanted, wide: bool, logits: Tensor | None = None
+    grads: Tensor,
+    numbers: Tensor,
+    of_places: OfPlaces,
+    head: Head,
+    block: Block,
+    wanted: Wanted,
+    wide: bool,
+    logits: Tensor | None = None,
 ) -> Any:
     """The gradients of input, weight and bias, from the gradients of the numbers of all classes. `wide`: input's is not
     rounded to a half. `logits`: the whole ones, which are overwritten; otherwise they are made again, in blocks."""
+    at = of_places.gradients(grads, numbers, block)
     parts = list(_blocks(head, block)) if logits is None else [(0, head, block)]
     of_input = Sum(head.input, is_alone=len(parts) == 1 and not wide)
     of_weight = head.weight.new_empty(head.weight.shape) if wanted.weight else None
@@ -138,6 +164,8 @@ def gradients(
         made = logits_of(part, memory) if logits is None else logits
         memory = made if memory is None else memory
         write_gradient(made, of_part, numbers, grads, made)
+        if at is not None:
+            at.write(made, of_part.first_class)
         last = first + part.weight.shape[0]
         if wanted.input:
             of_input.add(made, part.weight)
@@ -149,15 +177,17 @@ def gradients(
     return of_input.result(dtype) if wanted.input else None, of_weight, of_bias
 
 
-def chunks(rows: int) -> int:
-    """How many chunks of rows a step has."""
-    return max(1, -(-rows // CHUNK_ROWS))
+def chunks(rows: int, most: int | None = None) -> int:
+    """How many chunks of rows a step has. `most`: rows of a chunk."""
+    return max(1, -(-rows // (CHUNK_ROWS if most is None else most)))
 
 
-def step(head: Head, block: Block, loss: CrossEntropy, wanted: Wanted) -> Any:
+def step(
+    head: Head, value_over: Callable[[Tensor, slice], Tensor], wanted: Wanted, most: int | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The loss in float64, a sum over rows or with a divisor, and its gradients; those of weight and bias in float32
-    for halves."""
-    rows, count = head.input.shape[0], chunks(head.input.shape[0])
+    for halves. `value_over`: the loss of some rows, given their logits, whose gradient it writes over them."""
+    rows, count = head.input.shape[0], chunks(head.input.shape[0], most)
     size = -(-rows // count)
     total = head.input.new_zeros((), dtype=torch.float64)  # of chunks' values in the logits' arithmetic
     of_input = head.input.new_empty(head.input.shape) if wanted.input else None
@@ -167,10 +197,10 @@ def step(head: Head, block: Block, loss: CrossEntropy, wanted: Wanted) -> Any:
     memory = None
     for first in range(0, rows, size):
         some = slice(first, min(rows, first + size))
-        part, of_part = head.rows(some), block.rows(some)
+        part = head.rows(some)
         logits = logits_of(part, memory)
         memory = logits if memory is None else memory
-        total += row_losses.value_over(loss.rows(some), logits, of_part)
+        total += value_over(logits, some)
         if of_input is not None:
             torch.mm(logits, head.weight, out=of_input[some])
         if wanted.weight:
@@ -189,29 +219,37 @@ def _split(arguments: tuple[Any, ...]) -> tuple[Head, Block]:
     return Head(*arguments[:3]), Block(*arguments[3:])
 
 
-def _numbers_op(*arguments: Any) -> Tensor:
-    return numbers(*_split(arguments))
+def _numbers_op(*arguments: Any) -> Any:
+    *call, indices = arguments
+    return numbers(*_split(tuple(call)), indices)
+
+
+def _fake_z(indices: Tensor | None) -> Tensor | None:
+    return None if indices is None else indices.new_empty(indices.shape, dtype=torch.float64)
 
 
 def _gradients_op(grads: Tensor, numbers: Tensor, *arguments: Any) -> Any:
     *call, for_input, for_weight, for_bias, wide = arguments
-    return gradients(grads, numbers, *_split(tuple(call)), Wanted(for_input, for_weight, for_bias), wide)
+    of_places, wanted = OfPlaces(*call[:3]), Wanted(for_input, for_weight, for_bias)
+    return gradients(grads, numbers, of_places, *_split(tuple(call[3:])), wanted, wide)
 
 
 def _fake_gradients(grads: Tensor, numbers: Tensor, *arguments: Any) -> Any:
     *call, for_input, for_weight, for_bias, wide = arguments
-    input, weight, bias = call[:3]
+    input, weight, bias = call[3:6]
     of_input = input.new_empty(input.shape, dtype=row_losses.wide(input.dtype) if wide else None)
     of_bias = None if bias is None or not for_bias else bias.new_empty(bias.shape)
     return of_input if for_input else None, weight.new_empty(weight.shape) if for_weight else None, of_bias
 
 
 numbers_op = define(
-    f"_head_numbers({_HEAD}) -> Tensor", _numbers_op, lambda input, *rest: fake_numbers(input, input.shape[0])
+    f"_head_numbers({_HEAD}, Tensor? indices) -> (Tensor, Tensor)",
+    _numbers_op,
+    lambda input, *rest: (fake_numbers(input, input.shape[0]), _fake_z(rest[-1])),
 )
 gradients_op = define(
-    f"_head_gradients(Tensor grads, Tensor numbers, {_HEAD}, bool for_input, bool for_weight, bool for_bias, "
-    "bool wide) -> (Tensor, Tensor, Tensor)",
+    f"_head_gradients(Tensor grads, Tensor numbers, {OF_PLACES}, {_HEAD}, bool for_input, bool for_weight, "
+    "bool for_bias, bool wide) -> (Tensor, Tensor, Tensor)",
     _gradients_op,
     _fake_gradients,
 )
@@ -222,10 +260,14 @@ def _step_op(*arguments: Any) -> Any:
     head, block = _split(tuple(call))
     rest = sample_weight, "sum" if divisor is None else "mean", divisor, scale, row_losses.wide(head.input.dtype)
     loss = CrossEntropy(class_weight, head.weight.shape[0], smoothing, z_loss, *rest)
-    return step(head, block, loss, Wanted(for_input, for_weight, for_bias))
+
+    def value_over(logits: Tensor, some: slice) -> Tensor:
+        return row_losses.value_over(loss.rows(some), logits, block.rows(some))
+
+    return step(head, value_over, Wanted(for_input, for_weight, for_bias))
 
 
-def _fake_step(*arguments: Any) -> Any:
+def fake_step(*arguments: Any) -> Any:
     input, weight, bias = arguments[:3]
     for_input, for_weight, for_bias = arguments[-3:]
     wide = torch.float32 if _is_half(weight) else weight.dtype
@@ -242,27 +284,32 @@ step_op = define(
     "Tensor? divisor, float scale, bool for_input, bool for_weight, bool for_bias) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     _step_op,
-    _fake_step,
+    fake_step,
 )
 
 
-def _logits_numbers(logits: Tensor, *block: Any) -> Tensor:
-    return numbers_of(logits, Block(*block))
+def _logits_numbers(logits: Tensor, *arguments: Any) -> Any:
+    *call, indices = arguments
+    return of_logits(logits, Block(*call), indices)
 
 
-def _logits_gradient(grads: Tensor, numbers: Tensor, logits: Tensor, *block: Any) -> Tensor:
+def _logits_gradient(grads: Tensor, numbers: Tensor, *arguments: Any) -> Tensor:
+    of_places, logits, block = OfPlaces(*arguments[:3]), arguments[3], Block(*arguments[4:])
     gradient = logits.new_empty(logits.shape)
-    write_gradient(logits, Block(*block), numbers, grads, gradient)
+    write_gradient(logits, block, numbers, grads, gradient)
+    at = of_places.gradients(grads, numbers, block)
+    if at is not None:
+        at.write(gradient, 0)
     return gradient
 
 
 logits_numbers_op = define(
-    f"_logits_numbers(Tensor input, {SCHEMA}) -> Tensor",
+    f"_logits_numbers(Tensor input, {SCHEMA}, Tensor? indices) -> (Tensor, Tensor)",
     _logits_numbers,
-    lambda logits, *block: fake_numbers(logits, logits.shape[0] * logits.shape[1]),
+    lambda logits, *rest: (fake_numbers(logits, logits.shape[0] * logits.shape[1]), _fake_z(rest[-1])),
 )
 logits_gradient_op = define(
-    f"_logits_gradient(Tensor grads, Tensor numbers, Tensor input, {SCHEMA}) -> Tensor",
+    f"_logits_gradient(Tensor grads, Tensor numbers, {OF_PLACES}, Tensor input, {SCHEMA}) -> Tensor",
     _logits_gradient,
-    lambda grads, numbers, logits, *block: logits.new_empty(logits.shape),
+    lambda *call: call[5].new_empty(call[5].shape),
 )

@@ -51,14 +51,37 @@ def _product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a * b
 
 
+def divisor(weight: Tensor | None, counts: Tensor | None, rows: int) -> Tensor | float:
+    """What a mean divides by: the number of rows that count, or the sum of their weights."""
+    if weight is None:
+        return float(rows) if counts is None else counts.sum(dtype=torch.float64)
+    return (weight if counts is None else torch.where(counts, weight, 0)).sum(dtype=torch.float64)
+
+
 def denominator(loss: CrossEntropy, target: Tensor, counts: Tensor | None) -> Tensor | float | None:
     """What a mean divides by: as :func:`cudaloss.cross_entropy`'s."""
     if loss.reduction != "mean" or loss.normalizer is not None:
         return loss.normalizer
-    weight = _product(_of_target(loss, target), loss.sample_weight)
-    if weight is None:
-        return float(target.numel()) if counts is None else counts.sum(dtype=torch.float64)
-    return (weight if counts is None else torch.where(counts, weight, 0)).sum(dtype=torch.float64)
+    return divisor(_product(_of_target(loss, target), loss.sample_weight), counts, target.numel())
+
+
+class Divided(NamedTuple):
+    """How a sum over rows becomes a mean whose gradients are 0 if nothing counts."""
+
+    divisor: Tensor | None
+    scale: float
+    is_empty: Tensor | None
+
+    @classmethod
+    def of(cls, divisor: Tensor | float | None, is_count: bool, scale: float) -> Divided:
+        if divisor is None or isinstance(divisor, Tensor):
+            if divisor is None or not is_count:
+                return cls(divisor, scale, None)
+            return cls(torch.where(divisor == 0, 1.0, divisor), scale, divisor == 0)
+        return cls(None, scale / divisor, None)
+
+    def result(self, found: Tensor) -> Tensor:
+        return found if self.is_empty is None else torch.where(self.is_empty, torch.nan, found)
 
 
 def value(loss: CrossEntropy, numbers: Tensor, target: Tensor, counts: Tensor | None) -> Tensor:
@@ -77,16 +100,19 @@ def value(loss: CrossEntropy, numbers: Tensor, target: Tensor, counts: Tensor | 
         found = found + of_each * (total * log_sum - numbers[SHARES])
     if loss.z_loss != 0:
         found = found + loss.z_loss * log_sum.square()
-    options, is_empty = options._replace(weight=loss.sample_weight), None
-    if loss.reduction == "mean" and loss.normalizer is None:
-        divisor = denominator(loss, target, counts)
-        if isinstance(divisor, Tensor):  # a gradient of 0 if nothing counts
-            is_empty, divisor = divisor == 0, torch.where(divisor == 0, 1.0, divisor)
-        options = options._replace(normalizer=divisor)
-    first = torch.zeros_like(target)
-    spec, call = NLL, (loss.reduction, None, loss.dtype, options, 0.0, RowNumbers())
-    result = _dispatch.loss(spec, -found.unsqueeze(1), first, *call)
-    return result if is_empty is None else torch.where(is_empty, torch.nan, result)
+    options = options._replace(weight=loss.sample_weight)
+    if loss.reduction != "mean" or loss.normalizer is not None:
+        return reduced(found, loss.reduction, loss.dtype, options)
+    of = denominator(loss, target, counts)
+    divided = Divided.of(of, True, loss.scale)
+    options = options._replace(normalizer=of if isinstance(of, float) else divided.divisor)
+    return divided.result(reduced(found, loss.reduction, loss.dtype, options))
+
+
+def reduced(found: Tensor, reduction: str, dtype: torch.dtype, options: Options) -> Tensor:
+    """The reduction of the losses of rows."""
+    first = torch.zeros_like(found, dtype=torch.int64, requires_grad=False)
+    return _dispatch.loss(NLL, -found.unsqueeze(1), first, reduction, None, dtype, options, 0.0, RowNumbers())
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
