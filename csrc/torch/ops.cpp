@@ -158,9 +158,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward_with_grads(CU
   return all_of(forward_of<Engine>(call, true));
 }
 
-// The loss; the gradient of one operand overwrites this operand: the input's, or of two distributions also the target's.
-// A row's kernels have read it before they write it. At the end those of distributions read an element again, and the
-// thread that reads it is the only one, and writes it.
+// The loss; the gradient of one operand overwrites this operand: the input's, or of two distributions also the
+// target's. A row's kernels have read it before they write it. At the end those of distributions read an element again,
+// and the thread that reads it is the only one, and writes it.
 template <class Engine>
 Tensor forward_over(CUDALOSS_PARAMETERS) {
   const Call call = CUDALOSS_CALL;
