@@ -83,18 +83,6 @@ def plain_in_float64(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     return plain(hidden.double(), weight.double(), target)
 
 
-def left_allocated(forward: Callable[[], Tensor], on_gpu: bool) -> int:
-    """The bytes that a forward leaves allocated, because its backward needs them."""
-    if on_gpu:
-        before = torch.cuda.memory_allocated()
-        loss = forward()  # the name keeps the graph
-        return torch.cuda.memory_allocated() - before
-    # Not saved_tensors_hooks: they do not see what a node keeps in another way.
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        loss = forward()  # noqa: F841
-    return sum(event.self_cpu_memory_usage for event in profile.events() or [])
-
-
 def peak(forward: Callable[[], Tensor]) -> int:
     """The bytes that a step takes at its peak, beside what was there before, on a GPU."""
     before = torch.cuda.memory_allocated()
@@ -110,7 +98,7 @@ def compare_memory(hidden: Tensor, weight: Tensor, target: Tensor) -> None:
     forwards["plain"] = partial(plain, hidden, weight, target)
     for forward in forwards.values():
         forward().backward()  # what a first call allocates once (gradients, workspaces) is not of each step
-    left = {name: left_allocated(forward, hidden.is_cuda) / logits for name, forward in forwards.items()}
+    left = {name: scaffold.left_allocated(forward, hidden.is_cuda) / logits for name, forward in forwards.items()}
     say("a forward leaves, in sizes of the logits:", ", ".join(f"{share:.3f} {name}" for name, share in left.items()))
     require(left["least"] < 0.05 and left["plain"] >= 1, "the least memory keeps nothing of the logits' size")
     if hidden.is_cuda:

@@ -2,7 +2,8 @@
 
 ``<!-- losses: of_difference -->`` in a page stands for the losses of ``cudaloss._rows.of_difference``, in the order of
 that module, and ``<!-- losses -->`` for a table of all. So a loss that is added to a module is on the page. The figures
-are of the committed report of the GPU check. ``<!-- heads -->`` stands for the reference of ``cudaloss.heads``.
+are of the committed report of the GPU check. ``<!-- heads: contrast -->`` stands for the reference of
+``cudaloss.contrast``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from sphinx.application import Sphinx
 
 from cudaloss._heads import FUNCTIONS, MODULES
+from cudaloss._heads import PUBLIC as OF_FILE
 from cudaloss._heads.public import op_name
 from cudaloss._specs import PUBLIC, LossSpec, RowSpec
 
@@ -28,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # With the line below it, which is for those who read the source: the built page has what it names.
 BELOW = r"(?:\n\nThe (?:formulas,|reference of) .*\n.*)?"
 MARK = re.compile(rf"<!-- losses(?:: (\w+))? -->{BELOW}")
-HEADS = re.compile(rf"<!-- heads -->{BELOW}")
+HEADS = re.compile(rf"<!-- heads: (\w+) -->{BELOW}")
 OF = ("cudaloss", "torch")  # whose errors
 # The kinds of errors that a report has: of the reduced loss, of the losses of single elements, of gradients.
 ERRORS = {"mean": "value", "single losses": "single", "gradient": "gradient"}
@@ -100,14 +102,14 @@ def section(spec: LossSpec, picture: str, measured: dict[str, Any]) -> str:
 
 
 def module_of(function: str) -> list[str]:
-    """The module of a function of cudaloss.heads, if it has one."""
+    """The module of a function that is no row of the table, if it has one."""
     name = op_name(function).replace("_", "")
     return [module for module in MODULES if module.lower() == f"{name}loss"]
 
 
-def of_heads() -> str:
+def of_heads(file: str) -> str:
     parts = ["## Reference"]
-    for function in FUNCTIONS:
+    for function in OF_FILE[file][0]:
         modules = module_of(function)
         parts += [f"(loss-{function})=\n### `{function}`", recipes(function, *modules)]
         lines = [f".. autofunction:: cudaloss.{function}", *(f".. autoclass:: cudaloss.{module}" for module in modules)]
@@ -129,7 +131,7 @@ def everything() -> str:
 
 
 def expand(app: Sphinx, page: str, source: list[str]) -> None:
-    source[0] = HEADS.sub(lambda _: of_heads(), source[0])
+    source[0] = HEADS.sub(lambda mark: of_heads(mark[1]), source[0])
     if not MARK.search(source[0]):
         return
     folder = Path(app.doctreedir) / "losses"

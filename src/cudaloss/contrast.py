@@ -81,9 +81,9 @@ def clip_loss(
         memory (str, optional): ``"fast"``, the default, keeps the logits in the features' dtype until the backward and
             takes three products. ``"least"`` makes them again, about 128 MiB at a time, and takes four.
         group (torch.distributed.ProcessGroup, optional): of processes with as many pairs each. The texts of all are
-            gathered, and three numbers for each row; the logits of a process are those of its images and all texts. The
-            result is the loss of this process's images and texts; average results and gradients over the processes, as
-            DistributedDataParallel does.
+            gathered, the pairs' own logits, and each process's sums of the columns; the logits of a process are those
+            of its images and all texts. The result is the loss of this process's images and texts; average results and
+            gradients over the processes, as DistributedDataParallel does.
 
     Shape:
         The result is 0-d.

@@ -49,6 +49,8 @@ class Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            _no_second_derivative(ctx.ranks)
         dtype = grads[0].dtype
         return ctx.ranks.scattered(grads[0].to(row_losses.wide(dtype))).to(dtype), None
 
@@ -126,7 +128,7 @@ def siglip_by_torch(rows: Tensor, columns: Tensor, scale: Tensor, bias: Tensor |
 
 class SigLip(torch.autograd.Function):
     """The sum of the sigmoid's losses of all pairs, divided by the rows, in float64. `makes`: the forward makes the
-    gradients, and a second backward makes them again; otherwise the backward does."""
+    gradients; otherwise the backward does."""
 
     @staticmethod
     def forward(
