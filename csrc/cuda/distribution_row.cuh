@@ -94,11 +94,11 @@ struct SeenClasses {
   }
 };
 
-// The factors of slope and base for the input's gradient.
+// The factors of slope and base for the input's gradient. Without base.lo a centred loss's fp32 gradient is up to 2.3
+// ulp of the larger term off, with it 2.
 template <class Read>
 struct OfKept {
-  Constant<Read> slope;
-  Read base;
+  Constant<Read> slope, base;
 };
 
 template <class T, class E>
@@ -252,10 +252,14 @@ struct RowOfDistributions {
     return part;
   }
   // The input's gradient from slope and base, kept or computed again.
-  template <bool kWithBase>
+  template <bool kWithBase, bool kIsCentred>
   __device__ __forceinline__ static Read for_input(const OfKept<Read>& of, Read slope, Read base) {
-    return kWithBase ? fused(slope, of.slope.hi, fused(of.base, base, slope * of.slope.lo)) : slope * of.slope.hi;
+    if constexpr (!kWithBase) return slope * of.slope.hi;
+    Read rest = slope * of.slope.lo;
+    if constexpr (kIsCentred) rest = fused(base, of.base.lo, rest);
+    return fused(slope, of.slope.hi, fused(base, of.base.hi, rest));
   }
+  template <class Loss>
   __device__ __forceinline__ void write_kept(const OfKept<Read>& of, int64_t of_first) const {
     V* at = stage;
 #pragma unroll 1
@@ -264,8 +268,8 @@ struct RowOfDistributions {
       Read value[n];
 #pragma unroll
       for (int k = 0; k < kKept; ++k) {
-        value[k] = for_input<kKeepsBase>(of, a.element[k], b.element[k]);
-        if constexpr (!kKeepsBase) value[kKept + k] = for_input<false>(of, b.element[k], Read(0));
+        value[k] = for_input<kKeepsBase, Loss::kIsCentred>(of, a.element[k], b.element[k]);
+        if constexpr (!kKeepsBase) value[kKept + k] = for_input<false, Loss::kIsCentred>(of, b.element[k], Read(0));
       }
       store(g.grad_input, of_first, j, value);
     }
@@ -283,7 +287,8 @@ struct RowOfDistributions {
       for (int k = 0; k < n; ++k) {
         const auto one = seen.of(x[k], t[k]);
         const auto term = loss.template term<G>(one.q, one.p, one.d);
-        value[k] = for_input<kNeedsBase<Loss>>(of, static_cast<Read>(term.slope), static_cast<Read>(term.base));
+        value[k] = for_input<kNeedsBase<Loss>, Loss::kIsCentred>(of, static_cast<Read>(term.slope),
+                                                                 static_cast<Read>(term.base));
         for_target[k] = grad_target(one.p * of_p, term.of_target + raised, mean) * of_row;
       }
       if (g.rows.grad_input.data) store(g.grad_input, of_first, j, value);

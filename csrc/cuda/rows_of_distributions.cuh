@@ -48,8 +48,8 @@ __device__ __forceinline__ void row_of_distributions(const DistributionParameter
   if (is_nan || !task.counts) return row.fill_gradients(static_cast<K>(unread), of_first, of_second);
   const double by = as_double(WithRest<F>{task.factor.hi, task.factor.lo}) * loss.temperature;
   const double of_slope = by * found.of_slope;
-  const OfKept<Read> of_kept = {constant_of(of_slope, Read()), static_cast<Read>(found.of_base * of_slope)};
-  if (keeps) return row.write_kept(of_kept, of_first);
+  const OfKept<Read> of_kept = {constant_of(of_slope, Read()), constant_of(found.of_base * of_slope, Read())};
+  if (keeps) return row.template write_kept<Loss>(of_kept, of_first);
   if constexpr (Row::kKeepsBase) {
     row.write_gradients(seen, loss, found, of_kept, by, of_first, of_second);
   } else {

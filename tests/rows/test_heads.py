@@ -170,6 +170,7 @@ def test_transforms(monkeypatch, device):
         torch.testing.assert_close(transform(loss), transform(definition))
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
 @of_plans
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_compile(monkeypatch, device, plan, dtype):

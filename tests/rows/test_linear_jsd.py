@@ -243,6 +243,7 @@ def test_transforms(device):
         torch.testing.assert_close(transform(loss), transform(definition))
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
 @pytest.mark.parametrize("beta", BETAS)
 def test_compile(monkeypatch, device, way, beta):
     student, teacher = drawn((19,), 8, 12, 53, torch.float32, device)

@@ -338,6 +338,7 @@ def test_transforms(device):
     torch.testing.assert_close(found, by_definition(logits, indices, operands[2], reduction="none"))
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
 @pytest.mark.parametrize("plan", PLANS)
 def test_compile(monkeypatch, device, plan):
     memory = take(monkeypatch, plan)
