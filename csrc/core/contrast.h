@@ -129,15 +129,15 @@ struct ColumnLogs {
 
   CUDALOSS_INLINE void operator()(int64_t column) const {
     const T* const at = sums + column;
-    double max = kNone, total = 0.0;
+    T max = -static_cast<T>(INFINITY);
     for (int64_t i = 0; i < slices; ++i) {
-      const double base = at[2 * i * columns], sum = at[(2 * i + 1) * columns];
-      if (sum == 0.0) continue;
-      if (base > max) {
-        total *= exp(max - base);
-        max = base;
-      }
-      total += exp(base - max) * sum;
+      const T base = at[2 * i * columns];
+      if (at[(2 * i + 1) * columns] != T(0) && base > max) max = base;
+    }
+    double total = 0.0;
+    for (int64_t i = 0; i < slices; ++i) {
+      const T base = at[2 * i * columns], sum = at[(2 * i + 1) * columns];
+      total += sum == T(0) ? 0.0 : static_cast<double>(std::exp(base - max)) * sum;
     }
     logs[column] = total == 0.0 ? kNone : max + log(total);
   }

@@ -77,15 +77,15 @@ class Clip(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, columns: Tensor, scale: Tensor, keeps: bool, ranks: _Ranks | None) -> Tensor:
-        times_scale, first = pairs.scaled_op(rows, scale.double(), rows.dtype), 0
+        by, first = scale.double(), 0
         if ranks is not None:
             columns, first = ranks.gathered(columns), ranks.rank * rows.shape[0]
-        of = Pairs(times_scale, columns, first)
+        of = Pairs(rows, columns, first, by)
         ctx.keeps, ctx.logits = keeps, of.logits() if keeps else None
         if keeps or ranks is not None:
             found = pairs.softmax_numbers(of, ctx.logits)
         else:
-            found = SoftmaxNumbers(*pairs.softmax_numbers_op(times_scale, columns))
+            found = SoftmaxNumbers(*pairs.softmax_numbers_op(rows, columns, by))
         all_own, of_columns = found.own, found.of_columns
         if ranks is not None:
             all_own = ranks.gathered(found.own)
@@ -104,14 +104,14 @@ class Clip(torch.autograd.Function):
         if torch.is_grad_enabled():
             _no_second_derivative(ranks)
             return *_by_torch(grads[0], (rows, columns, scale), clip_by_torch), None, None
-        factor, by = grads[0].double() / (2 * rows.shape[0]), scale.double()
-        times_scale = pairs.scaled_op(rows, by, rows.dtype)
+        by = scale.double()
+        factor = grads[0].double() * by / (2 * rows.shape[0])
         if ctx.keeps or ranks is not None:
-            of = Pairs(times_scale, columns, ctx.first)
+            of = Pairs(rows, columns, ctx.first, by)
             kept = of.logits() if ctx.keeps and kept is None else kept
-            found = pairs.softmax_gradients(of, SoftmaxSlopes(*slopes), factor, by, kept, ranks is not None)
+            found = pairs.softmax_gradients(of, SoftmaxSlopes(*slopes), factor, kept, ranks is not None)
         else:
-            found = pairs.softmax_gradients_op(times_scale, columns, *slopes, factor, by)
+            found = pairs.softmax_gradients_op(rows, columns, *slopes, factor, by)
         of_rows, of_columns = found
         if ranks is not None:
             of_columns = pairs.scaled(ranks.scattered(of_columns), factor, columns.dtype)

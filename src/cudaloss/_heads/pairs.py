@@ -35,6 +35,7 @@ class Pairs(NamedTuple):
     rows: Tensor  # (rows, features)
     columns: Tensor  # (columns, features)
     first: int  # the first row's own column; the next row's is the next
+    scale: Tensor | None = None  # of the rows in the logits, 0-d float64; None: 1
 
     def chunks(self) -> Iterator[tuple[slice, int]]:
         """Rows whose logits take about CHUNK_BYTES, with the first one's own column."""
@@ -43,7 +44,8 @@ class Pairs(NamedTuple):
             yield some, self.first + some.start
 
     def logits(self, some: slice = slice(None), memory: Tensor | None = None) -> Tensor:
-        return logits_of(Head(self.rows[some], self.columns, None), memory)
+        rows = self.rows[some] if self.scale is None else scaled(self.rows[some], self.scale)
+        return logits_of(Head(rows, self.columns, None), memory)
 
 
 def _parts(count: int, step: int) -> Iterator[slice]:
@@ -92,14 +94,13 @@ class SoftmaxSlopes(NamedTuple):
 
 
 def softmax_gradients(
-    pairs: Pairs, of: SoftmaxSlopes, factor: Tensor, scale: Tensor, kept: Tensor | None, whole: bool
+    pairs: Pairs, of: SoftmaxSlopes, factor: Tensor, kept: Tensor | None, whole: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of the rows without `scale`, which `pairs` has with it, and of the columns. The logits' gradient is
-    p + q - 2 times `factor`, for partners. `kept`: all logits, which are overwritten. `whole`: the columns' gradient is
-    a part of a sum, in float32 for halves and without the factor."""
-    rows, columns, _ = pairs
-    of_rows, of_columns = rows.new_empty(rows.shape), Sum(columns, is_alone=False)
-    both, memory = factor * scale, None
+    """The gradients of rows and columns, `factor` times the logits' p + q (for partners p + q - 2) times the scale and
+    the other side. `kept`: all logits, which are overwritten. `whole`: the columns' gradient is a part of a sum, in
+    float32 for halves and without the factor."""
+    rows, columns = pairs.rows, pairs.columns
+    of_rows, of_columns, memory = rows.new_empty(rows.shape), Sum(columns, is_alone=False), None
     if kept is not None:
         _gradients_(kept, pairs.first, *of)
     for some, first in pairs.chunks() if kept is None else ((x, 0) for x in _parts(len(rows), PRODUCT_ROWS)):
@@ -108,7 +109,7 @@ def softmax_gradients(
             _gradients_(logits, first, of.of_rows[some], of.of_columns, of.of_own[some])
         else:
             logits = kept[some]
-        scaled(wide_product(logits, columns), both, out=of_rows[some])
+        scaled(wide_product(logits, columns), factor, out=of_rows[some])
         if kept is None or whole:
             of_columns.add(logits.t(), rows[some])
     if whole:
@@ -153,15 +154,17 @@ scaled_op = define(
 )
 
 softmax_numbers_op = define(
-    "_pair_softmax_numbers(Tensor rows, Tensor columns) -> (Tensor, Tensor, Tensor)",
-    lambda rows, columns: tuple(x.clone() for x in softmax_numbers(Pairs(rows, columns, 0))),  # two share memory
-    lambda rows, columns: tuple(x.new_empty(x.shape[0], dtype=torch.float64) for x in (rows, columns, rows)),
+    "_pair_softmax_numbers(Tensor rows, Tensor columns, Tensor scale) -> (Tensor, Tensor, Tensor)",
+    lambda rows, columns, scale: tuple(
+        x.clone() for x in softmax_numbers(Pairs(rows, columns, 0, scale))
+    ),  # two share memory
+    lambda rows, columns, _: tuple(x.new_empty(x.shape[0], dtype=torch.float64) for x in (rows, columns, rows)),
 )
 softmax_gradients_op = define(
     "_pair_softmax_gradients(Tensor rows, Tensor columns, Tensor of_rows, Tensor of_columns, Tensor of_own, "
     "Tensor factor, Tensor scale) -> (Tensor, Tensor)",
     lambda rows, columns, of_rows, of_columns, of_own, factor, scale: softmax_gradients(
-        Pairs(rows, columns, 0), SoftmaxSlopes(of_rows, of_columns, of_own), factor, scale, None, False
+        Pairs(rows, columns, 0, scale), SoftmaxSlopes(of_rows, of_columns, of_own), factor, None, False
     ),
     lambda rows, columns, *rest: (rows.new_empty(rows.shape), columns.new_empty(columns.shape)),
 )
