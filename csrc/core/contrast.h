@@ -222,17 +222,19 @@ struct PairLogistic : PairTiles<E> {
   }
 };
 
-// The sum of products of the elements of two tensors, in parts.
+// The sum of products of the elements of two tensors, in parts. T: of sums, so float for halves.
 template <class E>
 struct PartialDots {
   using T = std::conditional_t<std::is_same_v<E, double>, double, float>;
-  static constexpr int n = 16 / sizeof(E), kVectors = 8, kElements = n * kVectors;
-  struct alignas(16) Vector {
-    E element[n];
+  static constexpr int n = 4, kVectors = 8, kElements = n * kVectors;
+  template <class X>
+  struct alignas(sizeof(X) * n) Vector {
+    X element[n];
   };
-  const E *a, *b;
+  const T* a;
+  const E* b;
   int64_t count;
-  bool in_vectors;  // both begin at 16 bytes
+  bool in_vectors;  // both begin at 32 bytes
   double* parts;    // (indices)
 
   CUDALOSS_INLINE static int64_t indices(int64_t count) { return (count + kElements - 1) / kElements; }
@@ -244,10 +246,11 @@ struct PartialDots {
       const int64_t first = (v * all + index) * n;
       T sum = T(0);
       if (in_vectors && first + n <= count) {
-        const Vector x = *reinterpret_cast<const Vector*>(a + first), y = *reinterpret_cast<const Vector*>(b + first);
-        for (int j = 0; j < n; ++j) sum = fused(widen<T>(x.element[j]), widen<T>(y.element[j]), sum);
+        const auto x = *reinterpret_cast<const Vector<T>*>(a + first);
+        const auto y = *reinterpret_cast<const Vector<E>*>(b + first);
+        for (int j = 0; j < n; ++j) sum = fused(x.element[j], widen<T>(y.element[j]), sum);
       } else {
-        for (int64_t i = first; i < count && i < first + n; ++i) sum = fused(widen<T>(a[i]), widen<T>(b[i]), sum);
+        for (int64_t i = first; i < count && i < first + n; ++i) sum = fused(a[i], widen<T>(b[i]), sum);
       }
       total += sum;
     }

@@ -81,15 +81,16 @@ Tensor pair_logistic(Tensor logits, int64_t first, Tensor scale, Maybe bias) {
 template <class Engine>
 Tensor partial_dots(Tensor a, Tensor b) {
   require_no_grad();
-  require(a.is_contiguous() && b.is_contiguous() && same_sizes(a, b) && a.scalar_type() == b.scalar_type() &&
+  require(a.is_contiguous() && b.is_contiguous() && same_sizes(a, b) && a.scalar_type() == scalar_beside(b) &&
               same_device(a, b),
-          "the operands must be contiguous and alike");
+          "the operands must be contiguous, the first one in the arithmetic of the second");
   Tensor parts;
-  dispatch(dtype_of(a.scalar_type()), [&](auto type) {
+  dispatch(dtype_of(b.scalar_type()), [&](auto type) {
     using E = typename decltype(type)::type;
-    const auto *const x = static_cast<const E*>(a.const_data_ptr()), *const y =
-                                                                         static_cast<const E*>(b.const_data_ptr());
-    const bool in_vectors = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(y)) % 16 == 0;
+    using T = typename PartialDots<E>::T;
+    const auto* const x = static_cast<const T*>(a.const_data_ptr());
+    const auto* const y = static_cast<const E*>(b.const_data_ptr());
+    const bool in_vectors = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(y)) % 32 == 0;
     const int64_t count = a.numel(), indices = PartialDots<E>::indices(count);
     parts = new_doubles(indices, a);
     const PartialDots<E> function = {x, y, count, in_vectors, static_cast<double*>(parts.mutable_data_ptr())};

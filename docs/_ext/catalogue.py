@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # With the line below it, which is for those who read the source: the built page has what it names.
 BELOW = r"(?:\n\nThe (?:formulas,|reference of) .*\n.*)?"
 MARK = re.compile(rf"<!-- losses(?:: (\w+))? -->{BELOW}")
-HEADS = re.compile(rf"<!-- heads: (\w+) -->{BELOW}")
+HEADS = re.compile(rf"<!-- heads: ([\w ]+) -->{BELOW}")
 OF = ("cudaloss", "torch")  # whose errors
 # The kinds of errors that a report has: of the reduced loss, of the losses of single elements, of gradients.
 ERRORS = {"mean": "value", "single losses": "single", "gradient": "gradient"}
@@ -107,9 +107,9 @@ def module_of(function: str) -> list[str]:
     return [module for module in MODULES if module.lower() == f"{name}loss"]
 
 
-def of_heads(file: str) -> str:
+def of_heads(files: str) -> str:
     parts = ["## Reference"]
-    for function in OF_FILE[file][0]:
+    for function in (function for file in files.split() for function in OF_FILE[file][0]):
         modules = module_of(function)
         parts += [f"(loss-{function})=\n### `{function}`", recipes(function, *modules)]
         lines = [f".. autofunction:: cudaloss.{function}", *(f".. autoclass:: cudaloss.{module}" for module in modules)]

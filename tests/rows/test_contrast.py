@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import cudaloss
 from cudaloss._heads import calls, contrast, pairs
@@ -167,6 +169,31 @@ def test_frozen_operands(device, name, plan):
         assert not LOSSES[name][0](*operands, memory=plan).requires_grad
 
 
+@PLAN
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("scale", [0.0, 1e-4, -2.0])
+def test_any_scale(device, plan, dtype, scale):
+    """The scale's gradient does not divide by the scale."""
+    a, b, learnt = drawn("clip", 130, 8, dtype, device)
+    learnt = torch.full_like(learnt, scale).requires_grad_()
+    exact = [x.detach().double().requires_grad_() for x in (a, b, learnt)]
+    truth = torch.autograd.grad(clip(*exact), exact[2])[0]
+    (found,) = torch.autograd.grad(cudaloss.clip_loss(a, b, learnt, memory=plan), learnt)
+    torch.testing.assert_close(found.double(), truth, rtol=2e-3 if dtype == torch.float16 else 1e-12, atol=0)
+
+
+@PLAN
+@LOSS
+def test_a_backward_inside_autocast(device, name, plan):
+    operands = drawn(name, 70, 8, torch.float32, device)
+    found, same = (LOSSES[name][0](*operands, memory=plan) for _ in range(2))
+    truth = torch.autograd.grad(same, operands)
+    with torch.autocast(device, torch.bfloat16):
+        gradients = torch.autograd.grad(found, operands)
+    for mine, other in zip(gradients[:2], truth, strict=False):
+        assert torch.equal(mine, other) or name == "info_nce"  # there PyTorch multiplies by the scale
+
+
 @LOSS
 def test_derivatives(name):
     operands = drawn(name, 5, 3, torch.float64, "cpu")
@@ -196,6 +223,38 @@ def test_a_number_in_a_graph():
     compiled = torch.compile(lambda x, y: cudaloss.siglip_loss(x, y, 10.0, logit_bias=-10), backend="aot_eager")
     torch.testing.assert_close(compiled(a, b), cudaloss.siglip_loss(a, b, 10.0, -10.0))
     torch.testing.assert_close(torch.ops.cudaloss.info_nce(a, b, 0.1), cudaloss.info_nce_loss(a, b, 0.1))
+    reordered = torch.compile(
+        lambda x, y: cudaloss.clip_loss(logit_scale=3.0, text_features=y, image_features=x),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    torch.testing.assert_close(reordered(a, b), cudaloss.clip_loss(a, b, 3.0))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a, b: cudaloss.clip_loss(a, b, 3.0, logit_scale=5.0),
+        lambda a, b: cudaloss.clip_loss(a, b, 3.0, "fast"),
+        lambda a, b: cudaloss.clip_loss(a, b),
+        lambda a, b: cudaloss.clip_loss(a, b, 3.0, groups=None),
+    ],
+)
+def test_a_wrong_call_is_one_in_a_graph_too(call):
+    a, b, _ = drawn("clip", 6, 4, torch.float32, "cpu")
+    for f in (call, torch.compile(call, backend="aot_eager")):
+        with pytest.raises(TypeError, match="clip_loss"):
+            f(a, b)
+
+
+def test_what_has_a_torch_function():
+    class Duck:
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            return function.__name__
+
+    assert cudaloss.clip_loss(Duck(), Duck(), 1.0) == "clip_loss"
+    assert cudaloss.linear_cross_entropy(Duck(), Duck(), torch.tensor([0])) == "linear_cross_entropy"
 
 
 @PLAN
@@ -309,6 +368,7 @@ def test_errors():
         (lambda: cudaloss.info_nce_loss(a, b, 0.0), RuntimeError, "temperature must be a finite number > 0"),
         (lambda: cudaloss.info_nce_loss(a, b, reduction="all"), ValueError, "all"),
         (lambda: cudaloss.info_nce_loss(a.long(), b), RuntimeError, "query"),
+        (lambda: cudaloss.clip_loss(a, b, scale, group="all"), TypeError, "group must be a torch.distributed.Process"),
     )
     for call, kind, message in wrong:
         with pytest.raises(kind, match=message):
@@ -348,6 +408,9 @@ def of_each_process(name, plan) -> list[float]:
 def of_all_calls() -> dict[str, list[float]]:
     found = {f"{name} {plan}": of_each_process(name, plan) for name in LOSSES for plan in PLANS}
     a, b, scale = drawn("clip", PAIRS, 8, torch.float64, "cpu")
+    sharded = DTensor.from_local(a, init_device_mesh("cpu", (PROCESSES,)), [Shard(0)])
+    with pytest.raises(RuntimeError, match="image_features and text_features must be plain tensors"):
+        cudaloss.clip_loss(sharded, sharded, scale)
     for call in (
         lambda: torch.autograd.grad(cudaloss.clip_loss(a, b, scale, group=dist.group.WORLD), a, create_graph=True),
         lambda: torch.func.grad(lambda x: cudaloss.clip_loss(x, b, scale, group=dist.group.WORLD))(a),

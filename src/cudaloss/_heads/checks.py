@@ -133,7 +133,7 @@ def check_temperature(value: Any) -> float:
 
 def check_beta(value: Any) -> float:
     if not _checks._is_number(value):
-        raise TypeError(f"beta must be a number in [0, 1], got {type(value).__name__}")
+        raise TypeError(f"beta must be a number, got {type(value).__name__}")
     value = _checks.as_float("beta", value)
     if not (value >= 0 and value <= 1):
         raise RuntimeError(f"beta must be a number in [0, 1], got {value}")

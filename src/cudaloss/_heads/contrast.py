@@ -3,6 +3,7 @@ nodes of autograd's graph."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ class _Ranks:
     """The processes of a group, each of which has some rows and their own columns."""
 
     def __init__(self, group: Any) -> None:
+        if not isinstance(group, torch.distributed.ProcessGroup):
+            raise TypeError(f"group must be a torch.distributed.ProcessGroup, got {type(group).__name__}")
         self.name, self.count, self.rank = group.group_name, group.size(), group.rank()
         self.collectives = torch.ops._c10d_functional
 
@@ -105,18 +108,17 @@ class Clip(torch.autograd.Function):
             _no_second_derivative(ranks)
             return *_by_torch(grads[0], (rows, columns, scale), clip_by_torch), None, None
         by = scale.double()
-        factor = grads[0].double() * by / (2 * rows.shape[0])
+        factor = grads[0].double() / (2 * rows.shape[0])
         if ctx.keeps or ranks is not None:
             of = Pairs(rows, columns, ctx.first, by)
             kept = of.logits() if ctx.keeps and kept is None else kept
             found = pairs.softmax_gradients(of, SoftmaxSlopes(*slopes), factor, kept, ranks is not None)
         else:
             found = pairs.softmax_gradients_op(rows, columns, *slopes, factor, by)
-        of_rows, of_columns = found
+        of_rows, of_columns, of_scale = found
         if ranks is not None:
-            of_columns = pairs.scaled(ranks.scattered(of_columns), factor, columns.dtype)
-        of_scale = pairs.dot_op(rows, of_rows) / by if ctx.needs_input_grad[2] else None
-        return of_rows, of_columns, None if of_scale is None else of_scale.to(scale.dtype), None, None
+            of_columns = pairs.scaled(ranks.scattered(of_columns), factor * by, columns.dtype)
+        return of_rows, of_columns, of_scale.to(scale.dtype), None, None
 
 
 def siglip_by_torch(rows: Tensor, columns: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
@@ -184,6 +186,9 @@ def _number(name: str, value: Any, like: Tensor) -> Tensor:
 def _check_sides(names: tuple[str, str], rows: Any, columns: Any, alike: bool) -> None:
     checks._dense(**dict(zip(names, (rows, columns), strict=True)))
     a, b = names
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is not None and (isinstance(rows, module.DTensor) or isinstance(columns, module.DTensor)):
+        raise RuntimeError(f"{a} and {b} must be plain tensors, got a DTensor; pass its local tensor, and `group`")
     if rows.dim() != 2 or columns.dim() != 2 or rows.shape[1] != columns.shape[1]:
         raise RuntimeError(
             f"{a} and {b} must be of shape (pairs, features), got {tuple(rows.shape)} and {tuple(columns.shape)}"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .blocks import LOG_SUM, OWN, Block, _define, define, numbers_of, scaled_gradient_
-from .plans import Head, Sum, logits_of, wide_product
+from .plans import Head, Sum, logits_of, product
 
 # The logits of a chunk that are made again, in bytes; and the rows of a product whose float32 result is rounded next.
 # H200, (32768, 1024) bfloat16: products of 2,048 rows are split in two, and need another 0.25 ms.
@@ -95,12 +95,13 @@ class SoftmaxSlopes(NamedTuple):
 
 def softmax_gradients(
     pairs: Pairs, of: SoftmaxSlopes, factor: Tensor, kept: Tensor | None, whole: bool
-) -> tuple[Tensor, Tensor]:
-    """The gradients of rows and columns, `factor` times the logits' p + q (for partners p + q - 2) times the scale and
-    the other side. `kept`: all logits, which are overwritten. `whole`: the columns' gradient is a part of a sum, in
-    float32 for halves and without the factor."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of rows, columns and scale. The logits' is `factor` times p + q, for partners p + q - 2. `kept`:
+    all logits, which are overwritten. `whole`: the columns' gradient is a part of a sum, in float32 for halves and
+    without the factor and the scale."""
     rows, columns = pairs.rows, pairs.columns
     of_rows, of_columns, memory = rows.new_empty(rows.shape), Sum(columns, is_alone=False), None
+    both, of_scale = factor if pairs.scale is None else factor * pairs.scale, factor.new_zeros(())
     if kept is not None:
         _gradients_(kept, pairs.first, *of)
     for some, first in pairs.chunks() if kept is None else ((x, 0) for x in _parts(len(rows), PRODUCT_ROWS)):
@@ -109,22 +110,19 @@ def softmax_gradients(
             _gradients_(logits, first, of.of_rows[some], of.of_columns, of.of_own[some])
         else:
             logits = kept[some]
-        scaled(wide_product(logits, columns), factor, out=of_rows[some])
+        found = product(logits, columns, wide=True)
+        of_scale += _dots(found, rows[some].contiguous()).sum()
+        scaled(found, both, out=of_rows[some])
         if kept is None or whole:
             of_columns.add(logits.t(), rows[some])
     if whole:
-        return of_rows, of_columns.wide()
+        return of_rows, of_columns.wide(), of_scale * factor
     if kept is None:
-        return of_rows, scaled(of_columns.wide(), factor, columns.dtype)
+        return of_rows, scaled(of_columns.wide(), both, columns.dtype), of_scale * factor
     result = columns.new_empty(columns.shape)
     for some in _parts(len(columns), PRODUCT_ROWS):  # one product for each part, so that no sum is kept in float32
-        scaled(wide_product(kept[:, some].t(), rows), factor, out=result[some])
-    return of_rows, result
-
-
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of the products of elements, in float64."""
-    return _dots(a.contiguous(), b.contiguous()).sum()
+        scaled(product(kept[:, some].t(), rows, wide=True), both, out=result[some])
+    return of_rows, result, of_scale * factor
 
 
 def logistic(
@@ -139,14 +137,13 @@ def logistic(
         logits = memory = pairs.logits(some, memory)
         sums += _logistic_(logits, first, scale, bias).sum(1)
         if wanted:
-            of_rows[some] = wide_product(logits, pairs.columns)
+            of_rows[some] = product(logits, pairs.columns, wide=True)
             of_columns.add(logits.t(), pairs.rows[some])
     return (sums, of_rows, of_columns.wide()) if wanted else (sums, None, None)
 
 
 # ---- the ops, for compilers ----
 
-dot_op = define("_pair_dot(Tensor a, Tensor b) -> Tensor", dot, lambda a, b: a.new_empty((), dtype=torch.float64))
 scaled_op = define(
     "_pair_scaled(Tensor tensor, Tensor factor, ScalarType dtype) -> Tensor",
     scaled,
@@ -162,11 +159,11 @@ softmax_numbers_op = define(
 )
 softmax_gradients_op = define(
     "_pair_softmax_gradients(Tensor rows, Tensor columns, Tensor of_rows, Tensor of_columns, Tensor of_own, "
-    "Tensor factor, Tensor scale) -> (Tensor, Tensor)",
+    "Tensor factor, Tensor scale) -> (Tensor, Tensor, Tensor)",
     lambda rows, columns, of_rows, of_columns, of_own, factor, scale: softmax_gradients(
         Pairs(rows, columns, 0, scale), SoftmaxSlopes(of_rows, of_columns, of_own), factor, None, False
     ),
-    lambda rows, columns, *rest: (rows.new_empty(rows.shape), columns.new_empty(columns.shape)),
+    lambda rows, columns, *rest: (rows.new_empty(rows.shape), columns.new_empty(columns.shape), rest[3].new_empty(())),
 )
 
 

@@ -66,14 +66,13 @@ def _is_half(tensor: Tensor) -> bool:
     return tensor.dtype in (torch.float16, torch.bfloat16)
 
 
-def wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """The product, in float32 for halves."""
-    if not _is_half(a):
-        return torch.mm(a, b)
-    if a.is_cuda:
+def product(a: Tensor, b: Tensor, wide: bool) -> Tensor:
+    """The product; `wide`: in float32 for halves. With `out` autocast does not see it."""
+    is_wide = wide and _is_half(a)
+    if is_wide and a.is_cuda:
         return torch.mm(a, b, out_dtype=torch.float32)
-    found = a.new_empty(a.shape[0], b.shape[1], dtype=torch.float32)
-    return torch.mm(a.float(), b.float(), out=found)  # with `out` autocast does not see it
+    found = a.new_empty(a.shape[0], b.shape[1], dtype=torch.float32 if is_wide else None)
+    return torch.mm(a.float() if is_wide else a, b.float() if is_wide else b, out=found)
 
 
 class Sum:
@@ -85,14 +84,14 @@ class Sum:
         self.total: Tensor | None = None
 
     def add(self, a: Tensor, b: Tensor) -> None:
-        if not self.is_wide:
-            self.total = torch.mm(a, b) if self.total is None else self.total.addmm_(a, b)
-        elif self.total is None:
-            self.total = wide_product(a, b)
+        if self.total is None:
+            self.total = product(a, b, self.is_wide)
+        elif not self.is_wide:
+            self.total = torch.addmm(self.total, a, b, out=self.total)
         elif a.is_cuda:
             torch.addmm(self.total, a, b, out=self.total, out_dtype=torch.float32)
         else:
-            self.total += wide_product(a, b)
+            self.total += product(a, b, wide=True)
 
     def wide(self) -> Tensor:
         if self.total is None:

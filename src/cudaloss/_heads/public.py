@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -54,22 +54,50 @@ def _schema(function: Callable[..., Any]) -> str:
     return f"{op_name(function.__name__)}({', '.join(written)}) -> {result}"
 
 
-def _in_graph(op: Any, parameters: Mapping[str, inspect.Parameter], given: dict[str, Any]) -> Any:
+class _Form(NamedTuple):
+    """How a function is called."""
+
+    names: tuple[str, ...]
+    positional: tuple[str, ...]
+    required: tuple[str, ...]
+    numbers: tuple[str, ...]  # may be numbers where the op takes tensors
+
+
+def _form(function: Callable[..., Any]) -> _Form:
+    parameters = inspect.signature(function).parameters.values()
+    return _Form(
+        tuple(x.name for x in parameters),
+        tuple(x.name for x in parameters if x.kind is not x.KEYWORD_ONLY),
+        tuple(x.name for x in parameters if x.default is x.empty),
+        tuple(x.name for x in parameters if x.annotation.startswith("Tensor | float")),
+    )
+
+
+def _bound(form: _Form, args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments by their names; None for a wrong call."""
+    taken = form.positional[: len(args)]
+    if len(args) > len(taken) or any(name in taken or name not in form.names for name in given):
+        return None
+    arguments = dict(zip(taken, args, strict=True)) | given
+    return arguments if all(name in arguments for name in form.required) else None
+
+
+def _in_graph(op: Any, form: _Form, given: dict[str, Any]) -> Any:
     if given.pop("options", None) is not None:  # of linear_cross_entropy
         given["memory"] = given.get("memory") or "least"
     if given.pop("group", None) is not None:
         raise RuntimeError("cudaloss: a call with a process group cannot be captured in a graph")
-    like = next(iter(given.values()))
-    for name, value in given.items():
-        if isinstance(value, float | int) and parameters[name].annotation.startswith("Tensor | float"):
-            given[name] = as_tensor(value, like)
+    like = given[form.positional[0]]
+    for name in form.numbers:
+        if isinstance(given.get(name), float | int):
+            given[name] = as_tensor(given[name], like)
     found = op(**given)
     return found if isinstance(found, Tensor) else found[0] if len(found) == 1 else tuple(found)
 
 
 def public(function: _F) -> _F:
     """The function, with subclasses of tensors served, and its op, `torch.ops.cudaloss.<its name without _loss>`."""
-    schema, parameters = _schema(function), inspect.signature(function).parameters
+    schema, form = _schema(function), _form(function)
 
     def kernel(*args: Any, **given: Any) -> Any:
         found = function(*args, **given)
@@ -80,11 +108,13 @@ def public(function: _F) -> _F:
 
     @functools.wraps(function)
     def called(*args: Any, **given: Any) -> Any:
-        tensors = [x for x in (*args, *given.values()) if isinstance(x, Tensor)]
-        if has_torch_function(tensors):
-            return handle_torch_function(called, tensors, *args, **given)
+        relevant = (*args, *given.values())
+        if has_torch_function(relevant):
+            return handle_torch_function(called, relevant, *args, **given)
         if torch.compiler.is_compiling() or is_captured():
-            return _in_graph(op, parameters, dict(zip(parameters, args, strict=False)) | given)
+            arguments = _bound(form, args, given)
+            if arguments is not None:
+                return _in_graph(op, form, arguments)
         return function(*args, **given)
 
     return cast("_F", called)
