@@ -94,11 +94,11 @@ struct SeenClasses {
   }
 };
 
-// The factors of slope and base for the input's gradient. Without base.lo a centred loss's fp32 gradient is up to 2.3
-// ulp of the larger term off, with it 2.
+// The factors of slope and base for the input's gradient.
 template <class Read>
 struct OfKept {
-  Constant<Read> slope, base;
+  Constant<Read> slope;
+  Read base;
 };
 
 template <class T, class E>
@@ -115,9 +115,6 @@ struct RowOfDistributions {
   // The slope replaces the logits in shared memory; the base too, except for halves.
   static constexpr bool kKeepsBase = sizeof(E) != 2;
   static constexpr int kKept = kKeepsBase ? n : n / 2;
-  // Halves need no base that only corrects. For one of a centred loss the shared memory has no room.
-  template <class Loss>
-  static constexpr bool kNeedsBase = kKeepsBase || Loss::kIsCentred;
   using Kept = Vector<Read, kKept>;
   static_assert(sizeof(Kept) == sizeof(V));
 
@@ -251,15 +248,10 @@ struct RowOfDistributions {
     for (int k = 0; k < kKept; ++k) part.element[k] = x[kBegin + k];
     return part;
   }
-  // The input's gradient from slope and base, kept or computed again.
-  template <bool kWithBase, bool kIsCentred>
+  // The input's gradient from a slope and a base that were kept.
   __device__ __forceinline__ static Read for_input(const OfKept<Read>& of, Read slope, Read base) {
-    if constexpr (!kWithBase) return slope * of.slope.hi;
-    Read rest = slope * of.slope.lo;
-    if constexpr (kIsCentred) rest = fused(base, of.base.lo, rest);
-    return fused(slope, of.slope.hi, fused(base, of.base.hi, rest));
+    return kKeepsBase ? fused(slope, of.slope.hi, fused(of.base, base, slope * of.slope.lo)) : slope * of.slope.hi;
   }
-  template <class Loss>
   __device__ __forceinline__ void write_kept(const OfKept<Read>& of, int64_t of_first) const {
     V* at = stage;
 #pragma unroll 1
@@ -268,16 +260,18 @@ struct RowOfDistributions {
       Read value[n];
 #pragma unroll
       for (int k = 0; k < kKept; ++k) {
-        value[k] = for_input<kKeepsBase, Loss::kIsCentred>(of, a.element[k], b.element[k]);
-        if constexpr (!kKeepsBase) value[kKept + k] = for_input<false, Loss::kIsCentred>(of, b.element[k], Read(0));
+        value[k] = for_input(of, a.element[k], b.element[k]);
+        if constexpr (!kKeepsBase) value[kKept + k] = for_input(of, b.element[k], Read(0));
       }
       store(g.grad_input, of_first, j, value);
     }
   }
   template <class Loss>
   __device__ __forceinline__ void write_gradients(const SeenClasses<G, Read>& seen, const Loss& loss,
-                                                  const DistributionRow& found, const OfKept<Read>& of, double by,
-                                                  int64_t of_first, int64_t of_second) const {
+                                                  const DistributionRow& found, double by, int64_t of_first,
+                                                  int64_t of_second) const {
+    const K of_slope = static_cast<K>(by * found.of_slope),
+            of_base = static_cast<K>(by * found.of_slope * found.of_base);
     const K raised = static_cast<K>(found.raised), mean = static_cast<K>(found.mean), of_p = static_cast<K>(found.of_p),
             of_row = static_cast<K>(by);
     each([&](int32_t j, const Read(&x)[n], const Read(&t)[n], V*) {
@@ -287,8 +281,7 @@ struct RowOfDistributions {
       for (int k = 0; k < n; ++k) {
         const auto one = seen.of(x[k], t[k]);
         const auto term = loss.template term<G>(one.q, one.p, one.d);
-        value[k] = for_input<kNeedsBase<Loss>, Loss::kIsCentred>(of, static_cast<Read>(term.slope),
-                                                                 static_cast<Read>(term.base));
+        value[k] = static_cast<Read>(fused(term.slope, of_slope, term.base * of_base));
         for_target[k] = grad_target(one.p * of_p, term.of_target + raised, mean) * of_row;
       }
       if (g.rows.grad_input.data) store(g.grad_input, of_first, j, value);

@@ -36,6 +36,17 @@ def test_values_and_gradients(monkeypatch, device, dtype, plan, name):
 
 
 @of_plans
+@pytest.mark.parametrize("name", ["none", "both", "rows", "softcap"])
+def test_aligned_heads(monkeypatch, plan, name):
+    """On a CPU too, where the products do not need it."""
+    monkeypatch.setattr(plans, "ALIGNED_DEVICES", ["cpu"])
+    for dtype in (torch.float32, torch.bfloat16):
+        assert_right(monkeypatch, plan, (19,), 8, 53, dtype, "cpu", name)
+    head = plans.aligned(plans.Head(torch.ones(2, 8), torch.ones(53, 8), torch.ones(53)))
+    assert head.weight.shape == (56, 8) and head.bias is not None and head.bias.tolist() == [1.0] * 53 + [0.0] * 3
+
+
+@of_plans
 @pytest.mark.parametrize(
     ("shape", "features", "classes"),
     [((1,), 1, 1), ((9,), 4, 1), ((3, 5), 16, 33), ((2, 2, 3), 8, 1030), ((40,), 24, 4099), ((3,), 8, 20_001)],

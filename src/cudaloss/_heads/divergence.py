@@ -68,12 +68,14 @@ def _step_op(*arguments: Any) -> Any:
     )
     loss, reduction = Divergence(beta, temperature), "sum" if divisor is None else "mean"
     dtype = row_losses.wide(student.input.dtype)
+    classes, aligned = teacher.weight.shape[0], plans.aligned(teacher)
     memory: Tensor | None = None
 
     def value_over(logits: Tensor, some: slice) -> Tensor:
         nonlocal memory
-        of_teacher = plans.logits_of(teacher.rows(some), memory)
-        memory = of_teacher if memory is None else memory
+        made = plans.logits_of(aligned.rows(some), memory)
+        memory = made if memory is None else memory
+        of_teacher = made[:, :classes]
         options = Options(_rows_of(weight, some), _rows_of(counts, some), divisor, scale)
         of = loss.value_over if any(wanted) else loss.value
         return of(logits, of_teacher, reduction, dtype, options)

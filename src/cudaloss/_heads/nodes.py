@@ -64,8 +64,8 @@ class HeadNumbers(torch.autograd.Function):
         *block: Any,
     ) -> Any:
         if keeps:
-            ctx.logits = plans.logits_of(Head(input, weight, bias))
-            found, z = plans.of_logits(ctx.logits, Block(*block), indices)
+            ctx.logits = plans.logits_of(plans.aligned(Head(input, weight, bias)))
+            found, z = plans.of_logits(ctx.logits[:, : weight.shape[0]], Block(*block), indices)
         else:
             found, z = plans.numbers_op(input, weight, bias, *block, indices)
         if part is not None:

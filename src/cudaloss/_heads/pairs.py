@@ -93,6 +93,13 @@ class SoftmaxSlopes(NamedTuple):
     of_own: Tensor
 
 
+def _scaled_product(a: Tensor, b: Tensor, factor: Tensor, out: Tensor, other: Tensor | None = None) -> Tensor | float:
+    """Writes the product times the factor, rounded once. Returns the product's own product with `other`, summed."""
+    found = product(a, b, wide=True)
+    scaled(found, factor, out=out)
+    return 0.0 if other is None else _dots(found, other.contiguous()).sum()
+
+
 def softmax_gradients(
     pairs: Pairs, of: SoftmaxSlopes, factor: Tensor, kept: Tensor | None, whole: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,9 +117,7 @@ def softmax_gradients(
             _gradients_(logits, first, of.of_rows[some], of.of_columns, of.of_own[some])
         else:
             logits = kept[some]
-        found = product(logits, columns, wide=True)
-        of_scale += _dots(found, rows[some].contiguous()).sum()
-        scaled(found, both, out=of_rows[some])
+        of_scale += _scaled_product(logits, columns, both, of_rows[some], rows[some])
         if kept is None or whole:
             of_columns.add(logits.t(), rows[some])
     if whole:
@@ -121,7 +126,7 @@ def softmax_gradients(
         return of_rows, scaled(of_columns.wide(), both, columns.dtype), of_scale * factor
     result = columns.new_empty(columns.shape)
     for some in _parts(len(columns), PRODUCT_ROWS):  # one product for each part, so that no sum is kept in float32
-        scaled(product(kept[:, some].t(), rows, wide=True), both, out=result[some])
+        _scaled_product(kept[:, some].t(), rows, both, result[some])
     return of_rows, result, of_scale * factor
 
 

@@ -23,6 +23,7 @@ from .places import OfPlaces, Places, check_indices
 from .row_losses import CrossEntropy
 
 CHUNK_ROWS = 4096
+ALIGNED_DEVICES = ["cuda"]  # whose products need aligned heads
 # The most logits of a block of classes, and its fewest classes but for small heads.
 BLOCK_BYTES, LEAST_CLASSES = 256 << 20, 1024
 
@@ -48,6 +49,24 @@ class Wanted(NamedTuple):
     input: bool
     weight: bool
     bias: bool
+
+
+def aligned(head: Head) -> Head:
+    """The head with classes of zeros behind the last one, where a row of logits would not be whole vectors of 16 bytes:
+    cuBLAS has slow kernels for these. H200, bfloat16, (4096, 768) hidden states and 50,257 classes: the logits take
+    3.36 ms, of 50,264 classes 0.45; input's gradient 2.54 and 0.41."""
+    more = -head.weight.shape[0] % (16 // head.weight.element_size())
+    if more == 0 or head.weight.device.type not in ALIGNED_DEVICES:
+        return head
+    pad = torch.nn.functional.pad
+    bias = None if head.bias is None else pad(head.bias, (0, more))
+    return head._replace(weight=pad(head.weight, (0, 0, 0, more)), bias=bias)
+
+
+def clear_behind(logits: Tensor, classes: int) -> None:
+    """Sets to 0 what an aligned head's logits, or their gradient, have behind its classes."""
+    if logits.shape[1] > classes:
+        logits[:, classes:] = 0
 
 
 def logits_of(head: Head, memory: Tensor | None = None) -> Tensor:
@@ -123,8 +142,9 @@ def numbers(head: Head, block: Block, indices: Tensor | None) -> tuple[Tensor, T
         check_indices(indices, block.all_classes)
     places = None if indices is None else Places(indices, block)
     for _, part, of_part in parts:
-        logits = logits_of(part, memory)
-        memory = logits if memory is None else memory
+        made = logits_of(aligned(part), memory)
+        memory = made if memory is None else memory
+        logits = made[:, : part.weight.shape[0]]
         sums.add(logits, of_part)
         if places is not None:
             places.add(logits, of_part)
@@ -160,18 +180,23 @@ def gradients(
     of_bias = head.weight.new_empty(head.weight.shape[0]) if wanted.bias else None
     memory = None
     for first, part, of_part in parts:
-        made = logits_of(part, memory) if logits is None else logits
+        classes, whole = part.weight.shape[0], aligned(part)
+        made = logits_of(whole, memory) if logits is None else logits
         memory = made if memory is None else memory
-        write_gradient(made, of_part, numbers, grads, made)
+        gradient = made[:, :classes]
+        write_gradient(gradient, of_part, numbers, grads, gradient)
         if at is not None:
-            at.write(made, of_part.first_class)
-        last = first + part.weight.shape[0]
+            at.write(gradient, of_part.first_class)
+        clear_behind(made, classes)
+        some = slice(first, first + classes)
         if wanted.input:
-            of_input.add(made, part.weight)
-        if of_weight is not None:
-            torch.mm(made.t(), part.input, out=of_weight[first:last])
+            of_input.add(made, whole.weight)
+        if of_weight is not None and whole is part:
+            torch.mm(made.t(), part.input, out=of_weight[some])
+        elif of_weight is not None:
+            of_weight[some] = product(made.t(), part.input, wide=False)[:classes]
         if of_bias is not None:
-            of_bias[first:last] = made.sum(0)
+            of_bias[some] = gradient.sum(0)
     dtype = row_losses.wide(head.input.dtype) if wide else None
     return of_input.result(dtype) if wanted.input else None, of_weight, of_bias
 
@@ -190,23 +215,26 @@ def step(
     size = -(-rows // count)
     total = head.input.new_zeros((), dtype=torch.float64)  # of chunks' values in the logits' arithmetic
     of_input = head.input.new_empty(head.input.shape) if wanted.input else None
+    whole, classes = aligned(head), head.weight.shape[0]
     of_weight = Sum(head.weight, is_alone=count == 1)
     wide = torch.float32 if _is_half(head.weight) else head.weight.dtype
     of_bias = head.weight.new_zeros(head.weight.shape[0], dtype=wide) if wanted.bias else None
     memory = None
     for first in range(0, rows, size):
         some = slice(first, min(rows, first + size))
-        part = head.rows(some)
-        logits = logits_of(part, memory)
-        memory = logits if memory is None else memory
+        part = whole.rows(some)
+        made = logits_of(part, memory)
+        memory = made if memory is None else memory
+        logits = made[:, :classes]
         total += value_over(logits, some)
+        clear_behind(made, classes)
         if of_input is not None:
-            torch.mm(logits, head.weight, out=of_input[some])
+            torch.mm(made, whole.weight, out=of_input[some])
         if wanted.weight:
-            of_weight.add(logits.t(), part.input)
+            of_weight.add(made.t(), part.input)
         if of_bias is not None:
             of_bias += logits.sum(0, dtype=wide)
-    return total, of_input, of_weight.result(wide) if wanted.weight else None, of_bias
+    return total, of_input, of_weight.result(wide)[:classes] if wanted.weight else None, of_bias
 
 
 # ---- the ops, for eager code and for compilers ----
