@@ -1,6 +1,7 @@
 // The logits of pairs: a matrix with a row for each member of one side and a column for each of the other. A row's own
-// column is its partner's; all others are negatives. Each function takes some rows of a vector of columns, so that one
-// reading serves the columns too.
+// column is its partner's; all others are negatives. Each function takes some rows of a vector of columns, so that what
+// it knows of the columns stays in registers. H200, 32,768 pairs in bfloat16: ColumnSums 0.63 ms, PairGradients 1.21,
+// PairLogistic 1.86; to read the logits takes about 0.45, to read and write them 0.95.
 #pragma once
 
 #include <cmath>

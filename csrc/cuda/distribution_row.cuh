@@ -270,6 +270,8 @@ struct RowOfDistributions {
   __device__ __forceinline__ void write_gradients(const SeenClasses<G, Read>& seen, const Loss& loss,
                                                   const DistributionRow& found, double by, int64_t of_first,
                                                   int64_t of_second) const {
+    // Not for halves if it only corrects: beside a small q - p its own error would show.
+    constexpr bool kWithBase = kKeepsBase || Loss::kIsCentred;
     const K of_slope = static_cast<K>(by * found.of_slope),
             of_base = static_cast<K>(by * found.of_slope * found.of_base);
     const K raised = static_cast<K>(found.raised), mean = static_cast<K>(found.mean), of_p = static_cast<K>(found.of_p),
@@ -281,7 +283,8 @@ struct RowOfDistributions {
       for (int k = 0; k < n; ++k) {
         const auto one = seen.of(x[k], t[k]);
         const auto term = loss.template term<G>(one.q, one.p, one.d);
-        value[k] = static_cast<Read>(fused(term.slope, of_slope, term.base * of_base));
+        value[k] =
+            static_cast<Read>(kWithBase ? fused(term.slope, of_slope, term.base * of_base) : term.slope * of_slope);
         for_target[k] = grad_target(one.p * of_p, term.of_target + raised, mean) * of_row;
       }
       if (g.rows.grad_input.data) store(g.grad_input, of_first, j, value);
