@@ -3,9 +3,10 @@
 It builds the extension, or installs a wheel that was built elsewhere (``--wheel``), and prints its description. It
 runs the whole test suite, compute-sanitizer's memcheck and racecheck over the tests of SANITIZED_TESTS, the accuracy
 table up to 2^31 + 5 elements, the cost of calls outside the kernels, of a loss times a factor, of heads and of pairs,
-the benchmark suites, the KernelBench runner, and losses of DTensors if there are two GPUs. It checks the error of
-a build for the wrong GPU. It writes one report to ``benchmarks/results/`` as the stages end. Stages that run
-separately (``--stages``), also on other days, add to it if the kernels' source, the GPU and the versions are the same.
+a whole training step, the benchmark suites, the KernelBench runner, and losses of DTensors if there are two GPUs. It
+checks the error of a build for the wrong GPU. It writes one report to ``benchmarks/results/`` as the stages end.
+Stages that run separately (``--stages``), also on other days, add to it if the kernels' source, the GPU and the
+versions are the same.
 An interrupt (``timeout -s INT 540 ...``, if time is short) ends the stage with the rows and the failures so far,
 kills processes that do not end, and the report is written.
 It needs no network: its imports must be installed (see ``requirements/dev.txt``).
@@ -290,6 +291,7 @@ STAGES = {
     "scaled": lambda: script("scaled", "benchmarks/scaled.py"),
     "heads": lambda: script("heads", "benchmarks/heads.py"),
     "contrast": lambda: script("contrast", "benchmarks/contrast.py"),
+    "endtoend": lambda: script("endtoend", "benchmarks/endtoend.py"),
     "rows": lambda: script("rows", "benchmarks/rows.py"),
     "bench": lambda: script("bench", "-m", "cudaloss.bench", "--ceiling-size", "30", "--rounds", "20"),
     "kernelbench": lambda: script("kernelbench", "examples/kernelbench/run.py"),

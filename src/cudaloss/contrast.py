@@ -124,8 +124,8 @@ def siglip_loss(
         logit_scale (Tensor or float): the factor of the logits; a tensor of one number gets a gradient.
         logit_bias (Tensor or float, optional): is added to the logits; likewise.
         memory (str, optional): ``"fast"``, the default, takes three products: the forward makes the features'
-            gradients, in float32 for halves. ``"least"`` makes them in the backward, and takes four. Both have about
-            128 MiB of logits at a time.
+            gradients, in float32 for halves, with about 256 MiB of logits at a time. ``"least"`` makes them in the
+            backward, takes four, and has about 128 MiB.
         group (torch.distributed.ProcessGroup, optional): as in :func:`cudaloss.clip_loss`.
 
     Shape:

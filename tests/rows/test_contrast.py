@@ -24,6 +24,7 @@ DTYPES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch
 @pytest.fixture(autouse=True)
 def chunks_of_64_rows(monkeypatch):
     monkeypatch.setattr(pairs, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(pairs, "FAST_CHUNK_BYTES", 1)
     monkeypatch.setattr(pairs, "PRODUCT_ROWS", 64)
 
 

@@ -139,16 +139,18 @@ class SigLip(torch.autograd.Function):
         ctx.ranks, ctx.first = ranks, 0
         if ranks is not None:
             columns, ctx.first = ranks.gathered(columns), ranks.rank * rows.shape[0]
-        sums, *sides = SigLip._made(ctx, rows, columns, scale, bias, makes)
+        sums, *sides = SigLip._made(ctx, rows, columns, scale, bias, makes, makes)
         ctx.save_for_backward(rows, columns, scale, bias, sums, *sides)
         return sums[0] / rows.shape[0]
 
     @staticmethod
-    def _made(ctx: Any, rows: Tensor, columns: Tensor, scale: Tensor, bias: Tensor | None, wanted: bool) -> Any:
+    def _made(
+        ctx: Any, rows: Tensor, columns: Tensor, scale: Tensor, bias: Tensor | None, wanted: bool, fast: bool
+    ) -> Any:
         numbers = scale.double(), None if bias is None else bias.double()
         if ctx.ranks is None:
-            return pairs.logistic_op(rows, columns, *numbers, wanted)
-        return pairs.logistic(Pairs(rows, columns, ctx.first), *numbers, wanted)
+            return pairs.logistic_op(rows, columns, *numbers, wanted, fast)
+        return pairs.logistic(Pairs(rows, columns, ctx.first), *numbers, wanted, fast)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -158,7 +160,7 @@ class SigLip(torch.autograd.Function):
             _no_second_derivative(ranks)
             return *_by_torch(grads[0], (rows, columns, scale, bias), siglip_by_torch), None, None
         if sides[0] is None:
-            sums, *sides = SigLip._made(ctx, rows, columns, scale, bias, True)
+            sums, *sides = SigLip._made(ctx, rows, columns, scale, bias, True, False)
         of_rows, of_columns = sides
         factor = grads[0].double() / rows.shape[0]
         of_columns = of_columns if ranks is None else ranks.scattered(of_columns)
