@@ -1,7 +1,8 @@
 """What a head's loss costs beside its products: a training step of ``linear_cross_entropy`` in both plans and of
 ``linear_token_log_prob``, in bfloat16 (on a CPU float32), beside the three products alone, PyTorch's ops,
 torch.compile, and Liger and quack if they are installed; the memory of each beyond operands and gradients, and the
-errors of the gradients. Then ``token_log_prob`` of logits.
+errors of the gradients. Then ``token_log_prob`` of logits, and PyTorch's products for numbers of classes that 8 does
+and does not divide.
 ``python benchmarks/heads.py`` (a GPU with 60 GB); ``--small``; ``--json FILE``."""
 
 from __future__ import annotations
@@ -177,6 +178,24 @@ def tokens(shape: tuple[int, int], device: str, rounds: int) -> dict[str, Any]:
     return found
 
 
+def products(classes: tuple[int, ...], device: str, rounds: int) -> dict[str, Any]:
+    """Of the logits and of input's gradient, in rows of logits that begin at 16 bytes."""
+    found: dict[str, Any] = {}
+    for count in classes:
+        x = torch.randn(4096, 768, device=device).to(dtype_on(device))
+        w = torch.randn(count, 768, device=device).to(x.dtype)
+        logits = x.new_zeros(4096, -(-count // 8) * 8)[:, :count]
+
+        def make(x: Tensor = x, w: Tensor = w, logits: Tensor = logits) -> object:
+            return torch.mm(x, w.t(), out=logits)
+
+        def back(w: Tensor = w, logits: Tensor = logits) -> object:
+            return torch.mm(logits, w)
+
+        found[str(count)] = milliseconds({"logits": make, "input's gradient": back}, device, rounds)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -194,6 +213,8 @@ def main() -> None:
     shape = (64, 8000) if is_small else (8192, 128_256)
     report["tokens"][str(shape)] = found = tokens(shape, device, rounds)
     print("tokens", shape, json.dumps(found, indent=1), flush=True)
+    report["products"] = found = products((977, 984) if is_small else (50_257, 50_264), device, rounds)
+    print("products", json.dumps(found, indent=1), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -98,7 +98,9 @@ def test_nothing_counts(monkeypatch, device, plan):
 
 
 @of_plans
-def test_a_row_that_is_left_out_does_not_matter(monkeypatch, device, plan):
+@pytest.mark.parametrize("aligned", [["cpu", "cuda"], []], ids=["aligned", "as they are"])
+def test_a_row_that_is_left_out_does_not_matter(monkeypatch, device, plan, aligned):
+    monkeypatch.setattr(plans, "ALIGNED_DEVICES", aligned)
     memory = take(monkeypatch, plan)
     input, weight, _, target = drawn((19,), 8, 53, torch.float32, device)
     mask = torch.arange(19, device=device) != 3

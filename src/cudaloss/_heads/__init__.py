@@ -1,6 +1,6 @@
 """Losses of logits that are the product of hidden states and a weight, without these logits in memory; and what they
 share with the log-probabilities of tokens: a few numbers for each row of logits (``csrc/core/class_block.h``).
-:mod:`cudaloss.heads` calls it.
+:mod:`cudaloss.heads`, :mod:`cudaloss.distillation` and :mod:`cudaloss.contrast` call it.
 """
 
 # The public functions and modules, and the files that have them.

@@ -40,6 +40,10 @@ def _under_autocast(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple
     return cast(input), cast(weight), None if bias is None else cast(bias)
 
 
+def _result_dtype(input: Tensor) -> torch.dtype:
+    return row_losses.wide(input.dtype) if _is_autocast(input.device.type) else input.dtype
+
+
 def _are_served(*tensors: Tensor | None) -> bool:
     """Whether the kernels take the tensors, as far as their kind goes."""
     given = [x for x in tensors if x is not None]
@@ -151,7 +155,7 @@ def linear_cross_entropy(
     like = _like_logits(input, classes)
     smoothing, numbers, options = check(CROSS_ENTROPY, like, target, reduction, own, dtype, options)
     if dtype is None:
-        dtype = torch.promote_types(input.dtype, torch.float32) if _is_autocast(input.device.type) else input.dtype
+        dtype = _result_dtype(input)
     shape = target.shape
     head = Head(input.reshape(-1, input.shape[-1]), *operands[1:])
     index = _indices(target)
@@ -188,11 +192,14 @@ def _of_head(head: Head, block: Block, loss: CrossEntropy, memory: str, part: An
     return row_losses.value(loss, _numbers(head, block, keeps, part), block.target, block.counts)
 
 
-def _numbers(head: Head, block: Block, keeps: bool, part: Any) -> Tensor:
+def _numbers(head: Head, block: Block, keeps: bool, part: Any, indices: Tensor | None = None) -> Any:
+    """The numbers; with `indices` also the z of these classes."""
     if _wants_gradient(*head):
-        return HeadNumbers.apply(*head, keeps, part, None, *block)
-    found, _ = plans.numbers_op(*head, *block, None)
-    return found if part is None else sharded().joined(found, part)
+        return HeadNumbers.apply(*head, keeps, part, indices, *block)
+    found, z = plans.numbers_op(*head, *block, indices)
+    if part is not None:
+        found, z = sharded().joined(found, part), None if z is None else sharded().added(z, part)
+    return found if z is None else (found, z)
 
 
 def _step(head: Head, block: Block, loss: CrossEntropy) -> Tensor:

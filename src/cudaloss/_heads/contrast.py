@@ -11,7 +11,6 @@ from torch import Tensor
 
 from .. import _checks
 from .._modes import DTYPES
-from .._ops import _is_autocast
 from .._private import is_compiled
 from .._varying import as_tensor
 from . import calls, checks, pairs, row_losses
@@ -211,10 +210,6 @@ def _ranks_of(group: Any) -> _Ranks | None:
     return None if group is None else _Ranks(group)
 
 
-def _result_dtype(rows: Tensor) -> torch.dtype:
-    return torch.promote_types(rows.dtype, torch.float32) if _is_autocast(rows.device.type) else rows.dtype
-
-
 def _require_served(group: Any) -> None:
     if group is not None:
         raise RuntimeError("a loss of the pairs of several processes takes plain tensors in eager mode")
@@ -223,7 +218,7 @@ def _require_served(group: Any) -> None:
 def clip_loss(rows: Any, columns: Any, scale: Any, memory: Any, group: Any) -> Tensor:
     checks.check_memory(memory)
     _check_sides(("image_features", "text_features"), rows, columns, alike=True)
-    scale, dtype = _number("logit_scale", scale, rows), _result_dtype(rows)
+    scale, dtype = _number("logit_scale", scale, rows), calls._result_dtype(rows)
     rows, columns, _ = calls._under_autocast(rows, columns, None)
     if not _is_served(rows, columns, scale):
         _require_served(group)
@@ -239,7 +234,7 @@ def clip_loss(rows: Any, columns: Any, scale: Any, memory: Any, group: Any) -> T
 def siglip_loss(rows: Any, columns: Any, scale: Any, bias: Any, memory: Any, group: Any) -> Tensor:
     checks.check_memory(memory)
     _check_sides(("image_features", "text_features"), rows, columns, alike=True)
-    scale, dtype = _number("logit_scale", scale, rows), _result_dtype(rows)
+    scale, dtype = _number("logit_scale", scale, rows), calls._result_dtype(rows)
     bias = None if bias is None else _number("logit_bias", bias, rows)
     rows, columns, _ = calls._under_autocast(rows, columns, None)
     if not _is_served(rows, columns, scale, bias):
@@ -255,7 +250,7 @@ def info_nce_loss(query: Any, key: Any, temperature: Any, reduction: Any, memory
     _check_sides(("query", "key"), query, key, alike=False)
     _checks.check_reduction(row_losses.CROSS_ENTROPY, reduction)
     temperature, _ = checks.check_bend(query, temperature, None)
-    first, dtype = 0, _result_dtype(query)
+    first, dtype = 0, calls._result_dtype(query)
     query, key, _ = calls._under_autocast(query, key, None)
     if not _is_served(query, key):
         _require_served(group)

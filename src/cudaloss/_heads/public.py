@@ -1,10 +1,9 @@
-"""The public form of a function of :mod:`cudaloss.heads`: a function in eager code, an op of the same arguments in
-graphs."""
+"""The public form of a function that is no row of the table of losses: a function in eager code, an op of the same
+arguments in graphs."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -37,40 +36,38 @@ def op_name(function: str) -> str:
     return function.removesuffix("_loss")
 
 
-def _schema(function: Callable[..., Any]) -> str:
-    written, behind_star = [], False
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.annotation not in _TYPES:
-            continue
-        if parameter.kind is parameter.KEYWORD_ONLY and not behind_star:
-            behind_star = True
-            written.append("*")
-        default = parameter.default
-        text = f'"{default}"' if isinstance(default, str) else str(default)
-        is_given = default is not parameter.empty
-        written.append(f"{_TYPES[parameter.annotation]} {name}" + (f"={text}" if is_given else ""))
-    # A function that returns one tensor or several has an op that returns a list.
-    result = "Tensor" if inspect.signature(function).return_annotation == "Tensor" else "Tensor[]"
-    return f"{op_name(function.__name__)}({', '.join(written)}) -> {result}"
-
-
 class _Form(NamedTuple):
     """How a function is called."""
 
     names: tuple[str, ...]
     positional: tuple[str, ...]
-    required: tuple[str, ...]
-    numbers: tuple[str, ...]  # may be numbers where the op takes tensors
+    defaults: dict[str, Any]
+    annotations: dict[str, str]
 
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> _Form:
+        """From the function's own attributes: inspect's signatures take longer, and each import makes these."""
+        code: Any = function.__code__
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        positional, given = names[: code.co_argcount], function.__defaults__ or ()
+        defaults = dict(zip(positional[len(positional) - len(given) :], given, strict=True))
+        return cls(names, positional, defaults | (function.__kwdefaults__ or {}), function.__annotations__)
 
-def _form(function: Callable[..., Any]) -> _Form:
-    parameters = inspect.signature(function).parameters.values()
-    return _Form(
-        tuple(x.name for x in parameters),
-        tuple(x.name for x in parameters if x.kind is not x.KEYWORD_ONLY),
-        tuple(x.name for x in parameters if x.default is x.empty),
-        tuple(x.name for x in parameters if x.annotation.startswith("Tensor | float")),
-    )
+    def _typed(self, names: tuple[str, ...]) -> list[str]:
+        typed = []
+        for name in names:
+            kind, default = _TYPES.get(self.annotations[name]), self.defaults.get(name)
+            text = f'"{default}"' if isinstance(default, str) else str(default)
+            if kind is not None:
+                typed.append(f"{kind} {name}" + (f"={text}" if name in self.defaults else ""))
+        return typed
+
+    def schema(self, name: str) -> str:
+        """Of the op. That of a function that returns one tensor or several returns a list."""
+        keywords = self._typed(self.names[len(self.positional) :])
+        arguments = [*self._typed(self.positional), *(["*", *keywords] if keywords else [])]
+        result = "Tensor" if self.annotations["return"] == "Tensor" else "Tensor[]"
+        return f"{name}({', '.join(arguments)}) -> {result}"
 
 
 def _bound(form: _Form, args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any] | None:
@@ -79,7 +76,7 @@ def _bound(form: _Form, args: tuple[Any, ...], given: dict[str, Any]) -> dict[st
     if len(args) > len(taken) or any(name in taken or name not in form.names for name in given):
         return None
     arguments = dict(zip(taken, args, strict=True)) | given
-    return arguments if all(name in arguments for name in form.required) else None
+    return arguments if all(name in arguments or name in form.defaults for name in form.names) else None
 
 
 def _in_graph(op: Any, form: _Form, given: dict[str, Any]) -> Any:
@@ -88,23 +85,24 @@ def _in_graph(op: Any, form: _Form, given: dict[str, Any]) -> Any:
     if given.pop("group", None) is not None:
         raise RuntimeError("cudaloss: a call with a process group cannot be captured in a graph")
     like = given[form.positional[0]]
-    for name in form.numbers:
-        if isinstance(given.get(name), float | int):
-            given[name] = as_tensor(given[name], like)
+    for name, value in given.items():
+        if isinstance(value, float | int) and form.annotations[name].startswith("Tensor | float"):
+            given[name] = as_tensor(value, like)
     found = op(**given)
     return found if isinstance(found, Tensor) else found[0] if len(found) == 1 else tuple(found)
 
 
 def public(function: _F) -> _F:
     """The function, with subclasses of tensors served, and its op, `torch.ops.cudaloss.<its name without _loss>`."""
-    schema, form = _schema(function), _form(function)
+    form, name = _Form.of(function), op_name(function.__name__)
+    schema = form.schema(name)
 
     def kernel(*args: Any, **given: Any) -> Any:
         found = function(*args, **given)
         return found if schema.endswith("> Tensor") else list(found) if isinstance(found, tuple) else [found]
 
     _private.define_composite(schema, kernel)
-    op = getattr(torch.ops.cudaloss, op_name(function.__name__))
+    op = getattr(torch.ops.cudaloss, name)
 
     @functools.wraps(function)
     def called(*args: Any, **given: Any) -> Any:

@@ -21,7 +21,7 @@ from .._varying import widest
 from . import calls, checks, plans, row_losses
 from .blocks import LOG_SUM, Block, bent
 from .calls import _are_served, _flat, _like_logits, _wants_gradient
-from .nodes import HeadNumbers, LogitsNumbers, sharded
+from .nodes import LogitsNumbers, sharded
 from .places import check_indices
 from .plans import Head
 from .row_losses import CROSS_ENTROPY, reduced
@@ -197,13 +197,6 @@ def linear_sparse_cross_entropy(
     first = 0 if part is None else part.first
     block = Block(sparse.target, reduced.options.mask, None, first, classes, cap, temperature)
     keeps = not is_compiled() and calls._keeps_logits(head, calls._plan("fast" if memory is None else memory))
-    found = sparse.losses(*_numbers(head, block, keeps, part, sparse.indices))
+    found = sparse.losses(*calls._numbers(head, block, keeps, part, sparse.indices))
     found = reduced.of(found, indices.shape[:-1])
     return found if local is None else sharded().wrapped(found, local)
-
-
-def _numbers(head: Head, block: Block, keeps: bool, part: Any, indices: Tensor) -> tuple[Tensor, Tensor]:
-    if _wants_gradient(*head):
-        return HeadNumbers.apply(*head, keeps, part, indices, *block)
-    found, z = plans.numbers_op(*head, *block, indices)
-    return (found, z) if part is None else (sharded().joined(found, part), sharded().added(z, part))
