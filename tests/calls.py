@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cudaloss import _reference
+from cudaloss._call import Call as Checked
 from cudaloss._options import NONE, Options
 from cudaloss._specs import LossSpec
 from exact import Exact
@@ -138,7 +139,7 @@ class Call:
             assert_within(self.spec, gradient, exact, size, lambda turn=turn: theirs()[turn])
 
     def plain(self, *arguments: object) -> Tensor:
-        return _reference.loss(self.spec, *arguments, self.result_dtype, self.options, self.second)
+        return _reference.loss(Checked.of(self.spec, *arguments, self.result_dtype, self.options, self.second))
 
     def _repr_pretty_(self, printer, cycle) -> None:  # what Hypothesis prints of a failure
         def show(value: object) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import cudaloss
 from cudaloss import _reference
+from cudaloss._call import Call
 from cudaloss._modes import DTYPES
 from cudaloss._specs import LossSpec, OfTwo
 from cudaloss.bench import symbolic
@@ -143,7 +144,7 @@ def exact_loss(
     """The loss in float64, to judge results of `dtype`; a reduction from the exact sum of its float64 terms."""
     if not spec.is_rational:
         return Exact(spec, input, target, reduction, parameter, of_float64=dtype == torch.float64).value
-    terms = _reference.loss(spec, input.double(), target.double(), "none", parameter, torch.float64)
+    terms = _reference.loss(Call.of(spec, input.double(), target.double(), "none", parameter, torch.float64))
     if reduction == "none":
         return terms
     exactly = compensated_sum(terms) if terms.isfinite().all() else terms.sum().item()
@@ -157,8 +158,9 @@ def exact_gradients(
     if not spec.is_rational:
         found = Exact(spec, input, target, reduction, parameter)
         return tuple(found.gradient(i, grad_output)[0].to(x.device) for i, x in enumerate((input, target)))
-    operands = (grad_output.double(), input.detach().double(), target.detach().double())
-    return _reference.gradients(spec, *operands, reduction, parameter, torch.float64, (True, True))
+    operands = input.detach().double(), target.detach().double()
+    call = Call.of(spec, *operands, reduction, parameter, torch.float64)
+    return _reference.gradients(call, grad_output.double(), (True, True))
 
 
 def error(found: Tensor, exact: Tensor, dtype: torch.dtype, size: Tensor | None = None) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import cudaloss
 from cudaloss._build import DEVICES
-from cudaloss._specs import SPECS, LossSpec, Parameter
+from cudaloss._specs import SPECS, Argument, LossSpec
 from cudaloss.bench import symbolic
 from oracle import has_domain, leaf, reduced
 
@@ -62,7 +62,7 @@ def largest(x: Tensor) -> float:
 class Third:
     """A loss and its third operand, `parameter`."""
 
-    def __init__(self, spec: LossSpec, third: Parameter) -> None:
+    def __init__(self, spec: LossSpec, third: Argument) -> None:
         self.spec = spec
         self.name, self.function, self.module = spec.name, spec.function, spec.module
         self.parameter = third.name

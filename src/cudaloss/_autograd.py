@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _private, _reference
+from ._call import unpacked
 from ._modes import (
     EXPECTS,
     FOR_INPUT,
@@ -17,15 +18,8 @@ from ._modes import (
     FOR_THIRD,
     IGNORE_NAN,
     MAY_DECLINE,
-    NORMALIZER_IS_COUNT,
-    batch_dims_of,
-    dtype_of,
     is_of_rows,
-    loss_of,
-    reduction_of,
 )
-from ._options import Options
-from ._specs import BY_MODE, RowNumbers, VectorNumbers
 
 # PyTorch's functions, looked up only once.
 _is_grad_enabled, _any_functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
@@ -36,32 +30,12 @@ _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright:
 _OTHERS = (None,) * 11  # the gradients of all arguments except input and target
 _OTHERS_OF_PLAIN = (None,) * 2  # for a plain call: how and parameter
 _PLAIN = 4  # the arguments of a plain call
-_THIRD = _private.Call._fields.index("third")
+_THIRD = _private.Arguments._fields.index("third")
 
 
 def transformed() -> bool:
     """Whether functorch or forward-mode AD is active; they need the reference's composite ops."""
     return _any_functorch() or forward_ad._current_level >= 0
-
-
-def unpacked(*arguments):
-    """A private op's call in the form for the reference: the loss, its operands, reduction, third operand, the result's
-    dtype, options, second number, and the further numbers of a loss of rows."""
-    call = _private.Call(*arguments)
-    how = call.how
-    normalizer = call.normalizer if call.divisor is None else call.divisor
-    if how & NORMALIZER_IS_COUNT and call.normalizer is not None:  # only gradients need it
-        normalizer = torch.where(call.normalizer == 0, torch.inf, call.normalizer)
-    mask = None if call.mask is None else call.mask.to(torch.bool)  # hooks on saved tensors may have changed it
-    options = Options(call.weight, mask, normalizer, call.scale, batch_dims_of(how), bool(how & IGNORE_NAN))
-    third = call.parameter if call.third is None else call.third
-    spec, dtype = BY_MODE[loss_of(how)], dtype_of(how)
-    rows = None
-    if spec.of_rows:
-        rows = RowNumbers(call.ignore_index, call.parameter, call.softcap)
-        rows = VectorNumbers.of_call(spec, call.parameter, call.second) if spec.of_vectors else rows
-        third = call.third
-    return spec, call.input, call.target, reduction_of(how), third, dtype, options, call.second, rows
 
 
 # ---- nodes: called as f(input, target, how, parameter[, scale, weight, mask, normalizer, divisor[, third, second
@@ -249,12 +223,8 @@ def _of_third(grad_output, denominators, input, target, how, *rest):
 
 def by_reference(grad_output, call):
     """The results of ``_pointwise_gradients``."""
-    spec, input, target, reduction, third, dtype, options, second, rows = unpacked(*call)
-    wanted = tuple(bool(call[2] & flag) for flag in (FOR_INPUT, FOR_TARGET, FOR_THIRD))
-    found = _reference.gradients(
-        spec, grad_output, input, target, reduction, third, dtype, wanted, options, second, rows
-    )
-    return (*found, None)[:3]
+    wanted = [bool(call[2] & flag) for flag in (FOR_INPUT, FOR_TARGET, FOR_THIRD)]
+    return _reference.gradients(unpacked(*call), grad_output, wanted)
 
 
 def _node(name: str, forward: Callable, backward: Callable) -> Callable[..., Tensor | None]:

@@ -14,11 +14,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 from . import _checks
 from ._dispatch import is_captured
 from ._ops import KERNELS
-from ._options import Options
+from ._options import options_of
 from ._private import compiled_name
-from ._row_ops import KERNELS as ROW_KERNELS
-from ._row_options import options_of
-from ._specs import PUBLIC, LossSpec, RowSpec
+from ._specs import PUBLIC, LossSpec
 from ._varying import as_tensor
 
 BY_NAME = {spec.name: spec for spec in PUBLIC}
@@ -45,11 +43,6 @@ def _for_op(spec: LossSpec, input: Tensor, own: dict[str, Any]) -> dict[str, Any
     return {**own, third.name: value}
 
 
-def _ops_of(spec: LossSpec) -> tuple[Any, Any]:
-    """The public op, and the one of a compiled call."""
-    return getattr(torch.ops.cudaloss, spec.name), getattr(torch.ops.cudaloss, compiled_name(spec.name))
-
-
 def _is_compiled() -> bool:
     """Whether torch.compile captures the call. An exported graph has the public op."""
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
@@ -61,26 +54,27 @@ def _as_tensor(normalizer: Any, input: Tensor, reduction: Any) -> Tensor | None:
     return as_tensor(_checks.check_number_normalizer(normalizer, reduction), input)
 
 
-def _unusual(spec: LossSpec, thorough: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _unusual(spec: LossSpec) -> Callable[..., Tensor]:
     """What the function of `spec` calls except in the commonest cases."""
-    op, compiled = _ops_of(spec)
+    thorough, beside = KERNELS[spec.name].thorough, [row.name for row in options_of(spec) if row.name != "dtype"]
+    op, compiled = (getattr(torch.ops.cudaloss, name) for name in (spec.name, compiled_name(spec.name)))
 
-    def call(input: Any, target: Any, reduction: Any, parameter: Any, second: Any, dtype: Any, *options: Any) -> Any:
-        own = spec.own(parameter, second)
-        keywords = {"dtype": dtype, **Options(*options)._asdict()}
-        tensors = input, target, *options[:3], parameter
+    def call(input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, *options: Any) -> Any:
+        named = {**spec.named(own), "dtype": dtype, **dict(zip(beside, options, strict=True))}
+        operands = input, target, *(named.pop(name) for name in spec.operands[2:])
+        tensors = *operands, *own[:1], *options[:3]
         if has_torch_function(tensors):  # a subclass, fx's Proxy, a mode
-            return handle_torch_function(_public(spec), tensors, input, target, reduction=reduction, **own, **keywords)
+            return handle_torch_function(_public(spec), tensors, *operands, reduction=reduction, **named)
         if spec.same_shape:
             _checks.check_same_shape(input, target)
         if torch.compiler.is_compiling() or is_captured():
             # A trace contains the op, which takes only tensors.
             _checks.check_reduction(spec, reduction)
-            keywords["normalizer"] = _as_tensor(keywords["normalizer"], input, reduction)
+            named["normalizer"] = _as_tensor(named["normalizer"], input, reduction)
             traced = compiled if _is_compiled() else op
-            return traced(input, target, reduction=reduction, **_for_op(spec, input, own), **keywords)
-        result = thorough(input, target, reduction, parameter, second, dtype, *options)
-        if input.shape != target.shape:
+            return traced(*operands, reduction=reduction, **_for_op(spec, input, named))
+        result = thorough(input, target, reduction, own, dtype, *options)
+        if not spec.of_rows and input.shape != target.shape:
             warnings.warn(
                 f"Using a target size ({target.size()}) that is different to the input size ({input.size()}). This "
                 "will likely lead to incorrect results due to broadcasting. Please ensure they have the same size.",
@@ -91,34 +85,6 @@ def _unusual(spec: LossSpec, thorough: Callable[..., Tensor]) -> Callable[..., T
     return call
 
 
-def _unusual_of_rows(spec: RowSpec, thorough: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same for a loss of rows."""
-    (op, compiled), beside = _ops_of(spec), [row.name for row in options_of(spec)][:-1]
-
-    def call(input: Any, target: Any, reduction: Any, own: Any, dtype: Any, *options: Any) -> Any:
-        given = {**spec.named(own), "dtype": dtype, **dict(zip(beside, options, strict=True))}
-        operands = input, target, *(given.pop(name) for name in spec.operands[2:])
-        tensors = *operands, *own[:1], *options[:3]
-        if has_torch_function(tensors):
-            return handle_torch_function(_public(spec), tensors, *operands, reduction=reduction, **given)
-        if torch.compiler.is_compiling() or is_captured():
-            _checks.check_reduction(spec, reduction)
-            given["normalizer"] = _as_tensor(given["normalizer"], input, reduction)
-            traced = compiled if _is_compiled() else op
-            return traced(*operands, reduction=reduction, **given)
-        return thorough(input, target, reduction, own, dtype, *options)
-
-    return call
-
-
-def calls_of(name: str) -> tuple[Any, Any]:
-    """What a function calls: first the fused call, which gives None except in the commonest cases, then the other. Of a
-    loss with flags one of each for every variant."""
-    spec = BY_NAME[name]
-    if isinstance(spec, RowSpec):
-        kernel = ROW_KERNELS[name]
-        return kernel.fused, _unusual_of_rows(spec, kernel.thorough)
-    kernels = KERNELS[name]
-    fused = tuple(kernel.fused for kernel in kernels)
-    unusual = tuple(_unusual(of, kernel.thorough) for of, kernel in zip(spec.variants, kernels, strict=True))
-    return (fused, unusual) if spec.flags else (fused[0], unusual[0])
+def calls_of(name: str) -> tuple[Callable[..., Tensor | None], Callable[..., Tensor]]:
+    """What a function calls: first the fused call, which gives None except in the commonest cases, then the other."""
+    return KERNELS[name].fused, _unusual(BY_NAME[name])

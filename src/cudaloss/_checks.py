@@ -8,15 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._options import NONE, Options
-from ._specs import PUBLIC, LossSpec, Parameter
+from . import _reference
+from ._build import DEVICES
+from ._call import Call
+from ._modes import BATCHMEAN
+from ._options import Options
+from ._shapes import joint_shape
+from ._specs import PUBLIC, Argument, LossSpec
 from ._varying import is_symbolic
 
 
 def _meant(spec: LossSpec, place: str, number: Any) -> str:
     """The end of an error's message, if the loss has a number of its own behind the argument at `place`, and takes
     this one: quantile_loss(x, t, 0.9)."""
-    own = {row.name: row.takes for row in (*spec.parameters, *spec.arguments)}
+    own = {row.name: row.takes for row in spec.arguments}
     positions = spec.signature.split()
     for name in positions[positions.index(place) :] if _is_number(number) else ():
         if name in own and own[name](number):
@@ -65,12 +70,12 @@ def as_float(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must be a number that a float can hold, got {value}") from None
 
 
-def check_number(parameter: Parameter, value: Any, accepts: str) -> Any:
+def check_number(parameter: Argument, value: Any, accepts: str) -> Any:
     """A loss's own parameter that is not a tensor, as a float."""
     if not _is_number(value):
         raise TypeError(f"{parameter.name} must be {accepts}, got {type(value).__name__}")
     number = as_float(parameter.name, value)
-    if not parameter.takes(number):
+    if not parameter.is_within(number):
         raise RuntimeError(f"{parameter.name} must be {parameter.accepts}, got {value}")
     return number
 
@@ -154,20 +159,6 @@ def check_operands(input: Any, target: Any) -> None:
         ) from None
 
 
-def joint_shape(input: Tensor, target: Tensor) -> torch.Size:
-    return input.shape if input.shape == target.shape else torch.broadcast_shapes(input.shape, target.shape)
-
-
-def class_dim(input: Tensor) -> int:
-    """The dimension of the classes: the second, or the first of a 1-D tensor, as in PyTorch."""
-    return 1 if input.dim() > 1 else 0
-
-
-def rows_shape(input: Tensor) -> torch.Size:
-    """The shape of the rows of `input`: its shape without the classes."""
-    return torch.Size((*input.shape[:1], *input.shape[2:])) if input.dim() > 1 else torch.Size()
-
-
 def _broadcasts_to(tensor: Tensor, shape: torch.Size) -> bool:
     if tensor.dim() > len(shape):
         return False
@@ -229,19 +220,15 @@ def check_batch_dims(value: Any, shape: torch.Size) -> None:
         raise ValueError(f"batch_dims must be at least 0 and at most {len(shape)}, the rank of the loss, got {value}")
 
 
-def check_options(options: Options, input: Tensor, target: Tensor, reduction: str) -> Options:
-    """The options, with numbers as Python's own."""
-    if input.is_nested or target.is_nested:
-        raise RuntimeError(
-            "weight, mask, normalizer, scale, batch_dims and ignore_nan must keep their defaults if input is "
-            "a nested tensor"
-        )
-    shape = joint_shape(input, target)
+def check_options(
+    options: Options, input: Tensor, shape: torch.Size, reduction: str, weight: str = "weight"
+) -> Options:
+    """The options of a loss of that `shape`, with the weight under the name `weight` and numbers as Python's own."""
     if options.weight is not None:
-        check_beside("weight", options.weight, input, shape)
+        check_beside(weight, options.weight, input, shape)
         if options.weight.dtype == torch.bool:
-            raise RuntimeError("weight must be a floating-point tensor, got torch.bool; give it as mask=")
-        check_floating("weight", options.weight)
+            raise RuntimeError(f"{weight} must be a floating-point tensor, got torch.bool; give it as mask=")
+        check_floating(weight, options.weight)
     if options.mask is not None:
         check_beside("mask", options.mask, input, shape)
         if options.mask.dtype != torch.bool:
@@ -266,21 +253,41 @@ def check_same_shape(input: Any, target: Any) -> None:
         raise ValueError(f"Target size ({target.size()}) must be the same as input size ({input.size()})")
 
 
+def is_autocast(device: str) -> bool:
+    if device in DEVICES or torch.amp.is_autocast_available(device):
+        return torch.is_autocast_enabled(device)
+    return False  # for example meta, for which PyTorch raises
+
+
+def result_dtype(input: Tensor, target: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of the loss, under autocast too."""
+    return _reference.result_dtype(input, target, dtype, is_autocast(input.device.type))
+
+
+def over_batch(input: Any) -> tuple[str, Any]:
+    """The reduction and the normalizer for ``batchmean``."""
+    return ("mean", torch.sym_float(input.shape[0])) if input.dim() else ("sum", None)  # as in PyTorch
+
+
 def check(
-    spec: LossSpec,
-    input: Any,
-    target: Any,
-    reduction: Any,
-    own: tuple[Any, Any],
-    dtype: Any,
-    options: Options = NONE,
-) -> tuple[tuple[Any, Any], Options]:
-    """Raises an error if something is wrong with a call of `spec`'s loss; returns its third operand and second number,
-    and the options, with numbers as Python's own."""
+    spec: LossSpec, input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, options: Options
+) -> Call:
+    """Raises an error if something is wrong with a call of a loss of elements; otherwise the call, with numbers as
+    Python's own."""
+    third, second, *flags = own or (spec.default, spec.second_default)
     check_operands(input, target)
     check_reduction(spec, reduction)
-    own = check_third(spec, own[0], input, target), check_second(spec, own[1])
+    third, second = check_third(spec, third, input, target), check_second(spec, second)
     check_dtype(dtype)
     if not options.are_default():
-        options = check_options(options, input, target, reduction)
-    return own, options
+        if input.is_nested or target.is_nested:
+            raise RuntimeError(
+                "weight, mask, normalizer, scale, batch_dims and ignore_nan must keep their defaults if input is "
+                "a nested tensor"
+            )
+        options = check_options(options, input, joint_shape(input, target), reduction)
+    if reduction == BATCHMEAN:
+        reduction, normalizer = over_batch(input)
+        options = options._replace(normalizer=normalizer)
+    variant = spec.variants[sum(bool(flag) << bit for bit, flag in enumerate(flags))]
+    return Call.of(variant, input, target, reduction, third, result_dtype(input, target, dtype), options, second)

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _autograd, _private, _reference, _varying
-from ._autograd import by_reference, gradients, transformed, unpacked
+from ._autograd import by_reference, gradients, transformed
 from ._build import DEVICES
-from ._checks import class_dim, joint_shape
+from ._call import Call, unpacked
 from ._modes import (
     BELOW_AUTOGRAD,
     DTYPES,
@@ -27,7 +27,7 @@ from ._modes import (
 )
 from ._options import Options
 from ._private import is_compiled
-from ._specs import LossSpec, RowNumbers, Third, VectorNumbers
+from ._shapes import class_dim, joint_shape
 
 PLAIN_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
 _DEVICES = DEVICES | {"meta"}  # the private ops' fake kernels serve meta tensors
@@ -83,58 +83,23 @@ def is_served(
     )
 
 
-def serves(
-    spec: LossSpec,
-    input: Tensor,
-    target: Tensor,
-    parameter: Third | None,
-    dtype: torch.dtype,
-    options: Options,
-    rows: RowNumbers | VectorNumbers | None,
-) -> bool:
+def serves(call: Call) -> bool:
     """Whether the compiled kernels serve a checked call, except the third operand's gradient."""
-    if isinstance(rows, VectorNumbers) and (rows.p != 2 or input.shape[class_dim(input)] == 0):
+    spec, input = call.spec, call.input
+    if call.p != 2 or (spec.of_vectors and input.shape[class_dim(input)] == 0):
         return False
-    third = parameter if isinstance(parameter, Tensor) else None
-    rank = max(input.dim(), target.dim()) if rows is None else input.dim() - 1
-    has_labels = isinstance(rows, VectorNumbers) and not spec.differentiable_third
-    return is_served(input, target, third, dtype, options, rank, has_labels)
+    has_labels = spec.of_vectors and not spec.differentiable_third
+    return is_served(input, call.target, call.third, call.dtype, call.options, call.rank, has_labels)
 
 
-def packed(
-    spec: LossSpec,
-    reduction: str,
-    parameter: Third | None,
-    dtype: torch.dtype,
-    options: Options,
-    second: float,
-    rows: RowNumbers | VectorNumbers | None,
-) -> tuple[int, Any, tuple[Any, ...]]:
-    """The private ops' arguments after the operands: the mode, the loss's number, and the rest."""
-    third = parameter if isinstance(parameter, Tensor) else None
-    weight, mask, normalizer, scale, batch_dims, ignore_nan = options
-    how = pack(reduction, dtype, spec.mode, batch_dims) | (IGNORE_NAN if ignore_nan else 0)
-    divisor = None if normalizer is None or isinstance(normalizer, Tensor) else normalizer
-    call = scale, weight, mask, normalizer if divisor is None else None, divisor
-    if isinstance(rows, VectorNumbers):
-        number, second = rows.in_call(spec)
-        return how, number, (*call, third, second) if third is not None or second != 0 else call
-    if rows is not None:
-        return how, rows.z_loss, (*call, third, second, rows.ignore_index, rows.softcap)
-    number = parameter if third is None else spec.default
-    return how, number, call if third is None and second == 0 else (*call, third, second)
-
-
-def goes_in_one_pass(
-    input: Tensor, target: Tensor, wanting: list[Tensor], reduction: str, rows: RowNumbers | VectorNumbers | None
-) -> bool:
+def goes_in_one_pass(call: Call, wanting: list[Tensor]) -> bool:
     """Whether the loss's pass can also make the gradients that are wanted."""
     whole = (
-        rows is not None
-        or input.shape == target.shape
-        or all(x.shape == torch.broadcast_shapes(input.shape, target.shape) for x in wanting)
+        call.spec.of_rows
+        or call.input.shape == call.target.shape
+        or all(x.shape == torch.broadcast_shapes(call.input.shape, call.target.shape) for x in wanting)
     )
-    return bool(wanting) and whole and reduction != "none"
+    return bool(wanting) and whole and call.reduction != "none"
 
 
 _FULL = ("weight", "mask")  # the options that can be as large as the data
@@ -161,10 +126,11 @@ def _lie_alike(*tensors: Tensor | None) -> bool:
     return all(x.shape == first.shape and x.is_contiguous() for x in (first, *others))
 
 
-def _any_is_distributed(input: Tensor, target: Tensor, third: Third | None, options: Options) -> bool:
+def _any_is_distributed(call: Call) -> bool:
     """Whether one is a DTensor. There are none if their module has not been imported."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(x, module.DTensor) for x in (input, target, third, *options[:3]))
+    tensors = call.input, call.target, call.third, *call.options[:3]
+    return module is not None and any(isinstance(x, module.DTensor) for x in tensors)
 
 
 def _dispatches(tensor: Tensor) -> bool:
@@ -177,86 +143,93 @@ def _is_exporting_to_onnx() -> bool:
     return onnx is not None and onnx.is_in_onnx_export()
 
 
-def loss(
-    spec: LossSpec,
-    input: Tensor,
-    target: Tensor,
-    reduction: str,
-    parameter: Third | None,
-    dtype: torch.dtype,
-    options: Options,
-    second: float = 0.0,
-    rows: RowNumbers | VectorNumbers | None = None,
-) -> Tensor:
-    """The loss of a call whose arguments have been checked, with autograd. The parameter is the class weights, or None,
-    for a loss of classes, and the third operand for a loss of vectors."""
-    if _any_is_distributed(input, target, parameter, options) and not transformed():
+def _merged(call: Call) -> Tensor | None:
+    """The loss of a call of elements with more dimensions than the kernels take, if they can be merged."""
+    third, options = call.third, call.options
+    beside = third if third is not None and third.dim() else None
+    if not _lie_alike(call.input, call.target, options.weight, options.mask, beside):
+        return None
+    shape, kept = call.input.shape, options.batch_dims
+    merged = shape[:kept].numel(), shape[kept:].numel()
+    full = {name: None if x is None else x.view(merged) for name, x in options._asdict().items() if name in _FULL}
+    call = call._replace(
+        input=call.input.view(merged),
+        target=call.target.view(merged),
+        third=third if beside is None else beside.view(merged),
+    )
+    value = loss(call.with_options(batch_dims=1 if kept else 0, **full))
+    return value.view(shape if call.reduction == "none" else shape[:kept])
+
+
+def _of_single_losses(call: Call) -> Call:
+    """The same call without the reduction, if that is of single losses."""
+    rest = call.options._replace(scale=1.0, batch_dims=0)
+    if call.reduction == "sum" or (call.reduction == "mean" and rest.are_default() and not call.spec.of_rows):
+        return call._replace(reduction="none").with_options(batch_dims=0)
+    return call
+
+
+def _with_numbers(call: Call) -> Tensor | Call:
+    """A captured call without the numbers that vary between its replays, as far as possible; or its loss, if the scale
+    varies."""
+    scale, call = call.options.scale, _varying.fixed(call.with_options(scale=1.0))
+    if not _varying.is_symbolic(scale):
+        return call.with_options(scale=scale)
+    value = loss(call._replace(dtype=torch.promote_types(call.dtype, torch.float32)))
+    return (value * scale).to(call.dtype)
+
+
+def loss(call: Call) -> Tensor:
+    """The loss of a call whose arguments have been checked, with autograd."""
+    if _any_is_distributed(call) and not transformed():
         from . import _sharded
 
-        return _sharded.loss(spec, input, target, reduction, parameter, dtype, options, second, rows)
-    varies = is_captured() and _varying.vary(options, parameter, second, rows)
+        return _sharded.loss(call)
+    varies = is_captured() and _varying.vary(call)
     if varies:
-        scale, options = options.scale, options._replace(scale=1.0)
-        options, parameter, rows = _varying.fixed(input, target, options, parameter, rows)
-        if _varying.is_symbolic(scale):
-            wide = torch.promote_types(dtype, torch.float32)
-            value = loss(spec, input, target, reduction, parameter, wide, options, second, rows)
-            return (value * scale).to(dtype)
-        options = options._replace(scale=scale)
-        varies = _varying.vary(options, parameter, second, rows)
-    third = parameter if isinstance(parameter, Tensor) else None
-    rank = max(input.dim(), target.dim()) if rows is None else input.dim() - 1
-    if options.batch_dims == rank > 0:  # a reduction of single elements
-        rest = options._replace(scale=1.0, batch_dims=0)
-        if reduction == "sum" or (reduction == "mean" and rest.are_default() and rows is None):
-            reduction, options = "none", options._replace(batch_dims=0)
-    if (
-        rank > MAX_DIMS
-        and rows is None
-        and _lie_alike(
-            input, target, options.weight, options.mask, third if third is not None and third.dim() else None
-        )
-    ):
-        shape, kept = input.shape, options.batch_dims
-        merged = shape[:kept].numel(), shape[kept:].numel()
-        beside = {name: None if x is None else x.view(merged) for name, x in options._asdict().items() if name in _FULL}
-        options = options._replace(batch_dims=1 if kept else 0, **beside)
-        parameter = third.view(merged) if third is not None and third.dim() else parameter
-        value = loss(spec, input.view(merged), target.view(merged), reduction, parameter, dtype, options, second)
-        return value.view(shape if reduction == "none" else shape[:kept])
+        found = _with_numbers(call)
+        if isinstance(found, Tensor):
+            return found
+        call, varies = found, _varying.vary(found)
+    rank, spec, of_rows = call.rank, call.spec, call.spec.of_rows
+    if call.options.batch_dims == rank > 0:
+        call = _of_single_losses(call)
+    if rank > MAX_DIMS and not of_rows:
+        value = _merged(call)
+        if value is not None:
+            return value
+    input, target, third = call.input, call.target, call.third
     is_plain = not (is_captured() or _dispatches(input) or _dispatches(target))
     # A compiler fuses PyTorch's own ops with the next op if that has the data's size; ONNX supports no other ops.
-    decomposes = not is_plain and ((reduction == "none" and is_compiled()) or _is_exporting_to_onnx())
+    decomposes = not is_plain and ((call.reduction == "none" and is_compiled()) or _is_exporting_to_onnx())
     for_third = third is not None and third.requires_grad and torch.is_grad_enabled()
-    served = serves(spec, input, target, parameter, dtype, options, rows)
-    of_vectors = isinstance(rows, VectorNumbers)
-    if for_third and not (spec.has_third_gradient and (type(third) in PLAIN_TENSORS if is_plain else of_vectors)):
+    served = serves(call)
+    if for_third and not (spec.has_third_gradient and (type(third) in PLAIN_TENSORS if is_plain else spec.of_vectors)):
         served = False
     if decomposes or varies or not served:
-        value = _reference.loss(spec, input, target, reduction, parameter, dtype, options, second, rows)
-        like = target if rows is None else input  # for rows the loss is contiguous
-        return _private.laid_out(value, input, like) if reduction == "none" and served else value
-    how, number, call = packed(spec, reduction, parameter, dtype, options, second, rows)
-    wanting = []
+        value = _reference.loss(call)
+        like = input if of_rows else target  # for rows the loss is contiguous
+        return _private.laid_out(value, input, like) if call.reduction == "none" and served else value
+    flags, wanting = 0, []
     if torch.is_grad_enabled():
-        how |= (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
-        how |= FOR_THIRD if for_third else 0
+        flags = (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
+        flags |= FOR_THIRD if for_third else 0
         wanting = [operand for operand in (input, target) if operand.requires_grad]
-        if third is not None and for_third and of_vectors:
+        if third is not None and for_third and spec.of_vectors:
             wanting.append(third)
     if not wanting and not for_third:
         forward = _private.compiled_forward if not is_plain and is_compiled() else _private.forward
-        return forward(input, target, how, number, *call)[0]
-    in_one_pass = goes_in_one_pass(input, target, wanting, reduction, rows)
+        return forward(*call.packed())[0]
+    in_one_pass = goes_in_one_pass(call, wanting)
     if is_plain:
         way = _autograd.one_pass if in_one_pass else _autograd.two_passes
-        how |= BELOW_AUTOGRAD
+        flags |= BELOW_AUTOGRAD
     elif is_compiled():
         in_one_pass = in_one_pass and _private.keeps_what_it_saves()
         way = _autograd.compiled_one_pass if in_one_pass else _autograd.compiled_two_passes
     else:
         way = _autograd.traced_two_passes
-    found = way(input, target, how, number, *call)
+    found = way(*call.packed(flags))
     assert found is not None
     return found
 
@@ -265,12 +238,12 @@ def loss(
 
 
 def _denominators(*call):
-    spec, input, target, reduction, third, _, options, _, rows = unpacked(*call)
-    return _reference.denominators(spec, input, target, options, third, rows) if reduction == "mean" else None
+    found = unpacked(*call)
+    return _reference.denominators(found) if found.reduction == "mean" else None
 
 
 def _composed(*call):
-    return _reference.loss(*unpacked(*call)), _denominators(*call)
+    return _reference.loss(unpacked(*call)), _denominators(*call)
 
 
 # Each op in plain PyTorch.
@@ -288,7 +261,7 @@ def _register(kind: str, composed: Callable[..., Any]) -> None:
     def autograd(keyset, *call):
         if (torch.is_grad_enabled() and torch._C._any_requires_grad(*call)) or transformed():
             if kind == "forward":  # with the kernels if they serve the call
-                return loss(*unpacked(*call)), _denominators(*call)
+                return loss(unpacked(*call)), _denominators(*call)
             return composed(*call)
         if kind == "gradients":
             return gradients(*call)

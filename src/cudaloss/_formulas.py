@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from ._closed_forms import Slopes, evaluate
+from ._call import Call
+from ._closed_forms import Slopes, evaluate, savable
+from ._options import Options
 from ._specs import LossSpec, OfDifference, OfTwo, Third
-
-Operands = tuple[Tensor, ...]  # only the difference, or input and target of one shape
 
 
 @dataclass(frozen=True)
@@ -68,26 +70,69 @@ def derivative(spec: LossSpec, d: Tensor, parameter: Third, order: int) -> Tenso
     return evaluate(_Derivative(spec, parameter, order), d)
 
 
-def _of_pair(spec: LossSpec, operands: Operands, third: Third, second: float) -> tuple[_Pair, Operands]:
-    assert isinstance(spec.terms, OfTwo)
-    if isinstance(third, Tensor):  # expanded, so that autograd sums over broadcast dimensions
-        return _Pair(spec.terms, spec.default, second), (*operands, third.expand(operands[0].shape))
-    return _Pair(spec.terms, third, second), operands
+class Elements(NamedTuple):
+    """The values from which single losses are computed, in the dtype of the arithmetic. Elements that are left out are
+    0 (the third operand: 1)."""
+
+    spec: LossSpec
+    tensors: tuple[Tensor, ...]  # only the difference, or input and target of one shape
+    third: Third
+    second: float
+
+    def layout(self) -> tuple[torch.Size, torch.dtype, None]:
+        """The losses' shape, the dtype of the arithmetic, and the operands' dimension that losses lack."""
+        return self.tensors[0].shape, self.tensors[0].dtype, None
+
+    def pair(self) -> tuple[_Pair, tuple[Tensor, ...]]:
+        spec, tensors, third, second = self
+        assert isinstance(spec.terms, OfTwo)
+        if isinstance(third, Tensor):  # expanded, so that autograd sums over broadcast dimensions
+            return _Pair(spec.terms, spec.default, second), (*tensors, third.expand(tensors[0].shape))
+        return _Pair(spec.terms, third, second), tensors
 
 
-def value(spec: LossSpec, operands: Operands, third: Third, second: float) -> Tensor:
+def where_selected(target: Tensor, options: Options) -> Tensor | None:
+    if not (options.ignore_nan and target.is_floating_point()):
+        return options.mask
+    return ~target.isnan() if options.mask is None else ~target.isnan() & options.mask
+
+
+def selected(call: Call) -> Tensor | None:
+    """Which elements count; its shape broadcasts to the loss's. None: all."""
+    return where_selected(call.target, call.options)
+
+
+def counted_weight(call: Call, selected: Tensor | None) -> Tensor | None:
+    """What each element adds to a mean's denominator; None: 1."""
+    return None if call.spec.mean_over_count else call.options.weight
+
+
+def operands(call: Call, selected: Tensor | None, compute: torch.dtype) -> Elements:
+    x, t, third = savable(call.input, compute), savable(call.target, compute), call.operand
+    if isinstance(call.spec.terms, OfDifference):
+        tensors: tuple[Tensor, ...] = (x - t,)
+    else:
+        tensors = (x, t) if x.is_nested or x.shape == t.shape else tuple(torch.broadcast_tensors(x, t))
+    third = savable(third, compute) if isinstance(third, Tensor) else third
+    if selected is not None:
+        tensors = tuple(torch.where(selected, operand, 0) for operand in tensors)
+        third = torch.where(selected, third, 1) if isinstance(third, Tensor) else third
+    return Elements(call.spec, tensors, third, call.second)
+
+
+def value(of: Elements) -> Tensor:
     """The single losses."""
-    if isinstance(spec.terms, OfDifference):
-        return derivative(spec, operands[0], third, 0)
-    pair, tensors = _of_pair(spec, operands, third, second)
+    if isinstance(of.spec.terms, OfDifference):
+        return derivative(of.spec, of.tensors[0], of.third, 0)
+    pair, tensors = of.pair()
     return evaluate(pair, *tensors)
 
 
-def slopes(spec: LossSpec, operands: Operands, third: Third, second: float, needed: Sequence[bool]) -> Slopes:
+def slopes(of: Elements, needed: Sequence[bool]) -> Slopes:
     """The derivatives for input, target and, for a loss of both operands, a third operand that is a tensor, if
     needed."""
-    if isinstance(spec.terms, OfDifference):
-        slope = derivative(spec, operands[0], third, 1)
+    if isinstance(of.spec.terms, OfDifference):
+        slope = derivative(of.spec, of.tensors[0], of.third, 1)
         return slope if needed[0] else None, -slope if needed[1] else None
-    pair, tensors = _of_pair(spec, operands, third, second)
+    pair, tensors = of.pair()
     return pair.slopes(needed, *tensors)

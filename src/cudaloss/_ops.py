@@ -7,23 +7,23 @@ Each has one Python kernel for all backends, for autograd and for vmap. It takes
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf, nan
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _autograd, _dispatch, _options, _private, _reference
+from . import _autograd, _checks, _dispatch, _private, _row_checks, _vector_checks
 from ._build import DEVICES
-from ._checks import check
 from ._dispatch import PLAIN_TENSORS
 from ._modes import (
     BATCH_DIMS,
     BATCHMEAN,
     BELOW_AUTOGRAD,
     DTYPES,
+    FOR_THIRD,
     IGNORE_NAN,
+    INDICES,
     INTEGERS,
     LOSS,
     MAX_DIMS,
@@ -31,48 +31,34 @@ from ._modes import (
     REDUCTIONS,
     pack,
 )
-from ._options import Options
-from ._specs import SPECS, LossSpec
+from ._options import Options, options_of
+from ._specs import PUBLIC, LossSpec
+from ._usual import is_usual, usual_of
 
 Loss = Callable[..., Any]
 
 
 class Kernel(NamedTuple):
-    """The parts of a public op, called as ``f(input, target, reduction, parameter, second, dtype, *options)``. The
-    parameter is the loss's third operand, a number or a tensor; second is its second number."""
+    """The parts of a public op, called as ``f(input, target, reduction, own, dtype, *options)``, where `own` has the
+    values of ``spec.given``; a loss of rows may leave out the last option."""
 
     fused: Callable[..., Tensor | None]  # the commonest calls; None for all others
     thorough: Callable[..., Tensor]  # every call, with its arguments checked
 
 
-def _is_autocast(device: str) -> bool:
-    if device in DEVICES or torch.amp.is_autocast_available(device):
-        return torch.is_autocast_enabled(device)
-    return False  # for example meta, for which PyTorch raises
-
-
-def _over_batch(input: Any) -> tuple[str, Any]:
-    """The reduction and the normalizer for ``batchmean``."""
-    return ("mean", torch.sym_float(input.shape[0])) if input.dim() else ("sum", None)  # as in PyTorch
-
-
 def _thorough(spec: LossSpec) -> Callable[..., Tensor]:
-    def thorough(
-        input: Any, target: Any, reduction: Any, parameter: Any, second: Any, dtype: Any, *options: Any
-    ) -> Tensor:
-        own, chosen = check(spec, input, target, reduction, (parameter, second), dtype, Options(*options))
-        if reduction == BATCHMEAN:
-            reduction, normalizer = _over_batch(input)
-            chosen = chosen._replace(normalizer=normalizer)
-        dtype = _reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
-        return _dispatch.loss(spec, input, target, reduction, own[0], dtype, chosen, own[1])
+    check: Any = _vector_checks.check if spec.of_vectors else _row_checks.check if spec.of_rows else _checks.check
+
+    def thorough(input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, *options: Any) -> Tensor:
+        return _dispatch.loss(check(spec, input, target, reduction, own, dtype, Options(*options)))
 
     return thorough
 
 
 def _way(reduction: str, result: torch.dtype) -> tuple[int, Callable[..., Tensor | None]]:
     """The mode of a call with this reduction and result, without the loss; and its node."""
-    return pack(reduction, result) | MAY_DECLINE, _autograd.two_passes if reduction == "none" else _autograd.one_pass
+    how = pack(reduction, result) | MAY_DECLINE | BELOW_AUTOGRAD
+    return how, _autograd.two_passes if reduction == "none" else _autograd.one_pass
 
 
 # Without autocast, and with it.
@@ -87,36 +73,32 @@ _WAYS, _AUTOCAST_WAYS = (
 )
 
 
-def _under_autocast(input: Tensor) -> dict[Any, Any]:
-    return _AUTOCAST_WAYS if torch.is_autocast_enabled("cuda" if input.is_cuda else "cpu") else _WAYS
+def _ways(spec: LossSpec) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Those for the targets that the loss takes."""
+    if not spec.of_rows:
+        return _WAYS, _AUTOCAST_WAYS
+    taken = DTYPES if spec.of_vectors else INDICES if spec.takes_indices_alone else (*DTYPES, *INDICES)
+    plain, autocast = ({key: way for key, way in ways.items() if key[2] in taken} for ways in (_WAYS, _AUTOCAST_WAYS))
+    return plain, autocast
 
 
 def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
     """The commonest calls: plain tensors of one shape; the private ops check the rest. Returns None for all others.
     Every line is on the hot path of every call: only a few flags, 0.05 us each."""
-    own, loss, forward = spec.mode << LOSS | BELOW_AUTOGRAD, _private.loss, _private.forward
-    default, largest = spec.default, spec.parameter.largest if spec.parameter else inf
-    takes_second = spec.second.takes if spec.second else bool
-    unchecked = 0.0 if spec.second is None or takes_second(0.0) else nan  # the kernels read it as no number
-    may_lack_last = spec.parameter is not None and spec.parameter.may_lack_last
+    usual, (plain_ways, autocast_ways), lacking = usual_of(spec), _ways(spec), 1 if spec.of_rows else 0
+    loss, forward, plain = _private.loss, _private.forward, (spec.mode << LOSS, spec.default, ())
     # PyTorch's functions, looked up only once.
-    is_grad_enabled, is_captured = torch.is_grad_enabled, _dispatch.is_captured
+    is_grad_enabled, is_captured, is_autocast = torch.is_grad_enabled, _dispatch.is_captured, torch.is_autocast_enabled
     is_included, pre_dispatch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
     any_autocast, any_functorch = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
     function_modes = torch._C._len_torch_function_stack
 
     def fused(
-        input, target, reduction, parameter, second, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
+        input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan=False
     ) -> Tensor | None:
-        third = None
-        if type(parameter) is not float:
-            third, parameter = parameter, default
-            if not _is_usual(third, DTYPES) or (may_lack_last and third.shape != input.shape):
-                return None
         if (
             type(input) not in PLAIN_TENSORS
             or type(target) not in PLAIN_TENSORS
-            or not 0 < parameter <= largest
             or type(reduction) is not str
             or dtype is not None
             or any_functorch()
@@ -125,20 +107,21 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
             or is_included(pre_dispatch)
         ):
             return None
-        found = (_under_autocast(input) if any_autocast() else _WAYS).get((reduction, input.dtype, target.dtype))
-        if found is None:
+        ways = autocast_ways if any_autocast() and is_autocast("cuda" if input.is_cuda else "cpu") else plain_ways
+        found = ways.get((reduction, input.dtype, target.dtype))
+        numbers = plain if usual is None else usual(input, target, own)
+        if found is None or numbers is None:
             return None
-        how, node = found
+        (how, node), (mode, parameter, tail) = found, numbers
+        how |= mode
         way = None
-        if is_grad_enabled() and (wants := input.requires_grad + 2 * target.requires_grad):
+        if is_grad_enabled() and (wants := (input.requires_grad + 2 * target.requires_grad) << 4 | mode & FOR_THIRD):
             if is_captured():  # two passes would not notice it
                 return None
-            how, way = how | wants << 4, node
+            how, way = how | wants, node
         rest = ()
         if (
-            third is not None
-            or type(second) is not float
-            or second != unchecked
+            tail
             or weight is not None
             or mask is not None
             or normalizer is not None
@@ -148,40 +131,29 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
             or batch_dims != 0
             or ignore_nan is not False
         ):
-            options = _usual(reduction, weight, mask, normalizer, scale, batch_dims, ignore_nan)
+            options = _usual_options(reduction, weight, mask, normalizer, scale, batch_dims, ignore_nan)
             if options is None:
+                return None
+            if batch_dims and batch_dims == input.dim() - lacking:  # single losses: _dispatch has a shorter way
                 return None
             flags, *rest = options
             how |= flags
-            if type(second) is not float:
-                return None
-            if third is not None or second != unchecked:
-                if not takes_second(second):
-                    return None
-                rest += third, second
-            if batch_dims and batch_dims == input.dim():  # single losses: _dispatch has a shorter way
-                return None
+            rest += tail
         if way is not None:
-            return way(input, target, how | own, parameter, *rest)
+            return way(input, target, how, parameter, *rest)
         if rest:
-            return forward(input, target, how | own, parameter, *rest)[0]
-        return loss(input, target, how | own, parameter)
+            return forward(input, target, how, parameter, *rest)[0]
+        return loss(input, target, how, parameter)
 
-    def fused_over_batch(input, target, reduction, parameter, second, dtype, weight, mask, normalizer, *options):
+    def fused_over_batch(input, target, reduction, own, dtype, weight, mask, normalizer, *options):
         if reduction == BATCHMEAN and normalizer is None and type(input) in PLAIN_TENSORS and not is_captured():
-            reduction, normalizer = _over_batch(input)
-        return fused(input, target, reduction, parameter, second, dtype, weight, mask, normalizer, *options)
+            reduction, normalizer = _checks.over_batch(input)
+        return fused(input, target, reduction, own, dtype, weight, mask, normalizer, *options)
 
     return fused_over_batch if spec.batchmean else fused
 
 
-def _is_usual(tensor: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
-    if type(tensor) not in PLAIN_TENSORS or tensor.dtype not in dtypes:
-        return False
-    return not (tensor.requires_grad and torch.is_grad_enabled())
-
-
-def _usual(reduction, weight, mask, normalizer, scale, batch_dims, ignore_nan) -> tuple[Any, ...] | None:
+def _usual_options(reduction, weight, mask, normalizer, scale, batch_dims, ignore_nan) -> tuple[Any, ...] | None:
     """The mode's flags and the options, in the order of the private ops; None if they are not the usual ones."""
     divisor = None
     if (
@@ -190,14 +162,14 @@ def _usual(reduction, weight, mask, normalizer, scale, batch_dims, ignore_nan) -
         or not 0 <= batch_dims <= MAX_DIMS
         or type(ignore_nan) is not bool
         or _dispatch.is_captured()
-        or (weight is not None and not _is_usual(weight, DTYPES))
-        or (mask is not None and not _is_usual(mask, (torch.bool,)))
+        or (weight is not None and not is_usual(weight, DTYPES))
+        or (mask is not None and not is_usual(mask, (torch.bool,)))
     ):
         return None
     if normalizer is not None:
         if type(normalizer) is float and normalizer != 0:
             divisor, normalizer = normalizer, None
-        elif not _is_usual(normalizer, DTYPES):
+        elif not is_usual(normalizer, DTYPES):
             return None
         if reduction != "mean":
             return None
@@ -208,53 +180,45 @@ def _none(*call: Any) -> None:
     """``fused`` for a package without compiled kernels: a refused binary may have registered its kernels anyway."""
 
 
-def _schema(spec: LossSpec) -> str:
-    third, own, first = spec.parameter, "", ""
-    for parameter in spec.parameters:
-        if parameter.of_call:
-            first += f", Tensor {parameter.name}"
-        else:
-            optional = parameter is third and parameter.default is None
-            own += f", {'Tensor?' if optional else 'float'} {parameter.name}={parameter.default}"
-    options = ", ".join(row.of_op for row in _options.ROWS)
+def _schema(spec: LossSpec) -> tuple[str, list[str]]:
+    """The public op's schema, and its positional arguments after input and target."""
+    third, own = spec.parameter, {row.name: row.of_schema for row in spec.arguments}
+    own["reduction"] = f'str reduction="{spec.reduction}"'
+    order = [*spec.needed, "reduction", *(row.name for row in spec.parameters if not row.of_call)]
+    given = [name for name in (spec.signature.split() if spec.of_rows else order) if name in own]
+    keywords = [own[row.name] for row in spec.arguments if row.only_keyword]
+    keywords += [row.of_op for row in options_of(spec)]
     if third and third.default is not None:
-        options += f", Tensor? {third.name}_tensor=None"
-    options += "".join(f", bool {flag.name}={flag.default}" for flag in spec.flags)
-    named = f'Tensor input, Tensor target{first}, str reduction="{spec.reduction}"{own}'
-    return f"{spec.name}({named}, *, {options}) -> Tensor"
+        keywords.append(f"Tensor? {third.name}_tensor=None")
+    keywords += [] if spec.of_rows else [own[flag.name] for flag in spec.flags]
+    named = ", ".join([*(f"Tensor {name}" for name in spec.operands), *(own[name] for name in given)])
+    return f"{spec.name}({named}, *, {', '.join(keywords)}) -> Tensor", [*spec.operands[2:], *given]
 
 
-def _chosen(spec: LossSpec, kernels: tuple[Kernel, ...], options: dict[str, Any]) -> Kernel:
-    """The kernel of the variant for the flags among the options."""
-    values = [options.pop(flag.name, flag.default) for flag in spec.flags]
-    return kernels[sum(value << bit for bit, value in enumerate(values))]
-
-
-def _define(spec: LossSpec) -> tuple[Kernel, ...]:
-    """Defines the public op of `spec`; returns its kernels, one for each variant of the row."""
-    kernels = tuple(Kernel(_fused(variant) if DEVICES else _none, _thorough(variant)) for variant in spec.variants)
-    third, usual, default, other = spec.parameter, spec.reduction, spec.default, spec.second_default
-    as_tensor = f"{third.name}_tensor" if third else ""
+def _define(spec: LossSpec) -> Kernel:
+    """Defines the public op of `spec`."""
+    kernel = Kernel(_fused(spec) if DEVICES else _none, _thorough(spec))
+    schema, names = _schema(spec)
+    defaults, third, options = spec.given, spec.parameter, {row.name: row.default for row in options_of(spec)}
+    del options["dtype"]
+    plain = spec.reduction, tuple(defaults.values()), None, *options.values()
 
     # The dispatcher passes only arguments that are not at their defaults.
-    def op(input, target, reduction=usual, parameter=None, second=other, *, dtype=None, **options):
-        kernel = _chosen(spec, kernels, options) if spec.flags else kernels[0]
-        parameter = options.pop(as_tensor, parameter)
-        parameter = default if parameter is None else parameter
-        call = input, target, reduction, parameter, second, dtype, *(Options(**options) if options else _options.NONE)
+    def op(input, target, *given, **named):
+        call = input, target, *plain
+        if given or named:
+            given = {**dict(zip(names, given, strict=False)), **named}
+            if third is not None and f"{third.name}_tensor" in given:
+                given[third.name] = given.pop(f"{third.name}_tensor")
+            own = tuple(default if (x := given.get(name)) is None else x for name, default in defaults.items())
+            chosen = (given.get(name, default) for name, default in options.items())
+            call = input, target, given.get("reduction", spec.reduction), own, given.get("dtype"), *chosen
         result = kernel.fused(*call)
         return kernel.thorough(*call) if result is None else result
 
-    def with_third(input, target, parameter, reduction=usual, second=other, **options):
-        return op(input, target, reduction, parameter, second, **options)
-
-    def with_second(input, target, reduction=usual, second=other, **options):
-        return op(input, target, reduction, None, second, **options)
-
-    called = with_third if third and third.of_call else with_second if spec.second and not third else op
-    _private.define_public(_schema(spec), called)
-    return kernels
+    _private.define_public(schema, op)
+    return kernel
 
 
 # The public ops' kernels by name. The functions call them directly, which saves a dispatcher round trip (1 us).
-KERNELS: dict[str, tuple[Kernel, ...]] = {spec.name: _define(spec) for spec in SPECS}
+KERNELS: dict[str, Kernel] = {spec.name: _define(spec) for spec in PUBLIC}

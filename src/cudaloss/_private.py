@@ -48,7 +48,6 @@ from typing import Any, NamedTuple
 import torch
 from torch._guards import TracingContext
 
-from ._checks import joint_shape, rows_shape
 from ._modes import (
     EXPECTS,
     FOR_INPUT,
@@ -63,6 +62,7 @@ from ._modes import (
     of_forward,
     reduction_of,
 )
+from ._shapes import joint_shape, rows_shape
 
 LIBRARY = torch.library.Library("cudaloss", "DEF")
 TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -77,7 +77,7 @@ _CALL = (
 )
 
 
-class Call(NamedTuple):
+class Arguments(NamedTuple):
     """The same arguments in Python."""
 
     input: torch.Tensor
@@ -238,7 +238,7 @@ def laid_out(losses, input, target):
 
 
 def _fake_forward(*arguments):
-    call = Call(*arguments)
+    call = Arguments(*arguments)
     input, target, how = call.input, call.target, call.how
     if how & MAY_DECLINE:
         return None, None
@@ -275,12 +275,12 @@ def _fake_forward_with_grads(*arguments):
     value, denominators = _fake_forward(*arguments)
     if value is None:
         return (None,) * 6
-    call = Call(*arguments)
+    call = Arguments(*arguments)
     return value, *_gradients(of_forward(call.how), call, lambda x: empty_as(x, x.dtype)), denominators, None
 
 
 def _fake_gradients(grad_output, denominators, *arguments):
-    call = Call(*arguments)
+    call = Arguments(*arguments)
     shape = None if is_of_rows(call.how) else joint_shape(call.input, call.target)
 
     def gradient(operand):

@@ -9,20 +9,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import _formulas, _rows_by_torch, _vectors_by_torch
-from ._checks import class_dim, joint_shape, rows_shape
+from ._call import Call
 from ._closed_forms import savable
-from ._formulas import Operands
-from ._options import NONE, Options
-from ._specs import LossSpec, OfDifference, RowNumbers, Third, VectorNumbers
+from ._options import Options
+from ._specs import Third
 from ._varying import widest
 
 __all__ = ["denominators", "gradients", "loss", "result_dtype"]
+
+# The formulas of each kind of loss, by what it reads. Each has the same five functions of a call.
+_KINDS: dict[str, Any] = {
+    "element": _formulas,
+    "classes": _rows_by_torch,
+    "index": _rows_by_torch,
+    "vectors": _vectors_by_torch,
+    "distributions": _vectors_by_torch,
+}
 
 
 def result_dtype(input: Tensor, target: Tensor, dtype: torch.dtype | None, autocast: bool) -> torch.dtype:
@@ -38,50 +46,28 @@ def result_dtype(input: Tensor, target: Tensor, dtype: torch.dtype | None, autoc
     return torch.promote_types(promoted, torch.float32) if autocast else promoted
 
 
-def _compute_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
+class _Terms(NamedTuple):
+    """The values from which a loss is computed, in the dtype of the arithmetic."""
+
+    kind: Any
+    operands: Any
+    weight: Tensor | None  # 0 where nothing is selected
+    selected: Tensor | None  # which of the losses count, in a shape that broadcasts to theirs; None: all
+
+
+def _compute_dtype(call: Call) -> torch.dtype:
+    if call.spec.of_vectors:  # float32 sums would lose the difference of a cosine from 1
+        return widest(call.input.device)
+    dtypes = [call.dtype, *(x.dtype for x in (call.input, call.target, call.options.weight) if x is not None)]
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
-def _where_selected(target: Tensor, options: Options) -> Tensor | None:
-    """Which elements count; its shape broadcasts to the loss's. None: all."""
-    if not (options.ignore_nan and target.is_floating_point()):
-        return options.mask
-    return ~target.isnan() if options.mask is None else ~target.isnan() & options.mask
-
-
-class _Terms(NamedTuple):
-    """The values from which a loss is computed, in the dtype of the arithmetic. Elements that are left out are 0 (the
-    third operand: 1)."""
-
-    operands: Operands
-    third: Third
-    weight: Tensor | None
-    left_out: Tensor | None
-
-
-def _compute_dtype_of(input: Tensor, target: Tensor, dtype: torch.dtype, weight: Tensor | None) -> torch.dtype:
-    return _compute_dtype([dtype, *(x.dtype for x in (input, target, weight) if x is not None)])
-
-
-def _terms(
-    spec: LossSpec, input: Tensor, target: Tensor, parameter: Third | None, dtype: torch.dtype, options: Options
-) -> _Terms:
-    assert parameter is not None  # only a loss of rows can lack it
-    weight, selected = options.weight, _where_selected(target, options)
-    left_out = None if selected is None else ~selected
-    compute = _compute_dtype_of(input, target, dtype, weight)
-    x, t = savable(input, compute), savable(target, compute)
-    if isinstance(spec.terms, OfDifference):
-        operands: Operands = (x - t,)
-    else:
-        operands = (x, t) if x.is_nested or x.shape == t.shape else tuple(torch.broadcast_tensors(x, t))
+def _terms(call: Call) -> _Terms:
+    kind, compute, weight = _KINDS[call.spec.reads], _compute_dtype(call), call.options.weight
+    selected = kind.selected(call)
     weight = None if weight is None else savable(weight, compute)
-    third = savable(parameter, compute) if isinstance(parameter, Tensor) else parameter
-    if left_out is not None:
-        operands = tuple(torch.where(left_out, 0, operand) for operand in operands)
-        weight = None if weight is None else torch.where(left_out, 0, weight)
-        third = torch.where(left_out, 1, third) if isinstance(third, Tensor) else third
-    return _Terms(operands, third, weight, left_out)
+    weight = weight if weight is None or selected is None else torch.where(selected, weight, 0)
+    return _Terms(kind, kind.operands(call, selected, compute), weight, selected)
 
 
 def _over_rest(reduce: Callable[..., Tensor], terms: Tensor, batch_dims: int) -> Tensor:
@@ -91,71 +77,30 @@ def _over_rest(reduce: Callable[..., Tensor], terms: Tensor, batch_dims: int) ->
     return reduce(terms.flatten(batch_dims), -1) if terms.dim() > batch_dims else terms
 
 
-class _OfRows(NamedTuple):
-    """The values from which a loss of rows is computed, as in :class:`_Terms`; there is a weight for each row."""
-
-    operands: _rows_by_torch.RowOperands | _vectors_by_torch.VectorOperands
-    weight: Tensor | None
-    left_out: Tensor | None
-
-
-def _class_weight(parameter: Third | None) -> Tensor | None:
-    """The class weights of a loss of rows, which are in the place of a third operand."""
-    return parameter if isinstance(parameter, Tensor) else None
-
-
-def _of_rows(
-    spec: LossSpec,
-    input: Tensor,
-    target: Tensor,
-    parameter: Third | None,
-    dtype: torch.dtype,
-    options: Options,
-    smoothing: float,
-    rows: RowNumbers | VectorNumbers,
-) -> _OfRows:
-    third = parameter if isinstance(parameter, Tensor) else None
-    compute = _compute_dtype_of(input, target, dtype, options.weight)
-    if isinstance(rows, VectorNumbers):  # float32 sums would lose the difference of a cosine from 1
-        compute = widest(input.device)
-    left_out = _rows_by_torch.left_out(rows_shape(input), target, options, rows)
-    weight = None if options.weight is None else savable(options.weight, compute)
-    weight = weight if weight is None or left_out is None else torch.where(left_out, 0, weight)
-    if isinstance(rows, VectorNumbers):
-        operands = _vectors_by_torch.operands(spec, input, target, third, left_out, rows, compute)
-    else:
-        operands = _rows_by_torch.operands(spec, input, target, third, left_out, smoothing, rows, compute)
-    return _OfRows(operands, weight, left_out)
-
-
-def _counted(
-    spec: LossSpec,
-    shape: torch.Size,
-    target: Tensor,
-    options: Options,
-    parameter: Third | None = None,
-    rows: RowNumbers | VectorNumbers | None = None,
-) -> Tensor | None:
+def _counted(call: Call, shape: torch.Size, selected: Tensor | None) -> Tensor | None:
     """The denominator of a mean, if it is neither a normalizer nor the number of all elements."""
-    if options.normalizer is not None:
+    if call.options.normalizer is not None:
         return None
-    if rows is not None:
-        out = _rows_by_torch.left_out(shape, target, options, rows)
-        weight = _rows_by_torch.counted_weight(target, options.weight, _class_weight(parameter), out)
-        return in_play(shape, target, weight, options._replace(mask=None if out is None else ~out))
-    return in_play(shape, target, None if spec.mean_over_count else options.weight, options)
+    weight = _KINDS[call.spec.reads].counted_weight(call, selected)
+    return _total(shape, weight, selected, call.options.batch_dims, call.target.device)
 
 
 def in_play(shape: torch.Size, target: Tensor, weight: Tensor | None, options: Options) -> Tensor | None:
-    """:func:`._dispatch.in_play` in plain PyTorch. A dimension along which mask and weight repeat is read once."""
-    selected, kept = _where_selected(target, options), options.batch_dims
+    """:func:`._dispatch.in_play` in plain PyTorch."""
+    selected = _formulas.where_selected(target, options)
+    return _total(shape, weight, selected, options.batch_dims, target.device)
+
+
+def _total(
+    shape: torch.Size, weight: Tensor | None, selected: Tensor | None, kept: int, device: torch.device
+) -> Tensor | None:
+    """What counts, summed. A dimension along which weight and selection repeat is read once."""
     counted = weight if selected is None else selected if weight is None else torch.where(selected, weight, 0)
     if counted is None:
         return None
     counted = counted.reshape((1,) * (len(shape) - counted.dim()) + counted.shape)
     repeats = math.prod([shape[dim] for dim in range(kept, len(shape)) if counted.shape[dim] == 1])
-    wide = widest(target.device)
-    total = _over_rest(partial(Tensor.sum, dtype=wide), counted, kept).to(wide)
+    total = _over_rest(partial(Tensor.sum, dtype=widest(device)), counted, kept).to(widest(device))
     return total.expand(shape[:kept]) * repeats
 
 
@@ -167,50 +112,27 @@ def _normalized(x: Tensor, normalizer: Tensor | float) -> Tensor:
     return (x.to(widest(x.device)) / normalizer).to(x.dtype)
 
 
-def _values_of_rows(operands: _rows_by_torch.RowOperands | _vectors_by_torch.VectorOperands) -> Tensor:
-    if isinstance(operands, _vectors_by_torch.VectorOperands):
-        return _vectors_by_torch.values(operands)
-    return _rows_by_torch.values(operands)
-
-
-def loss(
-    spec: LossSpec,
-    input: Tensor,
-    target: Tensor,
-    reduction: str,
-    parameter: Third | None,
-    dtype: torch.dtype,
-    options: Options = NONE,
-    second: float = 0.0,
-    rows: RowNumbers | VectorNumbers | None = None,
-) -> Tensor:
-    """The loss of `spec` in float32 arithmetic (float64 if a dtype is float64), rounded to `dtype` at the end.
-
-    `parameter` is the third operand, a number or a tensor, and `second` the loss's second number. For a loss of classes
-    they are the class weights, or None, and label_smoothing. For a loss of vectors `parameter` is the third operand, or
-    None, and `second` is not used."""
-    if rows is None:
-        operands, third, weight, left_out = _terms(spec, input, target, parameter, dtype, options)
-        value = _formulas.value(spec, operands, third, second)
-    else:
-        of_rows, weight, left_out = _of_rows(spec, input, target, parameter, dtype, options, second, rows)
-        value = _values_of_rows(of_rows)
+def loss(call: Call) -> Tensor:
+    """The loss of a call in float32 arithmetic (float64 if a dtype is float64), rounded to the result's dtype at the
+    end."""
+    kind, operands, weight, selected = _terms(call)
+    value = kind.value(operands)
     value = value if weight is None else value * weight
-    value = value if left_out is None else torch.where(left_out, 0, value)
-    batch_dims, scale = options.batch_dims, options.scale
-    if reduction == "mean":
-        counted = _counted(spec, value.shape, target, options, parameter, rows)
-        if options.normalizer is not None:
-            value = _normalized(_over_rest(Tensor.sum, value, batch_dims), options.normalizer)
+    value = value if selected is None else torch.where(selected, value, 0)
+    batch_dims, scale, normalizer = call.options.batch_dims, call.options.scale, call.options.normalizer
+    if call.reduction == "mean":
+        counted = _counted(call, value.shape, selected)
+        if normalizer is not None:
+            value = _normalized(_over_rest(Tensor.sum, value, batch_dims), normalizer)
         elif counted is None:
             value = _over_rest(Tensor.mean, value, batch_dims)
         else:  # its gradient is then 0, not NaN, if there is nothing to divide by
             total, counted = _over_rest(Tensor.sum, value, batch_dims), counted.to(value.dtype)
             empty = counted == 0
             value = torch.where(empty, total.detach() / counted.detach(), total / torch.where(empty, 1, counted))
-    elif reduction == "sum":
+    elif call.reduction == "sum":
         value = _over_rest(Tensor.sum, value, batch_dims)
-    return (value if scale == 1 else value * scale).to(dtype)
+    return (value if scale == 1 else value * scale).to(call.dtype)
 
 
 def _factor(grad_output: Tensor, shape: torch.Size, counted: Tensor | None, options: Options) -> Tensor:
@@ -234,97 +156,47 @@ def _sum_to(x: Tensor, shape: torch.Size) -> Tensor:
     return x.sum((*range(missing), *wide), keepdim=True).view(shape)
 
 
-def _incoming(
-    grad_output: Tensor,
-    shape: torch.Size,
-    reduction: str,
-    counted: Tensor | None,
-    options: Options,
-) -> Tensor:
+def _incoming(call: Call, grad_output: Tensor, shape: torch.Size, selected: Tensor | None) -> Tensor:
     """The factor of the slopes of the losses; it broadcasts to their shape."""
-    factor = _factor(grad_output, shape, counted, options) if reduction == "mean" else grad_output
+    options, factor = call.options, grad_output
+    if call.reduction == "mean":
+        factor = _factor(grad_output, shape, _counted(call, shape, selected), options)
     factor = factor if options.scale == 1 else factor * options.scale
-    return factor if reduction == "none" else factor.view(factor.shape + (1,) * (len(shape) - factor.dim()))
+    return factor if call.reduction == "none" else factor.view(factor.shape + (1,) * (len(shape) - factor.dim()))
 
 
 def _gradient(
-    slope: Tensor | None, operand: Third | None, factor: Tensor, weight: Tensor | None, left_out: Tensor | None
+    slope: Tensor | None, operand: Third | None, factor: Tensor, weight: Tensor | None, selected: Tensor | None
 ) -> Tensor | None:
     """The gradient of an operand; None if there is no slope, or if the operand is a number."""
     if slope is None or not isinstance(operand, Tensor):
         return None
     found = slope * factor
     found = found if weight is None else found * weight
-    found = found if left_out is None else torch.where(left_out, 0, found)
+    found = found if selected is None else torch.where(selected, found, 0)
     return _sum_to(found, operand.shape).to(operand.dtype)
 
 
-def gradients(
-    spec: LossSpec,
-    grad_output: Tensor,
-    input: Tensor,
-    target: Tensor,
-    reduction: str,
-    parameter: Third | None,
-    dtype: torch.dtype,
-    needed: tuple[bool, ...],
-    options: Options = NONE,
-    second: float = 0.0,
-    rows: RowNumbers | VectorNumbers | None = None,
-) -> tuple[Tensor | None, ...]:
+def gradients(call: Call, grad_output: Tensor, needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """The gradients of :func:`loss` for input, target and a third operand, if `needed`; differentiable in grad mode.
-    There is none for the class weights of a loss of `rows`."""
-    if rows is not None:
-        call = input, target, reduction, parameter, dtype, needed, options, second, rows
-        return _gradients_of_rows(spec, grad_output, *call)
-    operands, third, weight, left_out = _terms(spec, input, target, parameter, dtype, options)
-    shape, compute = operands[0].shape, operands[0].dtype
-    counted = _counted(spec, shape, target, options) if reduction == "mean" else None
-    factor = _incoming(grad_output.to(compute), shape, reduction, counted, options)
-    slopes = _formulas.slopes(spec, operands, third, second, needed)
-    pairs = zip(slopes, (input, target, parameter), strict=False)
-    return tuple(_gradient(slope, operand, factor, weight, left_out) for slope, operand in pairs)
+    There is none for class weights."""
+    kind, operands, weight, selected = _terms(call)
+    shape, dtype, dim = operands.layout()
+    factor = _incoming(call, grad_output.to(dtype), shape, selected)
+    if dim is not None:  # a loss is of the whole dimension of its operands
+        factor, weight, selected = (
+            None if x is None else x.expand(shape).unsqueeze(dim) for x in (factor, weight, selected)
+        )
+    assert factor is not None
+    slopes = kind.slopes(operands, needed)
+    given = zip((*slopes, None)[:3], (call.input, call.target, call.third), needed, strict=False)
+    return tuple(_gradient(slope if wanted else None, x, factor, weight, selected) for slope, x, wanted in given)
 
 
-def _gradients_of_rows(
-    spec: LossSpec,
-    grad_output: Tensor,
-    input: Tensor,
-    target: Tensor,
-    reduction: str,
-    parameter: Third | None,
-    dtype: torch.dtype,
-    needed: tuple[bool, ...],
-    options: Options,
-    smoothing: float,
-    rows: RowNumbers | VectorNumbers,
-) -> tuple[Tensor | None, ...]:
-    operands, weight, left_out = _of_rows(spec, input, target, parameter, dtype, options, smoothing, rows)
-    shape = rows_shape(input)
-    counted = _counted(spec, shape, target, options, parameter, rows) if reduction == "mean" else None
-    of_vectors = isinstance(operands, _vectors_by_torch.VectorOperands)
-    compute, dim = (operands.vectors[0] if of_vectors else operands.logits).dtype, class_dim(input)
-    factor = _incoming(grad_output.to(compute), shape, reduction, counted, options)
-    factor = factor.expand(shape).unsqueeze(dim)
-    weight = None if weight is None else weight.expand(shape).unsqueeze(dim)
-    left_out = None if left_out is None else left_out.expand(shape).unsqueeze(dim)
-    slopes = _vectors_by_torch.slopes(operands) if of_vectors else _rows_by_torch.slopes(operands, smoothing)
-    pairs = zip((*slopes, None)[:3], (input, target, parameter), needed, strict=False)
-    return tuple(_gradient(slope if wanted else None, x, factor, weight, left_out) for slope, x, wanted in pairs)
-
-
-def denominators(
-    spec: LossSpec,
-    input: Tensor,
-    target: Tensor,
-    options: Options,
-    parameter: Third | None = None,
-    rows: RowNumbers | VectorNumbers | None = None,
-) -> Tensor | None:
+def denominators(call: Call) -> Tensor | None:
     """The denominators that the ops count for a mean: in float64, with the reciprocals; None if nothing must be
     counted."""
-    shape = joint_shape(input, target) if rows is None else rows_shape(input)
-    counted = _counted(spec, shape, target, options, parameter, rows)
+    counted = _counted(call, call.shape, _KINDS[call.spec.reads].selected(call))
     if counted is None:
         return None
     counted = counted.double().reshape(-1)

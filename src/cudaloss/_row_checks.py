@@ -8,27 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._call import Call
 from ._checks import (
     _is_number,
     as_float,
-    check_batch_dims,
-    check_beside,
     check_dense,
     check_dtype,
     check_floating,
-    check_normalizer,
-    check_number_normalizer,
+    check_options,
     check_reduction,
-    check_scale,
-    class_dim,
-    rows_shape,
+    result_dtype,
 )
 from ._modes import INDICES
 from ._options import Options
-from ._specs import RowNumbers, RowSpec
+from ._shapes import class_dim, rows_shape
+from ._specs import LossSpec
 
 
-def check_operands(spec: RowSpec, input: Any, target: Any) -> None:
+def check_operands(spec: LossSpec, input: Any, target: Any) -> None:
     """Checks that input has classes, and target an index for each row, or a probability for each class if the loss
     takes probabilities. The messages contain PyTorch's if it has one."""
     check_dense("input", input)
@@ -96,8 +93,8 @@ def _number(name: str, value: Any, accepts: str) -> Any:
     return as_float(name, value)
 
 
-def check_numbers(target: Tensor, ignore_index: Any, z_loss: Any, softcap: Any) -> RowNumbers:
-    """The three numbers as Python's own."""
+def check_numbers(target: Tensor, ignore_index: Any, z_loss: Any, softcap: Any) -> tuple[int, float, float]:
+    """The three numbers as Python's own; a softcap of None as 0."""
     if not _is_number(ignore_index, numbers.Integral):
         raise TypeError(f"ignore_index must be an int, got {type(ignore_index).__name__}")
     if not -(2**63) <= ignore_index < 2**63:
@@ -115,7 +112,7 @@ def check_numbers(target: Tensor, ignore_index: Any, z_loss: Any, softcap: Any) 
         softcap = _number("softcap", softcap, "> 0, or None")
         if not (softcap > 0 and softcap < float("inf")):
             raise RuntimeError(f"softcap must be a finite number > 0, or None, got {softcap}")
-    return RowNumbers(ignore_index, z_loss, 0.0 if softcap is None else softcap)
+    return ignore_index, z_loss, 0.0 if softcap is None else softcap
 
 
 def check_smoothing(value: Any) -> Any:
@@ -126,36 +123,18 @@ def check_smoothing(value: Any) -> Any:
     return value
 
 
-def check_row_options(options: Options, input: Tensor, reduction: str, weight: str) -> Options:
-    """The options, with the weight under the name `weight` and numbers as Python's own."""
-    shape = rows_shape(input)
-    if options.weight is not None:
-        check_beside(weight, options.weight, input, shape)
-        check_floating(weight, options.weight)
-    if options.mask is not None:
-        check_beside("mask", options.mask, input, shape)
-        if options.mask.dtype != torch.bool:
-            raise RuntimeError(f"mask must be a bool tensor, got {options.mask.dtype}; call mask.bool()")
-    normalizer = options.normalizer
-    if isinstance(normalizer, Tensor):
-        check_normalizer(normalizer, input, reduction)
-    elif normalizer is not None:
-        normalizer = check_number_normalizer(normalizer, reduction)
-    check_scale(options.scale)
-    check_batch_dims(options.batch_dims, shape)
-    return options._replace(scale=as_float("scale", options.scale), normalizer=normalizer)
-
-
 def check(
-    spec: RowSpec, input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, options: Options
-) -> tuple[float, RowNumbers, Options]:
-    """Raises an error if something is wrong with a call; returns its label_smoothing, its other numbers and its
-    options. `own` has the values of OF_CLASSES."""
+    spec: LossSpec, input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, options: Options
+) -> Call:
+    """Raises an error if something is wrong with a call; otherwise the call, with numbers as Python's own."""
     weight, ignore_index, smoothing, z_loss, softcap = own
     check_operands(spec, input, target)
     check_reduction(spec, reduction)
     if weight is not None:
         check_class_weight(weight, input)
-    smoothing, rows = check_smoothing(smoothing), check_numbers(target, ignore_index, z_loss, softcap)
+    smoothing = check_smoothing(smoothing)
+    ignore_index, z_loss, softcap = check_numbers(target, ignore_index, z_loss, softcap)
     check_dtype(dtype)
-    return smoothing, rows, check_row_options(options, input, reduction, "sample_weight")
+    options = check_options(options, input, rows_shape(input), reduction, "sample_weight")
+    found = result_dtype(input, target if target.is_floating_point() else input, dtype)
+    return Call(spec, input, target, reduction, found, options, weight, z_loss, smoothing, ignore_index, softcap)

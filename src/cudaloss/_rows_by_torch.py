@@ -18,10 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._checks import class_dim
+from ._call import Call
 from ._closed_forms import Slopes, evaluate, savable
-from ._options import Options
-from ._specs import LossSpec, RowNumbers, VectorNumbers
+from ._shapes import class_dim, rows_shape
 
 
 @dataclass(frozen=True)
@@ -72,17 +71,22 @@ class RowOperands(NamedTuple):
     q: Tensor  # the smoothed target
     weight: Tensor | None
     counts: Tensor | None
+    smoothing: float
     has_indices: bool  # whether the target has class indices; otherwise probabilities
 
+    def layout(self) -> tuple[torch.Size, torch.dtype, int]:
+        """The losses' shape, the dtype of the arithmetic, and the operands' dimension that losses lack."""
+        return rows_shape(self.logits), self.logits.dtype, self.definition.dim
 
-def left_out(shape: torch.Size, target: Tensor, options: Options, rows: RowNumbers | VectorNumbers) -> Tensor | None:
-    """Which rows of this shape do not count; None: all count."""
-    ignored = None
-    if isinstance(rows, RowNumbers) and not target.is_floating_point():
-        ignored = target.long() == rows.ignore_index  # as uint8, 156 would be -100
-    if options.mask is None:
-        return ignored
-    return (~options.mask if ignored is None else ~options.mask | ignored).expand(shape)
+
+def selected(call: Call) -> Tensor | None:
+    """Which rows count, in their shape; None: all."""
+    mask, counts = call.options.mask, None
+    if not call.target.is_floating_point():
+        counts = call.target.long() != call.ignore_index  # as uint8, 156 would be -100
+    if mask is None:
+        return counts
+    return (mask if counts is None else mask & counts).expand(call.shape)
 
 
 def _over_input(class_weight: Tensor, dim: int, input: Tensor) -> Tensor:
@@ -90,81 +94,70 @@ def _over_input(class_weight: Tensor, dim: int, input: Tensor) -> Tensor:
     return class_weight.view((-1,) + (1,) * (input.dim() - dim - 1))
 
 
-def _indices(target: Tensor, out: Tensor | None, classes: int) -> Tensor:
+def _indices(target: Tensor, selected: Tensor | None, classes: int) -> Tensor:
     """Class indices, with 0 for rows that do not count. On a CPU PyTorch's ops raise for a wrong one. Elsewhere it is
     0, because they would end the process's use of the GPU."""
     index = savable(target, torch.int64)
-    wrong = None if index.is_cpu else _wrong(index, classes)
-    if out is not None:
-        wrong = out if wrong is None else wrong | out
-    return index if wrong is None else torch.where(wrong, 0, index)
+    right = None if index.is_cpu else ~_wrong(index, classes)
+    if selected is not None:
+        right = selected if right is None else right & selected
+    return index if right is None else torch.where(right, index, 0)
 
 
 def _wrong(index: Tensor, classes: int) -> Tensor:
     return (index < 0) | (index >= classes)
 
 
-def counted_weight(
-    target: Tensor, sample_weight: Tensor | None, class_weight: Tensor | None, out: Tensor | None
-) -> Tensor | None:
+def counted_weight(call: Call, selected: Tensor | None) -> Tensor | None:
     """What each row adds to a mean's denominator; None: 1. With an index it includes the weight of the row's class."""
-    if class_weight is None or target.is_floating_point():
-        return sample_weight
-    of_class = savable(class_weight, class_weight.dtype)[_indices(target, out, class_weight.shape[0])]
-    return of_class if sample_weight is None else sample_weight.double() * of_class
+    of_row, of_class = call.options.weight, call.third
+    if of_class is None or call.target.is_floating_point():
+        return of_row
+    own = savable(of_class, of_class.dtype)[_indices(call.target, selected, of_class.shape[0])]
+    return own if of_row is None else of_row.double() * own
 
 
 def _smoothed(q: Tensor, smoothing: float, classes: int) -> Tensor:
     return q if smoothing == 0 else q * (1 - smoothing) + smoothing / classes
 
 
-def operands(
-    spec: LossSpec,
-    input: Tensor,
-    target: Tensor,
-    class_weight: Tensor | None,
-    out: Tensor | None,
-    smoothing: float,
-    rows: RowNumbers,
-    compute: torch.dtype,
-) -> RowOperands:
-    """The arguments of :func:`values` and :func:`slopes`. `out` marks rows that are left out, `compute` is the dtype of
-    the arithmetic."""
-    dim = class_dim(input)
-    x = savable(input, compute)
-    x = x if out is None else torch.where(out.unsqueeze(dim), 0, x)
+def operands(call: Call, selected: Tensor | None, compute: torch.dtype) -> RowOperands:
+    """The arguments of :func:`value` and :func:`slopes`; `compute` is the dtype of the arithmetic."""
+    dim, smoothing, target = class_dim(call.input), call.second, call.target
+    x = savable(call.input, compute)
+    x = x if selected is None else torch.where(selected.unsqueeze(dim), x, 0)
     cap_slope = None
-    if rows.softcap != 0:
-        bent = torch.tanh(x / rows.softcap)
-        x, cap_slope = rows.softcap * bent, 1 - bent * bent
-    weight = None if class_weight is None else _over_input(savable(class_weight, compute), dim, input).expand(x.shape)
-    classes, has_indices = input.shape[dim], not target.is_floating_point()
+    if call.softcap != 0:
+        bent = torch.tanh(x / call.softcap)
+        x, cap_slope = call.softcap * bent, 1 - bent * bent
+    weight = None if call.third is None else _over_input(savable(call.third, compute), dim, x).expand(x.shape)
+    classes, has_indices = x.shape[dim], not target.is_floating_point()
     counts = None
     if has_indices:
-        index = _indices(target, out, classes).unsqueeze(dim)
+        index = _indices(target, selected, classes).unsqueeze(dim)
         of_index = torch.zeros_like(x).scatter(dim, index, 1.0)
         # A wrong index gives NaN: a compiler may drop the check in scatter.
         wrong = _wrong(target.long(), classes)
-        wrong = (wrong if out is None else wrong & ~out).unsqueeze(dim)
+        wrong = (wrong if selected is None else wrong & selected).unsqueeze(dim)
         q = torch.where(wrong, torch.nan, _smoothed(of_index, smoothing, classes))
         counts = wrong | (of_index != 0) if smoothing == 0 else None
     else:
         q = _smoothed(savable(target, compute), smoothing, classes)
-        q = q if out is None else torch.where(out.unsqueeze(dim), 0, q)
-    definition = Classes(dim, spec.takes_indices_alone, rows.z_loss)
-    return RowOperands(definition, x, cap_slope, q, weight, counts, has_indices)
+        q = q if selected is None else torch.where(selected.unsqueeze(dim), q, 0)
+    definition = Classes(dim, call.spec.takes_indices_alone, call.parameter)
+    return RowOperands(definition, x, cap_slope, q, weight, counts, smoothing, has_indices)
 
 
-def values(row: RowOperands) -> Tensor:
+def value(row: RowOperands) -> Tensor:
     """The losses, of the rows' shape."""
     return evaluate(row.definition, row.logits, row.q, row.weight, row.counts)
 
 
-def slopes(row: RowOperands, smoothing: float) -> tuple[Tensor, Tensor | None]:
+def slopes(row: RowOperands, needed: Sequence[bool]) -> Slopes:
     """The derivatives of each row's loss for the input and for a target of probabilities (None for indices), in input's
-    shape."""
-    needed = True, not row.has_indices, False
-    for_input, for_q, *_ = row.definition.slopes(needed, row.logits, row.q, row.weight, row.counts)
+    shape; there is none for class weights."""
+    wanted = True, not row.has_indices, False
+    for_input, for_q, *_ = row.definition.slopes(wanted, row.logits, row.q, row.weight, row.counts)
     assert for_input is not None
     for_input = for_input if row.cap_slope is None else for_input * row.cap_slope
-    return for_input, None if for_q is None else for_q * (1 - smoothing)
+    return for_input, None if for_q is None else for_q * (1 - row.smoothing)

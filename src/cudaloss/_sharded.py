@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from . import _dispatch, _reference
-from ._checks import class_dim, joint_shape, rows_shape
+from ._call import Call
 from ._options import Options
+from ._shapes import class_dim
 from ._sharded_plan import USUAL, Placements, Plan, as_dtensor, moved, plan_of, strides_of
-from ._specs import LossSpec, RowNumbers, Third, VectorNumbers
+from ._varying import widest
 
 collectives = torch.ops._c10d_functional
 # torch.distributed.all_reduce calls this; its wrappers would cost the host more than the rest of it.
@@ -156,47 +157,30 @@ def add_up(share: Tensor, plan: Plan) -> Tensor:
     return share
 
 
-class Call(NamedTuple):
-    """A checked call, with the arguments of :func:`loss`."""
+def tensors_of(call: Call) -> list[DTensor]:
+    return [x for x in (call.input, call.target, call.third, *call.options) if isinstance(x, DTensor)]
 
-    spec: LossSpec
-    input: Tensor
-    target: Tensor
-    reduction: str
-    third: Third | None
-    dtype: torch.dtype
-    options: Options
-    second: float
-    rows: RowNumbers | VectorNumbers | None
 
-    def is_of_classes(self) -> bool:
-        """Whether the third operand has a number for each class."""
-        return isinstance(self.rows, RowNumbers)
+def mapped(call: Call, kind: Any, change: Any) -> Call:
+    """The call with all objects of that kind among its operands and options changed."""
 
-    def tensors(self) -> list[DTensor]:
-        return [x for x in (self.input, self.target, self.third, *self.options) if isinstance(x, DTensor)]
+    def changed(x: Any) -> Any:
+        return change(x) if isinstance(x, kind) else x
 
-    def mapped(self, kind: Any, change: Any) -> Call:
-        """The call with all objects of that kind among its operands and options changed."""
+    input, target, third = changed(call.input), changed(call.target), changed(call.third)
+    return call._replace(input=input, target=target, third=third, options=Options(*map(changed, call.options)))
 
-        def changed(x: Any) -> Any:
-            return change(x) if isinstance(x, kind) else x
 
-        input, target, third = changed(self.input), changed(self.target), changed(self.third)
-        options = Options(*map(changed, self.options))
-        return self._replace(input=input, target=target, third=third, options=options)
+def shares(call: Call, plan: Plan) -> Call:
+    """The call with this process's shards."""
+    own = mapped(call._replace(third=None), Tensor, lambda x: _share(x, plan))
+    third = None if call.third is None else _share(call.third, plan, call.spec.of_classes)
+    return in_sum(own._replace(third=third), plan)
 
-    def shares(self, plan: Plan) -> Call:
-        """The call with this process's shards."""
-        beside = {k: _share(v, plan) for k, v in self.options._asdict().items() if isinstance(v, Tensor)}
-        third = _share(self.third, plan, self.is_of_classes()) if isinstance(self.third, Tensor) else self.third
-        x, t = _share(self.input, plan), _share(self.target, plan)
-        found = self._replace(input=x, target=t, third=third, options=self.options._replace(**beside))
-        return found.in_sum(plan)
 
-    def in_sum(self, plan: Plan) -> Call:
-        """With the dtype of a share: halves are rounded once, after the sum."""
-        return self._replace(dtype=torch.promote_types(self.dtype, torch.float32)) if plan.reduced else self
+def in_sum(call: Call, plan: Plan) -> Call:
+    """With the dtype of a share: halves are rounded once, after the sum."""
+    return call._replace(dtype=torch.promote_types(call.dtype, torch.float32)) if plan.reduced else call
 
 
 def divisor_of(own: Call, plan: Plan, kept: int) -> tuple[Any, Tensor | None]:
@@ -204,61 +188,55 @@ def divisor_of(own: Call, plan: Plan, kept: int) -> tuple[Any, Tensor | None]:
     with 1 instead of 0; and where it is not 0 (`some`). None if the shares' own denominators are right."""
     if own.reduction != "mean" or own.options.normalizer is not None or not plan.reduced:
         return None, None
-    x, t, options = own.input, own.target, own.options
-    if own.rows is None:
-        shape = joint_shape(x, t)
-        counted = _dispatch.in_play(x, t, None if own.spec.mean_over_count else options.weight, options)
+    if own.spec.of_rows:
+        found = _reference.denominators(own)
+        counted = None if found is None else found[:, 0].view(own.shape[:kept])
     else:
-        shape = rows_shape(x)
-        found = _reference.denominators(own.spec, x, t, options, own.third, own.rows)
-        counted = None if found is None else found[:, 0].view(shape[:kept])
+        weight = None if own.spec.mean_over_count else own.options.weight
+        counted = _dispatch.in_play(own.input, own.target, weight, own.options)
     if counted is not None:
         counted = Sum.apply(counted, plan)
         some = counted != 0
         return torch.where(some, counted, 1), some
     if _dispatch.is_compiled():  # the same graph can serve another whole with the same part here
-        count = x.new_full((), math.prod(shape[kept:]), dtype=_reference.widest(x.device))
+        count = own.input.new_full((), math.prod(own.shape[kept:]), dtype=widest(own.input.device))
         return all_reduced(count, plan), None
     count = math.prod(plan.shape[kept:])
     return torch.sym_float(count) if count else None, None
 
 
-def loss(*given: Any) -> Tensor:
+def loss(call: Call) -> Tensor:
     """The loss of a call that has been checked, with a DTensor among its tensors."""
-    call = Call(*given)
     from . import _sharded_eager
 
     value = _sharded_eager.loss(call)
     if value is not None:
         return value
     check_alike(call)
-    rank = max(call.input.dim(), call.target.dim()) if call.rows is None else call.input.dim() - 1
-    kept = rank if call.reduction == "none" else call.options.batch_dims
+    kept = call.rank if call.reduction == "none" else call.options.batch_dims
     return composed(call, planned(call, kept), kept)
 
 
 def planned(call: Call, kept: int) -> Plan:
     input, target = call.input, call.target
     assert isinstance(input, DTensor) and isinstance(target, DTensor)
-    return plan_of(input, target, kept, call.rows is not None, _keeps_vocabulary(call))
+    return plan_of(input, target, kept, call.spec.of_rows, _keeps_vocabulary(call))
 
 
 def composed(call: Call, plan: Plan, kept: int) -> Tensor:
     """The loss by nodes of its own for each step."""
-    input, target = call.input, call.target
-    own = call.shares(plan)
+    own = shares(call, plan)
     if plan.vocabulary is not None:
         from . import _sharded_vocabulary
 
         own = _sharded_vocabulary.of_parts(own, plan, _sharded_vocabulary.place_of(call, plan))
     divisor, some = divisor_of(own, plan, kept)
     if some is not None and kept:  # a normalizer is one for all, so it cannot be used
-        share = (_dispatch.loss(*own._replace(reduction="sum")) / divisor).to(own.dtype)
+        share = (_dispatch.loss(own._replace(reduction="sum")) / divisor).to(own.dtype)
     else:
-        options = own.options if divisor is None else own.options._replace(normalizer=divisor)
-        share = _dispatch.loss(*own._replace(options=options))
-    strides = strides_of(plan.shape[:kept], input, target)
-    operands = call.tensors() if share.requires_grad else []
+        share = _dispatch.loss(own if divisor is None else own.with_options(normalizer=divisor))
+    strides = strides_of(plan.shape[:kept], call.input, call.target)
+    operands = tensors_of(call) if share.requires_grad else []
     return Whole.apply(share, plan, strides, call.dtype, some, *operands)  # pyright: ignore[reportReturnType]
 
 
@@ -267,19 +245,19 @@ def _keeps_vocabulary(call: Call) -> bool:
     stay where they are. Classes are gathered for arguments that need all classes of a row; and if a graph is compiled,
     because the compiler's cache (torch 2.13) gives one process the graph of another, with its first class and its
     group."""
-    input, rows = call.input, call.rows
-    if call.spec.name != "cross_entropy" or not isinstance(rows, RowNumbers) or not isinstance(input, DTensor):
+    input = call.input
+    if call.spec.name != "cross_entropy" or not isinstance(input, DTensor):
         return False
     if torch.compiler.is_compiling():
         return False
-    is_plain = call.third is None and call.second == 0 and not rows.softcap and not call.target.is_floating_point()
+    is_plain = call.third is None and call.second == 0 and not call.softcap and not call.target.is_floating_point()
     return is_plain and input.placements.count(Shard(class_dim(input))) == 1 and input.dtype in _dispatch.DTYPES
 
 
 def check_alike(call: Call) -> None:
     """Checks that all are DTensors, except numbers, and on one mesh."""
     names, own = list(call.spec.operands), call.options._asdict()
-    if call.is_of_classes():
+    if call.spec.of_classes:
         own = {"sample_weight": own.pop("weight"), **own}
         names.append("weight")
     elif call.spec.parameter:

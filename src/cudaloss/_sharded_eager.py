@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from . import _autograd, _dispatch, _private, _sharded
+from ._call import Call
 from ._modes import BELOW_AUTOGRAD, FOR_INPUT, FOR_TARGET, NORMALIZER_IS_COUNT, dtype_of
 from ._sharded_plan import USUAL, Plan
 from ._sharded_vocabulary import Place, of_parts, part_gradient, place_of
@@ -38,14 +39,15 @@ class _Known(NamedTuple):
     place: Place | None  # of the classes, if they are sharded
 
 
+_NUMBERS = Call._fields.index("third") + 1  # those of a call begin here
 _known: dict[Any, _Known | None] = {}  # None: not served
 
 
-def _find(call: _sharded.Call) -> _Known | None:
+def _find(call: Call) -> _Known | None:
     _sharded.check_alike(call)  # checked before: it holds for all calls with this key
     plan = _sharded.planned(call, 0)
-    for x in call.tensors():
-        wanted = plan.of_operand(x, x is call.third and call.is_of_classes())
+    for x in _sharded.tensors_of(call):
+        wanted = plan.of_operand(x, x is call.third and call.spec.of_classes)
         if x.placements != wanted or not all(type(placement) in USUAL for placement in wanted):
             return None
     result = DTensorSpec(plan.mesh, plan.of_result()[0], TensorMeta(torch.Size(()), (), call.dtype))
@@ -56,9 +58,9 @@ def _find(call: _sharded.Call) -> _Known | None:
     return _Known(plan, result, tuple(gradients), None if plan.vocabulary is None else place_of(call, plan))
 
 
-def _look_up(call: _sharded.Call) -> _Known | None:
+def _look_up(call: Call) -> _Known | None:
     mesh = id(getattr(call.input, "device_mesh", None))  # kept: an equal mesh can have other process groups
-    key: tuple[Any, ...] = mesh, call.spec.mode, call.reduction, call.dtype, call.second, call.rows
+    key: tuple[Any, ...] = mesh, call.spec.mode, call.reduction, call.dtype, call[_NUMBERS:]
     for x in (call.input, call.target, call.third, *call.options[:3]):
         if isinstance(x, Tensor) and not isinstance(x, DTensor):
             return None
@@ -87,7 +89,7 @@ class _Kept:
         self.saved_tensors = tensors
 
 
-_MASK = _private.Call._fields.index("mask")
+_MASK = _private.Arguments._fields.index("mask")
 _NOTHING = (None,) * 4  # the gradients of the arguments before the operands
 
 
@@ -95,14 +97,12 @@ class _Loss(torch.autograd.Function):
     """The operands are saved too, so that an in-place change before the backward is noticed."""
 
     @staticmethod
-    def forward(
-        ctx: Any, call: _sharded.Call, known: _Known, own: _Kept, value: tuple[DTensor], *operands: DTensor
-    ) -> DTensor:
+    def forward(ctx: Any, call: Call, known: _Known, own: _Kept, value: tuple[DTensor], *operands: DTensor) -> DTensor:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*own.saved_tensors, *operands)
         ctx.count, own.saved_tensors = len(own.saved_tensors), ()
         ctx.own, ctx.known = own, known
-        ctx.call = call.mapped(DTensor, lambda _: ...)  # they are saved; hooks may replace them
+        ctx.call = _sharded.mapped(call, DTensor, lambda _: ...)  # they are saved; hooks may replace them
         return value[0]
 
     @staticmethod
@@ -114,7 +114,7 @@ class _Loss(torch.autograd.Function):
         known = ctx.known
         if torch.is_grad_enabled():
             operands = iter(saved[ctx.count :])
-            call = ctx.call.mapped(type(...), lambda _: next(operands))
+            call = _sharded.mapped(ctx.call, type(...), lambda _: next(operands))
             needed = ctx.needs_input_grad[len(_NOTHING) :]
             wanted = [x for x, is_needed in zip((call.input, call.target), needed, strict=False) if is_needed]
             value = _sharded.composed(call, known.plan, 0)
@@ -135,7 +135,7 @@ class _Loss(torch.autograd.Function):
         return *_NOTHING, *back, *nothing
 
 
-def loss(call: _sharded.Call) -> Tensor | None:
+def loss(call: Call) -> Tensor | None:
     """The loss of a checked call; None if it is not served."""
     input, target, options = call.input, call.target, call.options
     if call.reduction == "none" or options.batch_dims or _dispatch.is_captured():
@@ -148,15 +148,15 @@ def loss(call: _sharded.Call) -> Tensor | None:
         return None
     wants = wants_grad and (input.requires_grad or target.requires_grad)
     with torch.no_grad():
-        own = call.mapped(DTensor, _local).in_sum(known.plan)
+        own = _sharded.in_sum(_sharded.mapped(call, DTensor, _local), known.plan)
         if known.place is not None:
             own = of_parts(own, known.plan, known.place)
-        if not _dispatch.serves(own.spec, own.input, own.target, own.third, own.dtype, own.options, own.rows):
+        if not _dispatch.serves(own):
             return None
         wanting = [
             local for local, whole in ((own.input, input), (own.target, target)) if wants and whole.requires_grad
         ]
-        if wants and not _dispatch.goes_in_one_pass(own.input, own.target, wanting, call.reduction, own.rows):
+        if wants and not _dispatch.goes_in_one_pass(own, wanting):
             return None
         kept = _Kept()
         flags = (FOR_INPUT if input.requires_grad else 0) | (FOR_TARGET if target.requires_grad else 0)
@@ -164,42 +164,34 @@ def loss(call: _sharded.Call) -> Tensor | None:
         value = DTensor(found.to(call.dtype), known.result, requires_grad=False)
     if not wants:
         return value
-    return _Loss.apply(call, known, kept, (value,), *call.tensors())  # pyright: ignore[reportReturnType]
+    return _Loss.apply(call, known, kept, (value,), *_sharded.tensors_of(call))  # pyright: ignore[reportReturnType]
 
 
-def _packed(own: _sharded.Call) -> tuple[int, Any, tuple[Any, ...]]:
-    return _dispatch.packed(own.spec, own.reduction, own.third, own.dtype, own.options, own.second, own.rows)
-
-
-def _value(own: _sharded.Call, plan: Plan, wanted: int, kept: _Kept) -> Tensor:
+def _value(own: Call, plan: Plan, wanted: int, kept: _Kept) -> Tensor:
     """The loss of the whole, from a call with the shards. If gradients are wanted, `kept` gets what
     :func:`._autograd._backward` needs for them."""
-    operands, flags, count = (own.input, own.target), wanted | BELOW_AUTOGRAD, None
+    flags, count = wanted | BELOW_AUTOGRAD, None
     if own.reduction == "mean" and own.options.normalizer is None and plan.reduced:
-        how, number, rest = _packed(own)
-        counts = _private.denominators(*operands, how, number, *rest)
+        counts = _private.denominators(*own.packed())
         if counts is not None and own.input.numel() <= _FEW:
             return _value_of_few(own, plan, flags, kept, counts)
         if counts is not None:
             count, flags = _sharded.add_up(counts, plan)[0, 0], flags | NORMALIZER_IS_COUNT
         else:
             count = float(math.prod(plan.shape))
-        own = own._replace(options=own.options._replace(normalizer=count))
-    how, number, rest = _packed(own)
-    call = *operands, how | flags, number, *rest
+        own = own.with_options(normalizer=count)
+    call = own.packed(flags)
     share: Any = _autograd._one_pass_forward(kept, *call) if wanted else _private.forward(*call)[0]
     value = _sharded.add_up(share, plan)
     return value / (count != 0) if isinstance(count, Tensor) else value
 
 
-def _value_of_few(own: _sharded.Call, plan: Plan, flags: int, kept: _Kept, counts: Tensor) -> Tensor:
+def _value_of_few(own: Call, plan: Plan, flags: int, kept: _Kept, counts: Tensor) -> Tensor:
     """Sums the losses and the counts over the processes together. The gradients, which need the whole count, come from
     a second reading."""
-    how, number, rest = _packed(own._replace(reduction="sum", dtype=torch.float64))
-    total = _private.forward(own.input, own.target, how, number, *rest)[0]
+    total = _private.forward(*own._replace(reduction="sum", dtype=torch.float64).packed())[0]
     both = _sharded.add_up(torch.cat([total.view(1), counts.view(2)]), plan)
     if flags & (FOR_INPUT | FOR_TARGET):
-        how, number, rest = _packed(own._replace(options=own.options._replace(normalizer=both[1])))
-        call = own.input, own.target, how | flags | NORMALIZER_IS_COUNT, number, *rest
+        call = own.with_options(normalizer=both[1]).packed(flags | NORMALIZER_IS_COUNT)
         _autograd._keep(kept, call, None, None, None, None, None)
     return both[0] / both[1]

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from ._checks import class_dim, joint_shape, rows_shape
+from ._shapes import class_dim, joint_shape, rows_shape
 
 Placements = tuple[Placement, ...]
 USUAL = (Shard, Replicate, Partial)  # otherwise FSDP2's own order of a tensor-parallel parameter's rows

@@ -14,14 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _private, _reference
-from ._checks import class_dim
+from . import _private
+from ._call import Call
 from ._dispatch import is_captured, is_served
 from ._modes import BELOW_AUTOGRAD, pack
 from ._options import NONE
-from ._sharded import Call, collectives
+from ._shapes import class_dim
+from ._sharded import collectives
 from ._sharded_plan import Plan
-from ._specs import LossSpec, RowNumbers
+from ._specs import LossSpec
+from ._varying import widest
 
 
 class Place(NamedTuple):
@@ -40,7 +42,7 @@ for _kind in ("part", "part_backward"):
 
 def _by_torch(input: Tensor, target: Tensor, mask: Tensor, place: Place) -> Tensor:
     """The result of :class:`_Part` in plain PyTorch; rows that do not count have zeros."""
-    dim, x = class_dim(input), input.to(_reference.widest(input.device))
+    dim, x = class_dim(input), input.to(widest(input.device))
     if target.device.type == "cpu":  # on a GPU the row is NaN
         wrong = target[mask & ((target < 0) | (target >= place.all_classes))]
         if wrong.numel():
@@ -127,10 +129,10 @@ class _Own(torch.autograd.Function):
 
 
 def place_of(call: Call, plan: Plan) -> Place:
-    assert plan.vocabulary is not None and plan.classes is not None and isinstance(call.rows, RowNumbers)
+    assert plan.vocabulary is not None and plan.classes is not None
     classes = call.input.shape[plan.classes]
     first = _shard_size(classes, plan) * plan.mesh.get_local_rank(plan.vocabulary)
-    return Place(min(first, classes), classes, call.rows.ignore_index)
+    return Place(min(first, classes), classes, call.ignore_index)
 
 
 def _shard_size(classes: int, plan: Plan) -> int:

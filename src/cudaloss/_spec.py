@@ -8,8 +8,6 @@ second number, and flags; each combination of flags is a variant of the row. A l
 from __future__ import annotations
 
 import functools
-import math
-import numbers
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
+from ._argument import Argument
 from ._modes import BATCHMEAN, REDUCTIONS
 
 Third: TypeAlias = "float | Tensor"
@@ -24,70 +23,9 @@ Formula: TypeAlias = Callable[[Tensor, "float | Tensor"], Tensor]
 # A function of the input, the target, the third operand and the second number.
 OfOperands: TypeAlias = Callable[[Tensor, Tensor, "float | Tensor", float], Tensor]
 
-_INTERVALS: dict[str, Callable[[float], bool]] = {
-    ">= 0": lambda number: number >= 0,
-    "<= 1": lambda number: number <= 1,
-    "> 0": lambda number: number > 0,
-    "in (0, 1)": lambda number: number > 0 and number < 1,  # a compiler's symbolic numbers cannot chain comparisons
-    "in [0, 1]": lambda number: number >= 0 and number <= 1,
-    "that is 1 or 2": lambda number: number == 1 or number == 2,
-}
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A loss's own number, an argument of the function, the module and the op."""
-
-    name: str
-    default: float | None  # None: a tensor in the op's schema; without it the kernels get 1.0
-    meaning: str
-    interval: str  # the allowed numbers; the values of a tensor are not checked
-    of_call: bool = False  # each call must give it, and a module does not keep it
-    may_lack_last: bool = False  # a tensor without the loss's last dimension has one number for all of it
-
-    @property
-    def accepts(self) -> str:
-        return f"a number {self.interval}"
-
-    @property
-    def is_optional(self) -> bool:
-        return self.default is None and not self.of_call
-
-    @property
-    def takes(self) -> Callable[[float], bool]:
-        return _INTERVALS[self.interval]
-
-    @property
-    def largest(self) -> float:
-        """The largest allowed number."""
-        return {"in (0, 1)": math.nextafter(1.0, 0.0), "<= 1": 1.0}.get(self.interval, math.inf)
-
-    @property
-    def number(self) -> float:
-        """The number that the kernels get if the call gives none."""
-        return 1.0 if self.default is None else self.default
-
-
-@dataclass(frozen=True)
-class Argument:
-    """A loss of rows' own argument."""
-
-    name: str
-    annotation: str  # its type in the function
-    schema: str  # its type in the op's schema
-    default: object
-    meaning: str
-    only_keyword: bool = False  # PyTorch's loss of this name lacks it
-    interval: str | None = None  # the allowed numbers, if the error is of a loss of vectors
-
-    def takes(self, number: Any) -> bool:
-        """Whether a number's type is the argument's, and the number is in the interval."""
-        if self.interval is not None and not _INTERVALS[self.interval](number):
-            return False
-        return self.annotation == "float" or (self.annotation == "int" and isinstance(number, numbers.Integral))
-
-
-# The arguments that private code passes to a loss of classes after its operands; the values for a loss without them.
+# The arguments of a call that private code passes to a loss, in the order of the private call, with the values for a
+# loss without them. For elements the flags follow.
+OF_ELEMENTS: dict[str, object] = {"third": 1.0, "second": 0.0}
 OF_CLASSES: dict[str, object] = {
     "weight": None,
     "ignore_index": -100,
@@ -95,37 +33,6 @@ OF_CLASSES: dict[str, object] = {
     "z_loss": 0.0,
     "softcap": None,
 }
-
-
-class RowNumbers(NamedTuple):
-    """The numbers of a loss of rows; label_smoothing is the second number, which pointwise losses can have too."""
-
-    ignore_index: int = -100
-    z_loss: float = 0.0
-    softcap: float = 0.0  # 0: none
-
-
-class VectorNumbers(NamedTuple):
-    """The numbers of a loss of vectors."""
-
-    margin: float = 0.0
-    eps: float = 0.0
-    p: float = 2.0
-    temperature: float = 1.0
-    beta: float = 0.0
-
-    @classmethod
-    def of_call(cls, spec: LossSpec, parameter: float, second: float) -> VectorNumbers:
-        """From the private ops' parameter and second number."""
-        own = {spec.number: parameter}
-        return cls(**own, **{spec.second_number: second}) if spec.second_number else cls(**own)
-
-    def in_call(self, spec: LossSpec) -> tuple[float, float]:
-        return getattr(self, spec.number), getattr(self, spec.second_number) if spec.second_number else 0.0
-
-
-# The arguments that private code passes to a loss of vectors after its first two operands; the values for a loss
-# without them.
 OF_VECTORS: dict[str, object] = {
     "third": None,
     "margin": 0.0,
@@ -136,15 +43,6 @@ OF_VECTORS: dict[str, object] = {
     "temperature": 1.0,
     "beta": 0.0,
 }
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A loss's own bool."""
-
-    name: str
-    default: bool
-    meaning: str
 
 
 class OfDifference(NamedTuple):
@@ -178,9 +76,7 @@ class LossSpec:
     id: int  # never changes: graphs that PyTorch keeps over an upgrade name the loss by it
     name: str  # of the op, of the functor and of its header in csrc/losses
     module: str
-    parameter: Parameter | None = None  # its third operand
-    second: Parameter | None = None  # its second number
-    flags: tuple[Flag, ...] = ()
+    arguments: tuple[Argument, ...] = ()  # its own, in the order of the private call
     by_flags: Callable[..., dict[str, Any]] | None = None  # from their values: the fields below that depend on them
     variant: int | None = None  # bit i: flag i; None: the flags' defaults
     terms: OfDifference | OfTwo = _NONE
@@ -201,21 +97,36 @@ class LossSpec:
     differentiable_third: bool = False  # for a loss of vectors: the third operand is a vector too, not a label
     mean_over_count: bool = False  # PyTorch's mean divides by the number of elements, for any weights
     weight_last: bool = False  # PyTorch's function has a weight behind the signature's arguments; its module has none
-    arguments: tuple[Argument, ...] = ()  # of rows, in the order of OF_CLASSES or OF_VECTORS, not in the public order
 
     def __post_init__(self) -> None:
         usual = sum(flag.default << bit for bit, flag in enumerate(self.flags))
-        own = [row.name for row in (*self.parameters, *self.flags)]
         self._set(
             function=self.function or f"{self.name}_loss",
             variant=usual if self.variant is None else self.variant,
-            signature=self.signature or " ".join(["reduction", *own]),
+            signature=self.signature or " ".join(["reduction", *(row.name for row in self.arguments)]),
         )
         self._set(**(self.by_flags(**self.flag_values) if self.by_flags else {}))
 
     def _set(self, **fields: Any) -> None:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
+
+    def of_role(self, role: str) -> Argument | None:
+        return next((row for row in self.arguments if row.role == role), None)
+
+    @functools.cached_property
+    def parameter(self) -> Argument | None:
+        """The third operand of a loss of elements."""
+        return self.of_role("third")
+
+    @functools.cached_property
+    def second(self) -> Argument | None:
+        """Its second number."""
+        return self.of_role("second")
+
+    @functools.cached_property
+    def flags(self) -> tuple[Argument, ...]:
+        return tuple(row for row in self.arguments if row.role == "flag")
 
     @property
     def of_rows(self) -> bool:
@@ -225,6 +136,10 @@ class LossSpec:
     def of_vectors(self) -> bool:
         """Whether a row is a vector of each operand, as such or as a distribution's logits."""
         return self.reads in ("vectors", "distributions")
+
+    @property
+    def of_classes(self) -> bool:
+        return self.of_rows and not self.of_vectors
 
     @property
     def has_margin(self) -> bool:
@@ -256,17 +171,34 @@ class LossSpec:
     @property
     def needed(self) -> dict[str, float]:
         """The further arguments that every call of the function must give, with example values."""
-        return {row.name: row.number for row in self.parameters if row.of_call}
+        return {row.name: row.number for row in self.arguments if row.of_call}
 
     @functools.cached_property
     def variants(self) -> tuple[LossSpec, ...]:
         """The row with each combination of its flags."""
         return tuple(replace(self, variant=bits) for bits in range(1 << len(self.flags)))
 
+    @functools.cached_property
+    def given(self) -> dict[str, object]:
+        """The arguments that private code passes to the loss, by their names in a call, with the defaults."""
+        if self.of_classes:
+            return OF_CLASSES
+        third = self.parameter.name if self.parameter else self.operands[2] if len(self.operands) > 2 else "third"
+        second = self.second.name if self.second else "second"
+        places = OF_VECTORS if self.of_vectors else OF_ELEMENTS if self.arguments else {}
+        own = {row.name: row.number if row.role == "third" else row.default for row in self.arguments}
+        flags = {} if self.of_vectors else {flag.name: flag.default for flag in self.flags}
+        names = {{"third": third, "second": second}.get(name, name): value for name, value in places.items()}
+        return {name: own.get(name, value) for name, value in {**names, **flags}.items()}
+
+    def named(self, own: tuple[Any, ...]) -> dict[str, Any]:
+        """The arguments of a call, from the values of :attr:`given`."""
+        names = {*self.operands, *(row.name for row in self.arguments)}
+        return {name: value for name, value in zip(self.given, own, strict=True) if name in names}
+
     def own(self, third: Any, second: Any) -> dict[str, Any]:
-        """The loss's own arguments, by their names in the function."""
-        given = ((self.parameter, third), (self.second, second))
-        return {**{row.name: value for row, value in given if row}, **self.flag_values}
+        """The arguments of a loss of elements by their names, with the variant's flags."""
+        return self.named((third, second, *self.flag_values.values())) if self.arguments else {}
 
     @property
     def has_third_gradient(self) -> bool:
@@ -293,7 +225,8 @@ class LossSpec:
         return "reduce" in self.signature.split()
 
     @property
-    def parameters(self) -> tuple[Parameter, ...]:
+    def parameters(self) -> tuple[Argument, ...]:
+        """The numbers of a loss of elements."""
         return tuple(row for row in (self.parameter, self.second) if row)
 
     @property
@@ -327,17 +260,3 @@ class RowSpec(LossSpec):
     about: str = ""  # for the documentation: what the formula means
     example: str = ""
     reads: str = "classes"
-
-    @property
-    def given(self) -> dict[str, object]:
-        """The arguments that private code passes to the loss, by their names in a call, with the defaults."""
-        if not self.of_vectors:
-            return OF_CLASSES
-        third = self.operands[2] if len(self.operands) > 2 else "third"
-        own = {row.name: row.default for row in self.arguments}
-        return {third if name == "third" else name: own.get(name, value) for name, value in OF_VECTORS.items()}
-
-    def named(self, own: tuple[Any, ...]) -> dict[str, Any]:
-        """The arguments of a call, from the values of :attr:`given`."""
-        names = {*self.operands, *(row.name for row in self.arguments)}
-        return {name: value for name, value in zip(self.given, own, strict=True) if name in names}

@@ -7,21 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ._argument import Argument
 from ._modes import LOSS, MEAN_OVER_COUNT
 from ._rows import of_classes, of_difference, of_likelihoods, of_operands, of_vectors
-from ._spec import (
-    Argument,
-    Flag,
-    LossSpec,
-    OfDifference,
-    OfOperands,
-    OfTwo,
-    Parameter,
-    RowNumbers,
-    RowSpec,
-    Third,
-    VectorNumbers,
-)
+from ._spec import LossSpec, OfDifference, OfOperands, OfTwo, RowSpec, Third
 
 __all__ = [
     "BY_MODE",
@@ -29,16 +18,12 @@ __all__ = [
     "PUBLIC",
     "SPECS",
     "Argument",
-    "Flag",
     "LossSpec",
     "OfDifference",
     "OfOperands",
     "OfTwo",
-    "Parameter",
-    "RowNumbers",
     "RowSpec",
     "Third",
-    "VectorNumbers",
 ]
 
 # Pointwise losses: of one element at a time.

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._options import Options
-from ._specs import RowNumbers, Third, VectorNumbers
+from ._call import Call
 
 NO_INDEX = -(2**63)  # ignores no row: nothing reads it as a class
 
@@ -29,21 +28,21 @@ def as_tensor(number: Any, like: Tensor) -> Tensor:
     return like.new_ones((), dtype=widest(like.device)) * number
 
 
-def vary(options: Options, parameter: Any, second: Any, rows: RowNumbers | VectorNumbers | None) -> bool:
+def vary(call: Call) -> bool:
     """Whether a number of the call is symbolic."""
-    return any(map(is_symbolic, (options.scale, options.normalizer, parameter, second, *(rows or ()))))
+    own = call.parameter, call.second, call.ignore_index, call.softcap, call.p
+    return any(map(is_symbolic, (call.options.scale, call.options.normalizer, *own)))
 
 
-def fixed(
-    input: Tensor, target: Tensor, options: Options, parameter: Third | None, rows: RowNumbers | VectorNumbers | None
-) -> tuple[Options, Third | None, RowNumbers | VectorNumbers | None]:
+def fixed(call: Call) -> Call:
     """The call without the symbolic numbers that a tensor can replace: all but the scale, and those of formulas."""
+    options = call.options
     if is_symbolic(options.normalizer):
-        options = options._replace(normalizer=as_tensor(options.normalizer, input))
-    if isinstance(rows, RowNumbers) and is_symbolic(rows.ignore_index):
-        counts = target != rows.ignore_index
+        options = options._replace(normalizer=as_tensor(options.normalizer, call.input))
+    if is_symbolic(call.ignore_index):
+        counts = call.target != call.ignore_index
         options = options._replace(mask=counts if options.mask is None else counts & options.mask)
-        rows = rows._replace(ignore_index=NO_INDEX)
-    if rows is None and is_symbolic(parameter):
-        parameter = as_tensor(parameter, input)
-    return options, parameter, rows
+        call = call._replace(ignore_index=NO_INDEX)
+    if not call.spec.of_rows and is_symbolic(call.parameter):
+        call = call._replace(third=as_tensor(call.parameter, call.input), parameter=call.spec.default)
+    return call._replace(options=options)

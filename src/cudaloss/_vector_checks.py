@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._checks import _is_number, as_float, check_dense, check_dtype, check_floating, check_reduction
+from ._call import Call
+from ._checks import (
+    _is_number,
+    as_float,
+    check_dense,
+    check_dtype,
+    check_floating,
+    check_options,
+    check_reduction,
+    result_dtype,
+)
 from ._options import Options
-from ._row_checks import check_row_options
-from ._specs import RowSpec, VectorNumbers
+from ._shapes import rows_shape
+from ._specs import OF_ROWS, LossSpec
 
-
-class VectorCall(NamedTuple):
-    """A call whose operands have one shape with at least one dimension; if there are several, the vectors are along the
-    second."""
-
-    input: Tensor
-    target: Tensor
-    third: Tensor | None
-    swap: bool
-    numbers: VectorNumbers
-    options: Options
+KL_DIV = next(spec for spec in OF_ROWS if spec.name == "kl_div_with_logits")
 
 
 def _check_operand(name: str, value: Any, of_vectors: bool, first: Tensor | None) -> None:
@@ -59,7 +59,7 @@ def _check_embedding(vectors: list[Tensor], label: Tensor) -> None:
         )
 
 
-def _vector_dim(spec: RowSpec, vectors: list[Tensor], dim: Any) -> int:
+def _vector_dim(spec: LossSpec, vectors: list[Tensor], dim: Any) -> int:
     """The dimension of the vectors in the joint shape."""
     rank = max(x.dim() for x in vectors)
     if rank == 0:
@@ -80,29 +80,40 @@ def _vector_dim(spec: RowSpec, vectors: list[Tensor], dim: Any) -> int:
     return int(dim) % rank
 
 
-def _numbers(spec: RowSpec, own: dict[str, Any]) -> VectorNumbers:
+def _numbers(spec: LossSpec, own: dict[str, Any]) -> dict[str, float]:
     found = {}
     for row in spec.arguments:
-        if row.annotation != "float":
+        if row.role != "number":
             continue
         if not _is_number(own[row.name]):
             raise TypeError(f"{row.name} must be a number, got {type(own[row.name]).__name__}")
         found[row.name] = as_float(row.name, own[row.name])
     if spec.differentiable_third and not found["margin"] > 0:
         raise ValueError(f"margin must be greater than 0, got {found['margin']}")
-    number, finite = found[spec.number], "finite " if spec.number == "temperature" else ""
+    number, finite = found.get(spec.number, own[spec.number]), "finite " if spec.number == "temperature" else ""
     if not spec.has_margin and not (number > 0 and (number < math.inf or not finite)):
         raise RuntimeError(f"{spec.number} must be a {finite}number > 0, got {number}")
     for row in spec.arguments:
         if row.interval is not None and not row.takes(found[row.name]):
             raise RuntimeError(f"{row.name} must be a number {row.interval}, got {found[row.name]}")
-    return VectorNumbers(**found)
+    return {**own, **found}
+
+
+def at_ends(call: Call) -> Call:
+    """If the mixture is one of the distributions alone (beta 0 or 1), both divergences from it, weighted, are 0. By
+    convention the loss is then the divergence of the distributions from each other."""
+    if call.spec.second_number != "beta" or (call.second != 0 and call.second != 1):
+        return call
+    if call.second == 1:
+        call = call._replace(input=call.target, target=call.input)
+    return call._replace(spec=KL_DIV, second=0.0)
 
 
 def check(
-    spec: RowSpec, input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, options: Options
-) -> VectorCall:
-    """Raises an error if something is wrong with a call. `own` has the values of ``spec.given``."""
+    spec: LossSpec, input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, options: Options
+) -> Call:
+    """Raises an error if something is wrong with a call; otherwise the call. Its operands have one shape with at least
+    one dimension; if there are several, the vectors are along the second."""
     named = dict(zip(spec.given, own, strict=True))
     given = [input, target, *own[: len(spec.operands) - 2]]
     count = 3 if spec.differentiable_third else 2
@@ -110,7 +121,7 @@ def check(
         _check_operand(name, value, place < count, given[0] if place else None)
     check_reduction(spec, reduction)
     check_dtype(dtype)
-    own_numbers = _numbers(spec, named)
+    named = _numbers(spec, named)
     if "swap" in spec.signature.split() and not isinstance(named["swap"], bool):
         raise TypeError(f"swap must be a bool, got {type(named['swap']).__name__}")
     vectors, labels = given[:count], given[count:]
@@ -126,5 +137,10 @@ def check(
     if shape and dim != min(1, len(shape) - 1):
         vectors = [x.movedim(dim, 1) for x in vectors]
     third = labels[0].detach() if labels else vectors[2] if count == 3 else None
-    options = check_row_options(options, vectors[0], reduction, "weight")
-    return VectorCall(vectors[0], vectors[1], third, named["swap"], own_numbers, options)
+    x, t, *_ = vectors
+    options = check_options(options, x, rows_shape(x), reduction)
+    found = result_dtype(x, t, dtype)
+    if count == 3 and dtype is None:
+        found = torch.promote_types(found, vectors[2].dtype)
+    variant, second = spec.variants[named["swap"]], named[spec.second_number] if spec.second_number else 0.0
+    return at_ends(Call(variant, x, t, reduction, found, options, third, named[spec.number], second, p=named["p"]))

@@ -13,12 +13,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._checks import class_dim
+from ._call import Call
 from ._closed_forms import Slopes, evaluate, savable
-from ._specs import LossSpec, VectorNumbers
+from ._shapes import class_dim, rows_shape
+from ._specs import LossSpec
 from ._varying import as_tensor
 
 _LEAST = 1e-12  # cosine_embedding adds it to a square, as in PyTorch
+
+
+class Numbers(NamedTuple):
+    """A call's numbers by their names."""
+
+    margin: float = 0.0
+    eps: float = 0.0
+    temperature: float = 1.0
+    beta: float = 0.0
+    p: float = 2.0
+
+    @classmethod
+    def of_call(cls, call: Call) -> Numbers:
+        of_second = {call.spec.second_number: call.second} if call.spec.second_number else {}
+        return cls(**{call.spec.number: call.parameter}, **of_second, p=call.p)
 
 
 @dataclass(frozen=True)
@@ -26,7 +42,7 @@ class Vectors:
     """A row's loss as a function of its vectors and, for some, of its label."""
 
     spec: LossSpec
-    numbers: VectorNumbers
+    numbers: Numbers
     dim: int
 
     def row(self, operands: tuple[Tensor, ...]) -> VectorOperands:
@@ -35,11 +51,11 @@ class Vectors:
         return VectorOperands(self.spec, operands[:count], label, self.numbers, self.dim)
 
     def value(self, *operands: Tensor) -> Tensor:
-        return _values(self.row(operands))
+        return _value(self.row(operands))
 
     def slopes(self, needed: Sequence[bool], *operands: Tensor) -> Slopes:
         row = self.row(operands)
-        return *slopes(row), *(() if row.label is None else (None,))
+        return *slopes(row, needed), *(() if row.label is None else (None,))
 
 
 class VectorOperands(NamedTuple):
@@ -48,8 +64,12 @@ class VectorOperands(NamedTuple):
     spec: LossSpec
     vectors: tuple[Tensor, ...]
     label: Tensor | None
-    numbers: VectorNumbers
+    numbers: Numbers
     dim: int
+
+    def layout(self) -> tuple[torch.Size, torch.dtype, int]:
+        """The losses' shape, the dtype of the arithmetic, and the operands' dimension that losses lack."""
+        return rows_shape(self.vectors[0]), self.vectors[0].dtype, self.dim
 
     def over_classes(self, x: Tensor) -> Tensor:
         """Reshapes a number for each row so that it broadcasts to input."""
@@ -59,23 +79,25 @@ class VectorOperands(NamedTuple):
         return (a * b).sum(self.dim, keepdim=True)
 
 
-def operands(
-    spec: LossSpec,
-    input: Tensor,
-    target: Tensor,
-    third: Tensor | None,
-    out: Tensor | None,
-    numbers: VectorNumbers,
-    compute: torch.dtype,
-) -> VectorOperands:
-    """The arguments of :func:`values` and :func:`slopes`; `out` marks rows that are left out."""
-    dim = class_dim(input)
-    given = (input, target, third) if spec.differentiable_third and third is not None else (input, target)
-    vectors = tuple(savable(x, compute) for x in given)
-    if out is not None:
-        vectors = tuple(torch.where(out.unsqueeze(dim), 1, x) for x in vectors)
+def selected(call: Call) -> Tensor | None:
+    """Which rows count, in their shape; None: all."""
+    return None if call.options.mask is None else call.options.mask.expand(call.shape)
+
+
+def counted_weight(call: Call, selected: Tensor | None) -> Tensor | None:
+    """What each row adds to a mean's denominator; None: 1."""
+    return call.options.weight
+
+
+def operands(call: Call, selected: Tensor | None, compute: torch.dtype) -> VectorOperands:
+    """The arguments of :func:`value` and :func:`slopes`."""
+    spec, dim, third = call.spec, class_dim(call.input), call.third
+    given = (call.input, call.target, third) if spec.differentiable_third else (call.input, call.target)
+    vectors = tuple(savable(x, compute) for x in given if x is not None)
+    if selected is not None:
+        vectors = tuple(torch.where(selected.unsqueeze(dim), x, 1) for x in vectors)
     label = None if spec.differentiable_third else third
-    return VectorOperands(spec, vectors, label, numbers, dim)
+    return VectorOperands(spec, vectors, label, Numbers.of_call(call), dim)
 
 
 def _inverse_norms(row: VectorOperands) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -99,15 +121,15 @@ def _differences(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor]:
     return a - p + eps, a - n + eps, p - n + eps
 
 
-def values(row: VectorOperands) -> Tensor:
+def value(row: VectorOperands) -> Tensor:
     """The losses, of the rows' shape."""
     if row.numbers.p != 2 or row.vectors[0].shape[row.dim] == 0:  # slopes are of 2-norms; softmax of some classes
-        return _values(row)
+        return _value(row)
     label = () if row.label is None else (row.label,)
     return evaluate(Vectors(row.spec, row.numbers, row.dim), *row.vectors, *label)
 
 
-def _values(row: VectorOperands) -> Tensor:
+def _value(row: VectorOperands) -> Tensor:
     margin, (x, t, *_) = row.numbers.margin, row.vectors
     if row.spec.reads == "distributions":
         found = _mixed(row)[0] if row.spec.second_number == "beta" else _divergences(row)[0]
@@ -124,7 +146,7 @@ def _values(row: VectorOperands) -> Tensor:
     return (near - far + margin).clamp_min(0)
 
 
-def slopes(row: VectorOperands) -> tuple[Tensor, ...]:
+def slopes(row: VectorOperands, needed: Sequence[bool]) -> tuple[Tensor, ...]:
     """The derivatives of each row's loss for the vectors, in their shape; distances are 2-norms."""
     if row.spec.reads == "distributions":
         return _mixed(row)[1:] if row.spec.second_number == "beta" else _divergence_slopes(row)

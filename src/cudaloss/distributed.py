@@ -20,9 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import _dispatch, _reference
+from . import _dispatch
 from ._checks import check_options
 from ._options import Options
+from ._varying import widest
 
 __all__ = ["in_play", "normalizer", "total"]
 
@@ -58,10 +59,10 @@ def in_play(
         >>> distributed.in_play(y, mask=torch.tensor([True, False, True]))
         tensor(4., dtype=torch.float64)
     """
-    options = check_options(Options(weight=weight, mask=mask, ignore_nan=ignore_nan), target, target, "mean")
+    options = check_options(Options(weight=weight, mask=mask, ignore_nan=ignore_nan), target, target.shape, "mean")
     counted = _dispatch.in_play(target, target, None if weight is None else weight.detach(), options)
     if counted is None:
-        return torch.full((), target.numel(), dtype=_reference.widest(target.device), device=target.device)
+        return torch.full((), target.numel(), dtype=widest(target.device), device=target.device)
     return counted
 
 
@@ -128,7 +129,7 @@ def _sum_over(
     if not numbers:
         raise ValueError(f"{name} must be at least one: those of this process's micro-batches")
     device = next((number.device for number in numbers if isinstance(number, Tensor)), torch.get_default_device())
-    each = [torch.as_tensor(number, dtype=_reference.widest(device), device=device).detach() for number in numbers]
+    each = [torch.as_tensor(number, dtype=widest(device), device=device).detach() for number in numbers]
     found = torch.stack(each).sum()
     if _is_distributed():
         dist.all_reduce(found, group=group)

@@ -121,36 +121,15 @@ def smooth_l1_loss(
     if size_average is not None or reduce is not None:
         check_size_average("smooth_l1_loss", size_average)
         reduction = legacy_get_string(size_average, reduce)
+    own = beta, 0.0
     if not is_dynamo_compiling():
         result = _fused_smooth_l1(
-            input,
-            target,
-            reduction,
-            beta,
-            0.0,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
     return _unusual_smooth_l1(
-        input,
-        target,
-        reduction,
-        beta,
-        0.0,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
+        input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 
 
@@ -222,37 +201,14 @@ def mse_loss(
     if size_average is not None or reduce is not None:
         check_size_average("mse_loss", size_average)
         reduction = legacy_get_string(size_average, reduce)
+    own = ()
     if not is_dynamo_compiling():
         result = _fused_mse(
-            input,
-            target,
-            reduction,
-            1.0,
-            0.0,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
-    return _unusual_mse(
-        input,
-        target,
-        reduction,
-        1.0,
-        0.0,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
-    )
+    return _unusual_mse(input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan)
 
 
 _fused_huber, _unusual_huber = calls_of("huber")
@@ -320,37 +276,14 @@ def huber_loss(
         >>> input.grad.shape
         torch.Size([3])
     """
+    own = delta, 0.0
     if not is_dynamo_compiling():
         result = _fused_huber(
-            input,
-            target,
-            reduction,
-            delta,
-            0.0,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
-    return _unusual_huber(
-        input,
-        target,
-        reduction,
-        delta,
-        0.0,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
-    )
+    return _unusual_huber(input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan)
 
 
 _fused_l1, _unusual_l1 = calls_of("l1")
@@ -421,37 +354,14 @@ def l1_loss(
     if size_average is not None or reduce is not None:
         check_size_average("l1_loss", size_average)
         reduction = legacy_get_string(size_average, reduce)
+    own = ()
     if not is_dynamo_compiling():
         result = _fused_l1(
-            input,
-            target,
-            reduction,
-            1.0,
-            0.0,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
-    return _unusual_l1(
-        input,
-        target,
-        reduction,
-        1.0,
-        0.0,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
-    )
+    return _unusual_l1(input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan)
 
 
 _fused_binary_cross_entropy_with_logits, _unusual_binary_cross_entropy_with_logits = calls_of(
@@ -529,36 +439,15 @@ def binary_cross_entropy_with_logits(
     if size_average is not None or reduce is not None:
         check_size_average("binary_cross_entropy_with_logits", size_average)
         reduction = legacy_get_string(size_average, reduce)
+    own = 1.0 if pos_weight is None else pos_weight, label_smoothing
     if not is_dynamo_compiling():
         result = _fused_binary_cross_entropy_with_logits(
-            input,
-            target,
-            reduction,
-            1.0 if pos_weight is None else pos_weight,
-            label_smoothing,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
     return _unusual_binary_cross_entropy_with_logits(
-        input,
-        target,
-        reduction,
-        1.0 if pos_weight is None else pos_weight,
-        label_smoothing,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
+        input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 
 
@@ -627,36 +516,15 @@ def quantile_loss(
         >>> input.grad.shape
         torch.Size([3])
     """
+    own = quantile, 0.0
     if not is_dynamo_compiling():
         result = _fused_quantile(
-            input,
-            target,
-            reduction,
-            quantile,
-            0.0,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
     return _unusual_quantile(
-        input,
-        target,
-        reduction,
-        quantile,
-        0.0,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
+        input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 
 
@@ -725,36 +593,15 @@ def pseudo_huber_loss(
         >>> input.grad.shape
         torch.Size([3])
     """
+    own = delta, 0.0
     if not is_dynamo_compiling():
         result = _fused_pseudo_huber(
-            input,
-            target,
-            reduction,
-            delta,
-            0.0,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
     return _unusual_pseudo_huber(
-        input,
-        target,
-        reduction,
-        delta,
-        0.0,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
+        input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 
 
@@ -823,36 +670,15 @@ def charbonnier_loss(
         >>> input.grad.shape
         torch.Size([3])
     """
+    own = eps, 0.0
     if not is_dynamo_compiling():
         result = _fused_charbonnier(
-            input,
-            target,
-            reduction,
-            eps,
-            0.0,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
     return _unusual_charbonnier(
-        input,
-        target,
-        reduction,
-        eps,
-        0.0,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
+        input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 
 
@@ -918,36 +744,15 @@ def log_cosh_loss(
         >>> input.grad.shape
         torch.Size([3])
     """
+    own = ()
     if not is_dynamo_compiling():
         result = _fused_log_cosh(
-            input,
-            target,
-            reduction,
-            1.0,
-            0.0,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
     return _unusual_log_cosh(
-        input,
-        target,
-        reduction,
-        1.0,
-        0.0,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
+        input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 
 
@@ -1019,36 +824,15 @@ def soft_margin_loss(
     if size_average is not None or reduce is not None:
         check_size_average("soft_margin_loss", size_average)
         reduction = legacy_get_string(size_average, reduce)
+    own = ()
     if not is_dynamo_compiling():
         result = _fused_soft_margin(
-            input,
-            target,
-            reduction,
-            1.0,
-            0.0,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
     return _unusual_soft_margin(
-        input,
-        target,
-        reduction,
-        1.0,
-        0.0,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
+        input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 
 
@@ -1119,37 +903,14 @@ def hinge_loss(
         >>> input.grad.shape
         torch.Size([3])
     """
+    own = margin, power
     if not is_dynamo_compiling():
         result = _fused_hinge(
-            input,
-            target,
-            reduction,
-            margin,
-            power,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
-    return _unusual_hinge(
-        input,
-        target,
-        reduction,
-        margin,
-        power,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
-    )
+    return _unusual_hinge(input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan)
 
 
 _fused_kl_div, _unusual_kl_div = calls_of("kl_div")
@@ -1224,36 +985,15 @@ def kl_div(
     if size_average is not None or reduce is not None:
         check_size_average("kl_div", size_average)
         reduction = legacy_get_string(size_average, reduce)
+    own = 1.0, 0.0, bool(log_target), bool(log_input)
     if not is_dynamo_compiling():
-        result = _fused_kl_div[1 * bool(log_target) + 2 * bool(log_input)](
-            input,
-            target,
-            reduction,
-            1.0,
-            0.0,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+        result = _fused_kl_div(
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
-    return _unusual_kl_div[1 * bool(log_target) + 2 * bool(log_input)](
-        input,
-        target,
-        reduction,
-        1.0,
-        0.0,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
+    return _unusual_kl_div(
+        input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 
 
@@ -1325,36 +1065,15 @@ def binary_cross_entropy(
     if size_average is not None or reduce is not None:
         check_size_average("binary_cross_entropy", size_average)
         reduction = legacy_get_string(size_average, reduce)
+    own = ()
     if not is_dynamo_compiling():
         result = _fused_binary_cross_entropy(
-            input,
-            target,
-            reduction,
-            1.0,
-            0.0,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
     return _unusual_binary_cross_entropy(
-        input,
-        target,
-        reduction,
-        1.0,
-        0.0,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
+        input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 
 
@@ -1432,36 +1151,15 @@ def poisson_nll_loss(
     if size_average is not None or reduce is not None:
         check_size_average("poisson_nll_loss", size_average)
         reduction = legacy_get_string(size_average, reduce)
+    own = 1.0, eps, bool(log_input), bool(full)
     if not is_dynamo_compiling():
-        result = _fused_poisson_nll[1 * bool(log_input) + 2 * bool(full)](
-            input,
-            target,
-            reduction,
-            1.0,
-            eps,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+        result = _fused_poisson_nll(
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
-    return _unusual_poisson_nll[1 * bool(log_input) + 2 * bool(full)](
-        input,
-        target,
-        reduction,
-        1.0,
-        eps,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
+    return _unusual_poisson_nll(
+        input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 
 
@@ -1534,36 +1232,15 @@ def gaussian_nll_loss(
         >>> input.grad.shape
         torch.Size([3])
     """
+    own = var, eps, bool(full)
     if not is_dynamo_compiling():
-        result = _fused_gaussian_nll[1 * bool(full)](
-            input,
-            target,
-            reduction,
-            var,
-            eps,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+        result = _fused_gaussian_nll(
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
-    return _unusual_gaussian_nll[1 * bool(full)](
-        input,
-        target,
-        reduction,
-        var,
-        eps,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
+    return _unusual_gaussian_nll(
+        input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 
 
@@ -1634,36 +1311,15 @@ def sigmoid_focal_loss(
         >>> input.grad.shape
         torch.Size([3])
     """
+    own = alpha, gamma
     if not is_dynamo_compiling():
         result = _fused_sigmoid_focal(
-            input,
-            target,
-            reduction,
-            alpha,
-            gamma,
-            dtype,
-            weight,
-            mask,
-            normalizer,
-            scale,
-            batch_dims,
-            ignore_nan,
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
         )
         if result is not None:
             return result
     return _unusual_sigmoid_focal(
-        input,
-        target,
-        reduction,
-        alpha,
-        gamma,
-        dtype,
-        weight,
-        mask,
-        normalizer,
-        scale,
-        batch_dims,
-        ignore_nan,
+        input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 
 

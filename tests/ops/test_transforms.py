@@ -13,6 +13,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import cudaloss
 from cudaloss import _reference
+from cudaloss._call import Call
 from cudaloss._modes import FOR_INPUT, FOR_TARGET, REDUCTIONS, pack
 from oracle import op, operands, parameters, torch_op
 
@@ -132,7 +133,7 @@ BACKWARD_TRANSFORMS = {
 @pytest.mark.parametrize("transform", BACKWARD_TRANSFORMS)
 def test_transforms_around_a_backward(spec, pair, transform, options):
     def plain(input, target, reduction):  # PyTorch's own huber_loss_backward has no forward-mode AD
-        return _reference.loss(spec, input, target, reduction, spec.default, input.dtype)
+        return _reference.loss(Call.usual(spec, input, target, reduction, input.dtype))
 
     ours, expected = (batched_backward(f, pair, BACKWARD_TRANSFORMS[transform], options) for f in (op(spec), plain))
     torch.testing.assert_close(ours, expected)

@@ -44,7 +44,8 @@ with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     import cudaloss
     from cudaloss import _reference
-    from cudaloss._specs import PUBLIC, RowNumbers, VectorNumbers
+    from cudaloss._call import Call
+    from cudaloss._specs import PUBLIC
 found["warnings"] = [(w.category.__name__, str(w.message), w.filename) for w in said]
 found["losses"] = []
 for spec in PUBLIC:
@@ -55,11 +56,7 @@ for spec in PUBLIC:
     third = [torch.rand(7, 30) if spec.differentiable_third else torch.ones(7)] * (len(spec.operands) - 2)
     value = getattr(cudaloss, spec.function)(x, y, *third, reduction="mean", **spec.needed)
     value.backward()
-    rows = RowNumbers() if spec.of_rows else None
-    if spec.of_vectors:
-        rows = VectorNumbers(**{{row.name: row.default for row in spec.arguments if row.annotation == "float"}})
-    numbers = {{"second": spec.second_default, "rows": rows}}
-    expected = _reference.loss(spec, x, y, "mean", *third or [spec.default], torch.float32, **numbers)
+    expected = _reference.loss(Call.usual(spec, x, y, "mean", torch.float32, third=third[0] if third else None))
     same = torch.equal(value, expected) and torch.equal(x.grad, torch.autograd.grad(expected, x)[0])
     found["losses"].append(same)
 from cudaloss.__main__ import main

@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 
 from cudaloss._options import ROWS, Row
-from cudaloss._specs import LossSpec, OfDifference, Parameter, RowSpec
+from cudaloss._specs import Argument, LossSpec, OfDifference, RowSpec
 from tools.faces import row_docs
 
 _FUNCTION = """``{formula}``, {of}in one pass over memory.
@@ -83,7 +83,7 @@ _TENSOR = (
 )
 
 
-def _of_third(third: Parameter) -> str:
+def _of_third(third: Argument) -> str:
     optional = ", optional" if third.is_optional else ""
     lacking = f"; {_MAY_LACK_LAST}" if third.may_lack_last else ""
     return f"{third.name} (float or Tensor{optional}): {third.meaning}; {third.accepts},\n    {_TENSOR}{lacking}."

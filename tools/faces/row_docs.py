@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from textwrap import fill, indent
 
-from cudaloss._options import Row
-from cudaloss._row_options import options_of
+from cudaloss._options import Row, options_of
 from cudaloss._specs import Argument, RowSpec
 from tools.faces.vector_docs import FIRST_OPERAND, FUNCTION_DOC, LABEL, MODULE_DOC, OTHER_OPERAND
 

@@ -10,13 +10,11 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from textwrap import indent
-from typing import Any
 
 from cudaloss._heads import FUNCTIONS, MODULES
 from cudaloss._heads import PUBLIC as HEADS
-from cudaloss._options import ROWS, Row
-from cudaloss._specs import PUBLIC, LossSpec, RowSpec
-from tools.faces import row_source
+from cudaloss._options import Row, options_of
+from cudaloss._specs import PUBLIC, Argument, LossSpec
 from tools.faces.docs import function_doc, module_doc
 
 
@@ -73,17 +71,12 @@ def {function}(
 """
 
 _FUNCTION_BODY = """\
-    {legacy}if not is_dynamo_compiling():
-        result = _fused_{name}{variant}(
-            input, target, reduction, {own}, dtype,
-            weight, mask, normalizer, scale, batch_dims, ignore_nan,
-        )
+    {legacy}own = {own}
+    if not is_dynamo_compiling():
+        result = _fused_{name}({first_two}, reduction, own, dtype, {options_of})
         if result is not None:
             return result
-    return _unusual_{name}{variant}(
-        input, target, reduction, {own}, dtype,
-        weight, mask, normalizer, scale, batch_dims, ignore_nan,
-    )
+    return _unusual_{name}({first_two}, reduction, own, dtype, {options_of})
 """
 
 _MODULE = """\
@@ -129,75 +122,76 @@ if size_average is not None or reduce is not None:
 {indent}"""
 
 
-def _annotations(spec: LossSpec) -> dict[str, str]:
-    """The types of the function's arguments after input and target."""
-    found = {"weight": "Tensor | None", "size_average": "bool | None", "reduce": "bool | None", "reduction": "str"}
-    if spec.parameter:
-        found[spec.parameter.name] = "Tensor | float | None" if spec.parameter.is_optional else "Tensor | float"
-    if spec.second:
-        found[spec.second.name] = "float"
-    return {**found, **{flag.name: "bool" for flag in spec.flags}}
-
-
-def _defaults(spec: LossSpec) -> dict[str, Any]:
-    own = {row.name: row.default for row in (*spec.parameters, *spec.flags)}
-    return {"weight": None, "size_average": None, "reduce": None, "reduction": f'"{spec.reduction}"', **own}
-
-
-def _of_call(spec: LossSpec) -> list[Row]:
-    """The keywords of a module's call."""
-    return [row for row in ROWS if not (row.of_module or (spec.weight_first and row.name == "weight"))]
-
-
 def _legacy(spec: LossSpec) -> str:
     return _LEGACY.replace("{function}", spec.function) if spec.legacy_arguments else ""
 
 
+def _parts(spec: LossSpec) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """The positional arguments after the operands, with the types and defaults of all that can be one."""
+    types = {"weight": "Tensor | None", "size_average": "bool | None", "reduce": "bool | None", "reduction": "str"}
+    defaults = {"weight": "None", "size_average": "None", "reduce": "None", "reduction": f'"{spec.reduction}"'}
+    types |= {row.name: row.annotation for row in spec.arguments}
+    defaults |= {row.name: str(row.default) for row in spec.arguments}
+    return spec.of_function, types, defaults
+
+
+def _passed(spec: LossSpec, name: str, default: object) -> str:
+    """The text of one of ``spec.given`` in a function."""
+    row = next((row for row in spec.arguments if row.name == name), None)
+    if row is None:
+        return name if name in spec.operands else repr(default)
+    if row.role == "third" and row.is_optional:
+        return f"{row.number} if {name} is None else {name}"
+    return f"bool({name})" if row.role == "flag" and not spec.of_rows else name
+
+
+def _own(spec: LossSpec) -> str:
+    passed = [_passed(spec, name, default) for name, default in spec.given.items()]
+    return ", ".join(passed) if passed else "()"
+
+
 def _fields(spec: LossSpec) -> dict[str, str]:
-    if isinstance(spec, RowSpec):
-        return row_source.fields(spec, _legacy(spec))
-    annotations, defaults, third = _annotations(spec), _defaults(spec), spec.parameter
-    of_call = list(spec.needed)
-    names = spec.signature.split()
-    given = {name: f"{name}: {annotations[name]}" for name in spec.of_function}
+    names, types, defaults = _parts(spec)
+    options, of_call, between = options_of(spec), list(spec.needed), ",\n{indent}"
+    given = {name: f"{name}: {types[name]}" for name in names}
     given = {name: said if name in of_call else f"{said} = {defaults[name]}" for name, said in given.items()}
-    own = [name for name in names if name in spec.own(None, None)]
-    buffers = [name for name in names if name == "weight" or (third and name == third.name and name not in of_call)]
-    kept = [(name, annotations[name]) for name in own if name not in (*buffers, *of_call)]
-    kept += [(row.name, row.annotation) for row in ROWS if row.of_module]
-    typed = [*((name, annotations[name]) for name in buffers), *kept]
-    per_call = [*of_call, *(row.name for row in _of_call(spec))]
-    forwarded = [f"{name}=self.{name}" for name in ["reduction", *(name for name, _ in typed)]]
-    passed = [repr(spec.default), repr(spec.second_default)]
-    for place, row in enumerate((third, spec.second)):
-        if row:
-            passed[place] = f"{row.number} if {row.name} is None else {row.name}" if row.is_optional else row.name
-    bits = [f"{1 << bit} * bool({flag.name})" for bit, flag in enumerate(spec.flags)]
-    stored = [f'keep(self, "{name}", {name})' for name in buffers] + [f"self.{name} = {name}" for name, _ in kept]
+    behind = [row for row in spec.arguments if row.only_keyword]
+    per_call = [row for row in options if not row.of_module and not (spec.weight_first and row.name == "weight")]
+    per_module = [row for row in options if row.of_module]
+    order = [row.name for row in spec.arguments] if spec.of_rows else spec.signature.split()
+    own = [name for name in order if name not in of_call and any(row.name == name for row in spec.arguments)]
+    buffers = [name for name in order if types[name].startswith("Tensor") and name not in of_call]
+    kept = [(name, types[name]) for name in own if spec.of_rows or name not in buffers]
+    kept += [(row.name, row.annotation) for row in per_module]
+    kept = kept if spec.of_rows else [*((name, types[name]) for name in buffers), *kept]
+    forwarded = [f"{name}=self.{name}" for name in ["reduction", *(name for name, _ in kept)]]
+    forwarded += [f"{name}={name}" for name in [*of_call, *(row.name for row in per_call)]]
+    stored = [f'keep(self, "{name}", {name})' if name in buffers else f"self.{name} = {name}" for name, _ in kept]
     return {
         "name": spec.name,
-        "operands": ",\n{indent}".join(f"{name}: Tensor" for name in spec.operands),
+        "operands": between.join(f"{name}: Tensor" for name in spec.operands),
         "passed": ",\n            ".join(spec.operands),
+        "first_two": ", ".join(spec.operands[:2]),
+        "options_of": ", ".join(row.name for row in options if row.name != "dtype"),
         "function": spec.function,
         "module": spec.module,
-        "options": ",\n{indent}".join(given.values()),
-        "module_options": ",\n{indent}".join(given[name] for name in names if name not in of_call),
-        "keywords": _keywords(row for row in ROWS if row.name not in given),
-        "module_keywords": _keywords(row for row in ROWS if row.of_module),
+        "options": between.join(given.values()),
+        "module_options": between.join(given[name] for name in spec.signature.split() if name not in of_call),
+        "keywords": between.join(_keyword(row) for row in (*behind, *options) if row.name not in given),
+        "module_keywords": between.join(map(_keyword, (*behind, *per_module))),
         "call_arguments": "".join(f"\n{{indent}}{given[name]}," for name in of_call),
-        "call_keywords": _keywords(_of_call(spec)),
+        "call_keywords": between.join(map(_keyword, per_call)),
         "legacy": _legacy(spec),
-        "variant": f"[{' + '.join(bits)}]" if bits else "",
-        "own": ", ".join(passed),
+        "own": _own(spec),
         "store": "\n        ".join(stored),
-        "typed": "\n    ".join(f"{name}: {annotations[name]}" for name in buffers),
-        "forward": ",\n            ".join([*forwarded, *(f"{name}={name}" for name in per_call)]),
-        "representation": "".join(f", {name}={{shown(self.{name})}}" for name in own if name not in of_call),
+        "typed": "\n    ".join(f"{name}: {types[name]}" for name in buffers),
+        "forward": ",\n            ".join(forwarded),
+        "representation": "".join(f", {name}={{shown(self.{name})}}" for name in own),
     }
 
 
-def _keywords(rows: Iterable[Row]) -> str:
-    return ",\n{indent}".join(f"{row.name}: {row.annotation} = {row.default}" for row in rows)
+def _keyword(row: Row | Argument) -> str:
+    return f"{row.name}: {row.annotation} = {row.default}"
 
 
 def _fill(template: str, spec: LossSpec, margin: str, doc: str = "") -> str:
@@ -207,8 +201,7 @@ def _fill(template: str, spec: LossSpec, margin: str, doc: str = "") -> str:
 
 
 def function(spec: LossSpec) -> str:
-    body = row_source.FUNCTION_BODY if spec.of_rows else _FUNCTION_BODY
-    return _fill(_FUNCTION, spec, "    ", function_doc(spec)) + _fill(body, spec, "    ")
+    return _fill(_FUNCTION, spec, "    ", function_doc(spec)) + _fill(_FUNCTION_BODY, spec, "    ")
 
 
 def module(spec: LossSpec) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _dispatch, _private, _row_ops
+from .. import _dispatch, _private
+from .._checks import is_autocast
 from .._dispatch import PLAIN_TENSORS, is_captured
 from .._modes import DTYPES
-from .._ops import _is_autocast
+from .._ops import KERNELS
 from .._options import Options
 from .._private import is_compiled
 from .._row_checks import check
@@ -21,7 +22,7 @@ from .nodes import HeadNumbers, HeadStep, LogitsNumbers, TokenValues, sharded
 from .plans import Head
 from .row_losses import CROSS_ENTROPY, CrossEntropy
 
-_cross_entropy = _row_ops.KERNELS["cross_entropy"]
+_cross_entropy = KERNELS["cross_entropy"]
 # Logits of up to this many bytes are whole: a step on the host then takes 0.2 ms, otherwise 0.5 (CPU, (4, 8, 16)).
 _SMALL_LOGITS = 1 << 20
 # Logits of up to this many bytes are in one piece, whatever the number of rows.
@@ -30,7 +31,7 @@ _ONE_PIECE = 64 << 20
 
 def _under_autocast(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The operands of a product in autocast's dtype, if it is active."""
-    if not _is_autocast(input.device.type):
+    if not is_autocast(input.device.type):
         return input, weight, bias
     dtype = torch.get_autocast_dtype(input.device.type)
 
@@ -41,7 +42,7 @@ def _under_autocast(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple
 
 
 def _result_dtype(input: Tensor) -> torch.dtype:
-    return row_losses.wide(input.dtype) if _is_autocast(input.device.type) else input.dtype
+    return row_losses.wide(input.dtype) if is_autocast(input.device.type) else input.dtype
 
 
 def _are_served(*tensors: Tensor | None) -> bool:
@@ -153,22 +154,23 @@ def linear_cross_entropy(
     own = weight, ignore_index, label_smoothing, z_loss, softcap
     options = Options(sample_weight, mask, normalizer, scale)
     like = _like_logits(input, classes)
-    smoothing, numbers, options = check(CROSS_ENTROPY, like, target, reduction, own, dtype, options)
+    call = check(CROSS_ENTROPY, like, target, reduction, own, dtype, options)
+    smoothing, options = call.second, call.options
     if dtype is None:
         dtype = _result_dtype(input)
     shape = target.shape
     head = Head(input.reshape(-1, input.shape[-1]), *operands[1:])
     index = _indices(target)
-    counts = index != numbers.ignore_index
+    counts = index != call.ignore_index
     flat_mask = _flat(options.mask, shape)
     counts = counts if flat_mask is None else counts & flat_mask
     first = 0 if part is None else part.first
     shares = None
     if weight is not None and smoothing != 0:
         shares = weight.to(row_losses.wide(input.dtype))[first : first + head.weight.shape[0]]
-    block = Block(index, counts, shares, first, classes, numbers.softcap, shares=smoothing != 0)
+    block = Block(index, counts, shares, first, classes, call.softcap, shares=smoothing != 0)
     reduced = _flat(options.weight, shape), reduction, options.normalizer, options.scale, dtype
-    loss = CrossEntropy(weight, classes, smoothing, numbers.z_loss, *reduced)
+    loss = CrossEntropy(weight, classes, smoothing, call.parameter, *reduced)
     found = _of_head(head, block, loss, "fast" if memory is None else memory, part)
     found = found.view(shape) if reduction == "none" else found
     return found if local is None else sharded().wrapped(found, local)

@@ -142,5 +142,5 @@ def check_beta(value: Any) -> float:
 
 def check_bend(target: Tensor, temperature: Any, softcap: Any) -> tuple[float, float]:
     """The temperature, and the softcap or 0."""
-    numbers = _row_checks.check_numbers(target, -100, 0.0, softcap)
-    return check_temperature(temperature), numbers.softcap
+    _, _, softcap = _row_checks.check_numbers(target, -100, 0.0, softcap)
+    return check_temperature(temperature), softcap

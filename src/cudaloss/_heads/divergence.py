@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _checks, _private, _row_ops
-from .._dispatch import packed
+from .. import _checks, _private
+from .._call import Call
 from .._modes import BELOW_AUTOGRAD, FOR_INPUT, FOR_TARGET
+from .._ops import KERNELS
 from .._options import Options
-from .._specs import OF_ROWS, VectorNumbers
+from .._specs import OF_ROWS
+from .._vector_checks import at_ends
 from . import calls, checks, plans, row_losses
 from .blocks import define
 from .calls import _are_served, _is_head, _under_autocast, _wants_gradient
@@ -20,9 +22,7 @@ from .nodes import HeadStep
 from .plans import Head, Wanted
 from .sparse import Reduction, checked_reduction
 
-_JSD, _KL_DIV = (
-    next(spec for spec in OF_ROWS if spec.name == name) for name in ("jsd_with_logits", "kl_div_with_logits")
-)
+_JSD = next(spec for spec in OF_ROWS if spec.name == "jsd_with_logits")
 # A chunk has at least this many rows, whatever its logits take: products of fewer rows use a GPU badly.
 LEAST_ROWS = 256
 
@@ -36,18 +36,16 @@ class Divergence(NamedTuple):
     def value(self, student: Tensor, teacher: Tensor, reduction: str, dtype: torch.dtype, options: Options) -> Tensor:
         """Of logits (rows, classes), with autograd."""
         own = {**_JSD.given, **self._asdict(), "dim": 1}
-        return _row_ops.KERNELS[_JSD.name].thorough(
-            student, teacher, reduction, tuple(own.values()), dtype, *options[:5]
-        )
+        return KERNELS[_JSD.name].thorough(student, teacher, reduction, tuple(own.values()), dtype, *options[:5])
 
     def value_over(
         self, student: Tensor, teacher: Tensor, reduction: str, dtype: torch.dtype, options: Options
     ) -> Tensor:
         """The same; the student's gradient overwrites its logits."""
-        spec = _KL_DIV if self.beta in (0, 1) else _JSD
-        how, number, rest = packed(spec, reduction, None, dtype, options, 0.0, VectorNumbers(**self._asdict()))
-        operands, wanted = ((teacher, student), FOR_TARGET) if self.beta == 1 else ((student, teacher), FOR_INPUT)
-        return _private.forward_over_(*operands, how | wanted | BELOW_AUTOGRAD, number, *rest)
+        numbers = {"parameter": self.temperature, "second": self.beta}
+        call = at_ends(Call(_JSD, student, teacher, reduction, dtype, options, **numbers))
+        wanted = FOR_INPUT if call.input is student else FOR_TARGET
+        return _private.forward_over_(*call.packed(wanted | BELOW_AUTOGRAD))
 
 
 def most_rows(student: Head, teacher: Head) -> int:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from .. import _dispatch, _private
+from .._call import Call
 from .._modes import BELOW_AUTOGRAD, FOR_INPUT, pack
 from .._options import Options
-from .._specs import OF_ROWS, RowNumbers
+from .._specs import OF_ROWS
 from .._varying import NO_INDEX
 from .blocks import LOG_SUM, MEAN, OWN, SHARES, Block
 
@@ -88,9 +89,9 @@ def value(loss: CrossEntropy, numbers: Tensor, target: Tensor, counts: Tensor | 
     own_weight, options = _of_target(loss, target), Options(None, counts, loss.normalizer, loss.scale)
     if loss.is_of_two:
         options = options._replace(weight=_product(own_weight, loss.sample_weight))
-        of_two, spec, rows = numbers[: OWN + 1].t(), CROSS_ENTROPY, RowNumbers(z_loss=loss.z_loss)
-        index = torch.full_like(target, OWN)
-        return _dispatch.loss(spec, of_two, index, loss.reduction, None, loss.dtype, options, 0.0, rows)
+        of_two, index = numbers[: OWN + 1].t(), torch.full_like(target, OWN)
+        call = Call(CROSS_ENTROPY, of_two, index, loss.reduction, loss.dtype, options, parameter=loss.z_loss)
+        return _dispatch.loss(call)
     log_sum, own = torch.logaddexp(numbers[LOG_SUM], numbers[OWN]), numbers[OWN]
     kept, of_each = 1.0 - loss.smoothing, loss.smoothing / loss.classes
     found = kept * (log_sum - own)
@@ -112,7 +113,7 @@ def value(loss: CrossEntropy, numbers: Tensor, target: Tensor, counts: Tensor | 
 def reduced(found: Tensor, reduction: str, dtype: torch.dtype, options: Options) -> Tensor:
     """The reduction of the losses of rows."""
     first = torch.zeros_like(found, dtype=torch.int64, requires_grad=False)
-    return _dispatch.loss(NLL, -found.unsqueeze(1), first, reduction, None, dtype, options, 0.0, RowNumbers())
+    return _dispatch.loss(Call(NLL, -found.unsqueeze(1), first, reduction, dtype, options, parameter=0.0))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

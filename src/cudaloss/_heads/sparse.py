@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _checks, _dispatch, _reference, _row_checks
+from .. import _checks, _dispatch
 from .._dispatch import is_captured
 from .._modes import DTYPES
-from .._ops import _is_autocast
 from .._options import Options
 from .._private import is_compiled
+from .._shapes import rows_shape
 from .._varying import widest
 from . import calls, checks, plans, row_losses
 from .blocks import LOG_SUM, Block, bent
@@ -56,8 +56,8 @@ def checked_reduction(
     _checks.check_reduction(CROSS_ENTROPY, reduction)
     _checks.check_dtype(dtype)
     options, like = Options(sample_weight, mask, normalizer, scale), _like_logits(input, classes)
-    options = _row_checks.check_row_options(options, like, reduction, "sample_weight")
-    dtype = _reference.result_dtype(input, target, dtype, _is_autocast(input.device.type))
+    options = _checks.check_options(options, like, rows_shape(like), reduction, "sample_weight")
+    dtype = _checks.result_dtype(input, target, dtype)
     weight, mask = (_flat(x, input.shape[:-1]) for x in (options.weight, options.mask))
     mask = None if mask is None else mask.contiguous()  # as the kernels read which rows count
     return Reduction(reduction, dtype, options._replace(weight=weight, mask=mask))

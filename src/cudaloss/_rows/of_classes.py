@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .._spec import Argument, RowSpec
+from .._argument import Argument
+from .._spec import RowSpec
 
 _ABOUT_CROSS_ENTROPY = """\
 No softmax and no copy of the logits is stored. A row is all classes at one index of the other dimensions. With the
@@ -40,14 +41,11 @@ tensor([[ 0.0000, -0.5000],
 
 _WEIGHT = Argument(
     "weight",
-    "Tensor | None",
-    "Tensor?",
+    "class_weight",
     None,
     "a factor for each class in the loss; of shape ``(classes,)`` and a floating dtype",
 )
-_IGNORE_INDEX = Argument(
-    "ignore_index", "int", "int", -100, "rows whose target is this index do not count, for any input"
-)
+_IGNORE_INDEX = Argument("ignore_index", "int", -100, "rows whose target is this index do not count, for any input")
 
 ROWS = (
     RowSpec(
@@ -60,16 +58,14 @@ ROWS = (
             replace(_IGNORE_INDEX, meaning=f"{_IGNORE_INDEX.meaning}; not for a target of probabilities"),
             Argument(
                 "label_smoothing",
-                "float",
-                "float",
+                "number",
                 0.0,
                 "how far the target moves towards equal shares of all classes, in [0, 1] (Szegedy et al., Rethinking "
                 "the Inception Architecture for Computer Vision, 2016)",
             ),
             Argument(
                 "z_loss",
-                "float",
-                "float",
+                "number",
                 0.0,
                 "at least 0; adds this times ``logsumexp(input)**2`` to each row's loss, which keeps logsumexp near 0 "
                 "(Devlin et al., Fast and Robust Neural Network Joint Models, 2014; Chowdhery et al., PaLM, 2022)",
@@ -77,8 +73,7 @@ ROWS = (
             ),
             Argument(
                 "softcap",
-                "float | None",
-                "float?",
+                "optional",
                 None,
                 "above 0; ``softcap * tanh(input / softcap)`` replaces input in the whole formula (Gemma Team, Gemma "
                 "2, 2024)",

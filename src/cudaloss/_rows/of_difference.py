@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._spec import LossSpec, OfDifference, Parameter, Third
+from .._argument import Argument
+from .._spec import LossSpec, OfDifference, Third
 
 
 def _sign(d: Tensor, _: Third = 0.0) -> Tensor:
@@ -126,7 +127,7 @@ ROWS = (
         id=0,
         name="smooth_l1",
         module="SmoothL1Loss",
-        parameter=Parameter("beta", 1.0, "where the loss turns from quadratic to linear; 0 is L1", ">= 0"),
+        arguments=(Argument("beta", "third", 1.0, "where the loss turns from quadratic to linear; 0 is L1", ">= 0"),),
         terms=OfDifference(
             (_smooth_l1, _smooth_l1_slope, _smooth_l1_curvature), (_smooth_l1_for_third, _smooth_l1_slope_for_third)
         ),
@@ -148,7 +149,7 @@ ROWS = (
         id=2,
         name="huber",
         module="HuberLoss",
-        parameter=Parameter("delta", 1.0, "where the loss turns from quadratic to linear", "> 0"),
+        arguments=(Argument("delta", "third", 1.0, "where the loss turns from quadratic to linear", "> 0"),),
         terms=OfDifference(
             (_huber, _huber_slope, lambda d, delta: (d.abs() < delta).to(d.dtype)),
             (_huber_for_third, _huber_slope_for_third),
@@ -172,7 +173,9 @@ ROWS = (
         id=5,
         name="quantile",
         module="QuantileLoss",
-        parameter=Parameter("quantile", 0.5, "the quantile of the target that the best input is", "in (0, 1)"),
+        arguments=(
+            Argument("quantile", "third", 0.5, "the quantile of the target that the best input is", "in (0, 1)"),
+        ),
         terms=OfDifference(
             (lambda d, q: d * _quantile_slope(d, q), _quantile_slope, lambda d, _: torch.zeros_like(d)),
             (lambda d, q: _beside(q, -d), lambda d, q: -_sign(d).abs()),
@@ -185,7 +188,7 @@ ROWS = (
         id=6,
         name="pseudo_huber",
         module="PseudoHuberLoss",
-        parameter=Parameter("delta", 1.0, "where the loss turns smoothly from quadratic to linear", "> 0"),
+        arguments=(Argument("delta", "third", 1.0, "where the loss turns smoothly from quadratic to linear", "> 0"),),
         terms=OfDifference(
             (
                 _pseudo_huber,
@@ -202,7 +205,11 @@ ROWS = (
         id=7,
         name="charbonnier",
         module="CharbonnierLoss",
-        parameter=Parameter("eps", 1e-3, "the loss at 0, below which ``|d|`` has a quadratic loss; not squared", "> 0"),
+        arguments=(
+            Argument(
+                "eps", "third", 1e-3, "the loss at 0, below which ``|d|`` has a quadratic loss; not squared", "> 0"
+            ),
+        ),
         terms=OfDifference(
             (_root, lambda d, eps: _share(d, _root(d, eps)), _charbonnier_curvature),
             (lambda d, eps: eps / _root(d, eps), lambda d, eps: -_share(d, _root(d, eps)) * eps / _root(d, eps) ** 2),

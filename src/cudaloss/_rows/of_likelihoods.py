@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._argument import Argument
 from .._closed_forms import Slopes, evaluate
-from .._spec import Flag, LossSpec, OfTwo, Parameter, Third
+from .._spec import LossSpec, OfTwo, Third
 
 # ---- the Kullback-Leibler divergence: target * (log(target) - log(input)) ----
 
@@ -199,9 +200,11 @@ ROWS = (
         name="kl_div",
         module="KLDivLoss",
         function="kl_div",
-        flags=(
-            Flag("log_target", False, "whether target is a logarithm"),
-            Flag("log_input", True, "whether input is a logarithm; otherwise the same pass takes the logarithm"),
+        arguments=(
+            Argument("log_target", "flag", False, "whether target is a logarithm"),
+            Argument(
+                "log_input", "flag", True, "whether input is a logarithm; otherwise the same pass takes the logarithm"
+            ),
         ),
         by_flags=_kl_div,
         source="Kullback and Leibler, On Information and Sufficiency, 1951",
@@ -234,10 +237,10 @@ ROWS = (
         id=13,
         name="poisson_nll",
         module="PoissonNLLLoss",
-        second=Parameter("eps", 1e-8, "added to an input that is not a logarithm", ">= 0"),
-        flags=(
-            Flag("log_input", True, "whether input is the logarithm of the rate"),
-            Flag("full", False, "whether Stirling's term is added for targets above 1"),
+        arguments=(
+            Argument("eps", "second", 1e-8, "added to an input that is not a logarithm", ">= 0"),
+            Argument("log_input", "flag", True, "whether input is the logarithm of the rate"),
+            Argument("full", "flag", False, "whether Stirling's term is added for targets above 1"),
         ),
         by_flags=_poisson,
         source="Nelder and Wedderburn, Generalized Linear Models, 1972",
@@ -250,9 +253,11 @@ ROWS = (
         id=14,
         name="gaussian_nll",
         module="GaussianNLLLoss",
-        parameter=Parameter("var", None, "the variance", ">= 0", of_call=True, may_lack_last=True),
-        second=Parameter("eps", 1e-6, "the least variance; a smaller one counts as this", ">= 0"),
-        flags=(Flag("full", False, "whether the constant log(2 pi) / 2 is added"),),
+        arguments=(
+            Argument("var", "third", None, "the variance", ">= 0", of_call=True, may_lack_last=True),
+            Argument("eps", "second", 1e-6, "the least variance; a smaller one counts as this", ">= 0"),
+            Argument("full", "flag", False, "whether the constant log(2 pi) / 2 is added"),
+        ),
         by_flags=_gaussian,
         source="Nix and Weigend, Estimating the Mean and Variance of the Target Probability Distribution, 1994",
         signature="var full eps reduction",

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._spec import LossSpec, OfTwo, Parameter, Third
+from .._argument import Argument
+from .._spec import LossSpec, OfTwo, Third
 
 
 def _zero_times(slope: Tensor, x: Tensor) -> Tensor:
@@ -186,8 +187,12 @@ ROWS = (
         id=4,
         name="binary_cross_entropy_with_logits",
         module="BCEWithLogitsLoss",
-        parameter=Parameter("pos_weight", None, "the weight of positive targets; None is 1", ">= 0"),
-        second=Parameter("label_smoothing", 0.0, "how far targets move towards 1/2; 1 moves them to 1/2", "in [0, 1]"),
+        arguments=(
+            Argument("pos_weight", "third", None, "the weight of positive targets; None is 1", ">= 0"),
+            Argument(
+                "label_smoothing", "second", 0.0, "how far targets move towards 1/2; 1 moves them to 1/2", "in [0, 1]"
+            ),
+        ),
         terms=OfTwo(_bce, _bce_for_input, _bce_for_target, _bce_for_third),
         formula="(1 - target) * softplus(input) + pos_weight * target * softplus(-input)",
         source="Good, Rational Decisions, 1952",
@@ -203,8 +208,10 @@ ROWS = (
         id=15,
         name="sigmoid_focal",
         module="SigmoidFocalLoss",
-        parameter=Parameter("alpha", 0.25, "the weight of positive targets; negative ones have 1 - alpha", "<= 1"),
-        second=Parameter("gamma", 2.0, "how much easy elements count less; 0 is binary cross entropy", ">= 0"),
+        arguments=(
+            Argument("alpha", "third", 0.25, "the weight of positive targets; negative ones have 1 - alpha", "<= 1"),
+            Argument("gamma", "second", 2.0, "how much easy elements count less; 0 is binary cross entropy", ">= 0"),
+        ),
         terms=OfTwo(_focal, _focal_for_input, _focal_for_target, _focal_for_third),
         formula=f"{_A} * {_Q}**gamma * {_BCE}",
         derivatives=(
@@ -238,8 +245,10 @@ ROWS = (
         id=10,
         name="hinge",
         module="HingeLoss",
-        parameter=Parameter("margin", 1.0, "target * input has a loss below this", ">= 0"),
-        second=Parameter("power", 1.0, "1, or 2 for the squared hinge loss", "that is 1 or 2"),
+        arguments=(
+            Argument("margin", "third", 1.0, "target * input has a loss below this", ">= 0"),
+            Argument("power", "second", 1.0, "1, or 2 for the squared hinge loss", "that is 1 or 2"),
+        ),
         terms=OfTwo(_hinge, _hinge_for_input, lambda x, t, p, s: _hinge_for_input(t, x, p, s), _hinge_for_third),
         formula="(margin - target * input)**power where target * input < margin, else 0",
         targets="1 or -1",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .._spec import Argument, Flag, RowSpec
+from .._argument import Argument
+from .._spec import RowSpec
 
 _ABOUT_COSINE_SIMILARITY = """\
 A row is a vector along ``dim`` of each operand. Its loss is 1 minus the cosine of the two, between 0 (same direction)
@@ -72,10 +73,8 @@ tensor(0.0338)
 >>> student.grad
 tensor([[ 0.0639, -0.0639]])"""
 
-_TEMPERATURE = Argument("temperature", "float", "float", 1.0, "above 0; both operands' logits are divided by it")
-_OF_CLASSES = Argument(
-    "dim", "int", "int", 1, "the dimension of the classes; 1 also for 1-D operands", only_keyword=True
-)
+_TEMPERATURE = Argument("temperature", "number", 1.0, "above 0; both operands' logits are divided by it")
+_OF_CLASSES = Argument("dim", "int", 1, "the dimension of the classes; 1 also for 1-D operands", only_keyword=True)
 
 ROWS = (
     RowSpec(
@@ -83,10 +82,8 @@ ROWS = (
         name="cosine_similarity",
         module="CosineSimilarityLoss",
         arguments=(
-            Argument(
-                "dim", "int", "int", 1, "the vectors' dimension, as in :func:`torch.nn.functional.cosine_similarity`"
-            ),
-            Argument("eps", "float", "float", 1e-8, "above 0; the least norm in the denominator"),
+            Argument("dim", "int", 1, "the vectors' dimension, as in :func:`torch.nn.functional.cosine_similarity`"),
+            Argument("eps", "number", 1e-8, "above 0; the least norm in the denominator"),
         ),
         reads="vectors",
         formula="1 - cosine_similarity(input, target)",
@@ -101,7 +98,7 @@ ROWS = (
         name="cosine_embedding",
         module="CosineEmbeddingLoss",
         operands=("input1", "input2", "target"),
-        arguments=(Argument("margin", "float", "float", 0.0, "dissimilar rows have a loss above this cosine"),),
+        arguments=(Argument("margin", "number", 0.0, "dissimilar rows have a loss above this cosine"),),
         reads="vectors",
         formula="1 - cos where target == 1, else max(0, cos - margin)",
         about=_ABOUT_COSINE_EMBEDDING,
@@ -117,12 +114,11 @@ ROWS = (
         operands=("anchor", "positive", "negative"),
         differentiable_third=True,
         arguments=(
-            Argument("margin", "float", "float", 1.0, "above 0; how much farther the negative should be"),
-            Argument("p", "float", "float", 2.0, "the norm of a distance"),
-            Argument("eps", "float", "float", 1e-6, "added to each difference"),
-            Argument("swap", "bool", "bool", False, "whether to use the distance swap"),
+            Argument("margin", "number", 1.0, "above 0; how much farther the negative should be"),
+            Argument("p", "number", 2.0, "the norm of a distance"),
+            Argument("eps", "number", 1e-6, "added to each difference"),
+            Argument("swap", "flag", False, "whether to use the distance swap"),
         ),
-        flags=(Flag("swap", False, ""),),
         reads="vectors",
         formula="max(distance(anchor, positive) - distance(anchor, negative) + margin, 0)",
         about=_ABOUT_TRIPLET_MARGIN,
@@ -151,7 +147,7 @@ ROWS = (
         function="jsd_with_logits",
         module="JSDWithLogitsLoss",
         arguments=(
-            Argument("beta", "float", "float", 0.5, "in [0, 1]; the teacher's share of m", interval="in [0, 1]"),
+            Argument("beta", "number", 0.5, "in [0, 1]; the teacher's share of m", interval="in [0, 1]"),
             _TEMPERATURE,
             _OF_CLASSES,
         ),

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import _reference
+from .._call import Call
 from .._specs import LossSpec
 from .modes import Loss
 
@@ -56,7 +57,7 @@ def rival(spec: LossSpec) -> Loss:
 
     def defined(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         dtype = _reference.result_dtype(x, y, None, False)
-        return _reference.loss(spec, x, y, reduction, spec.default, dtype, second=spec.second_default)
+        return _reference.loss(Call.usual(spec, x, y, reduction, dtype))
 
     return COMPOSED.get(spec.name, defined)
 

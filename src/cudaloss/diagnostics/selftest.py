@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import _reference, functional
+from .._call import Call
 from .._options import NONE, Options
-from .._specs import LossSpec, RowNumbers, RowSpec, VectorNumbers
+from .._specs import LossSpec
 from ..bench.domains import suited
 
 TOLERANCE = 1e-6  # of the largest element of the exact result: 8 units in the last place of float32
@@ -18,7 +19,7 @@ SHAPE = (5, 1003)  # rows that no vector size divides
 IMAGE = (5, 17, 59)  # the same number of logits, with classes that are not adjacent
 
 
-class Call(NamedTuple):
+class Case(NamedTuple):
     """A call of a mean, and its definition, with operands in float64."""
 
     input: Tensor
@@ -27,30 +28,29 @@ class Call(NamedTuple):
     exact: Callable[[Tensor, Tensor], Tensor]
 
 
-def _calls(spec: LossSpec) -> list[Call]:
-    if not isinstance(spec, RowSpec):
+def _cases(spec: LossSpec) -> list[Case]:
+    if not spec.of_rows:
         return _pointwise_calls(spec)
     return _calls_of_vectors(spec) if spec.of_vectors else _calls_of_rows(spec)
 
 
-def _calls_of_vectors(spec: RowSpec) -> list[Call]:
+def _calls_of_vectors(spec: LossSpec) -> list[Case]:
     """A plain call, and one with a weight and a mask for each row. With two operands the elements of a vector are not
     adjacent."""
     generator = torch.Generator().manual_seed(0)
-    numbers = VectorNumbers(**{row.name: row.default for row in spec.arguments if row.annotation == "float"})  # pyright: ignore[reportArgumentType]
 
-    def call(shape: tuple[int, ...], options: Options) -> Call:
+    def call(shape: tuple[int, ...], options: Options) -> Case:
         input, target, third = (torch.randn(shape, generator=generator) for _ in range(3))
         rows = (shape[0], *shape[2:])
         if not spec.differentiable_third:
             third = torch.randint(2, rows, generator=generator) * 2 - 1 if len(spec.operands) > 2 else None
 
         def exact(x: Tensor, t: Tensor) -> Tensor:
-            return _reference.loss(spec, x, t, "mean", third, torch.float64, options, rows=numbers)
+            return _reference.loss(Call.usual(spec, x, t, "mean", torch.float64, options, third))
 
         own = dict(zip(spec.operands[2:], (third,), strict=False))
         beside = {"weight": options.weight, "mask": options.mask, "batch_dims": options.batch_dims}
-        return Call(input, target, {**own, **beside}, exact)
+        return Case(input, target, {**own, **beside}, exact)
 
     apart = IMAGE if len(spec.operands) == 2 else (SHAPE[0], SHAPE[1] + 1)  # divisible by the vector size
     rows = (apart[0], *apart[2:])
@@ -62,7 +62,7 @@ def _calls_of_vectors(spec: RowSpec) -> list[Call]:
     return [call(SHAPE, Options()), call(apart, options)]
 
 
-def _pointwise_calls(spec: LossSpec) -> list[Call]:
+def _pointwise_calls(spec: LossSpec) -> list[Case]:
     """A plain call, and one with a weight and a mask for each row."""
     generator = torch.Generator().manual_seed(0)
     target = torch.randn(SHAPE, generator=generator)
@@ -74,16 +74,16 @@ def _pointwise_calls(spec: LossSpec) -> list[Call]:
     weight = torch.rand(SHAPE, generator=generator) + 0.5
     mask = torch.rand(SHAPE, generator=generator) < 0.75
 
-    def call(options: Options) -> Call:
+    def call(options: Options) -> Case:
         def exact(x: Tensor, t: Tensor) -> Tensor:
-            return _reference.loss(spec, x, t, "mean", spec.default, torch.float64, options, spec.second_default)
+            return _reference.loss(Call.usual(spec, x, t, "mean", torch.float64, options))
 
-        return Call(input, target, {**spec.needed, **options._asdict()}, exact)
+        return Case(input, target, {**spec.needed, **options._asdict()}, exact)
 
     return [call(NONE), call(Options(weight=weight, mask=mask, batch_dims=1))]
 
 
-def _calls_of_rows(spec: RowSpec) -> list[Call]:
+def _calls_of_rows(spec: LossSpec) -> list[Case]:
     """With indices: a plain call, and one with all arguments. One with probabilities, if the loss takes them."""
     generator = torch.Generator().manual_seed(0)
 
@@ -92,24 +92,23 @@ def _calls_of_rows(spec: RowSpec) -> list[Call]:
 
     def indices(shape: tuple[int, ...]) -> Tensor:
         found = torch.randint(shape[1], (shape[0], *shape[2:]), generator=generator)
-        found.view(-1)[1] = RowNumbers().ignore_index
+        found.view(-1)[1] = -100
         return found
 
     def call(
         input: Tensor,
         target: Tensor,
         class_weight: Tensor | None = None,
-        smoothing: float = 0.0,
-        rows: RowNumbers = RowNumbers(),  # noqa: B008  (a tuple)
         options: Options = NONE,
-    ) -> Call:
+        **numbers: float,
+    ) -> Case:
         def exact(x: Tensor, t: Tensor) -> Tensor:
-            return _reference.loss(spec, x, t, "mean", class_weight, torch.float64, options, smoothing, rows)
+            own = {"parameter": numbers.get("z_loss", 0.0), "second": numbers.get("label_smoothing", 0.0)}
+            call = Call(spec, x, t, "mean", torch.float64, options, class_weight, **own)
+            return _reference.loss(call._replace(softcap=numbers.get("softcap", 0.0)))
 
-        own = {"weight": class_weight, "label_smoothing": smoothing, **rows._asdict(), "softcap": rows.softcap or None}
-        own = {row.name: own[row.name] for row in spec.arguments}
         beside = {"sample_weight": options.weight, "mask": options.mask, "batch_dims": options.batch_dims}
-        return Call(input, target, {**own, **beside}, exact)
+        return Case(input, target, {"weight": class_weight, **numbers, **beside}, exact)
 
     classes, of_rows = IMAGE[1], (IMAGE[0], *IMAGE[2:])
     weights = [torch.rand(shape, generator=generator) + 0.5 for shape in ((classes,), of_rows)]
@@ -117,10 +116,10 @@ def _calls_of_rows(spec: RowSpec) -> list[Call]:
     plain = call(logits(SHAPE), indices(SHAPE))
     if spec.takes_indices_alone:
         return [plain, call(logits(IMAGE), indices(IMAGE), weights[0], options=options)]
-    numbers = RowNumbers(z_loss=1e-3, softcap=20.0)
+    numbers = {"label_smoothing": 0.1, "z_loss": 1e-3, "softcap": 20.0}
     return [
         plain,
-        call(logits(IMAGE), indices(IMAGE), weights[0], 0.1, numbers, options),
+        call(logits(IMAGE), indices(IMAGE), weights[0], options, **numbers),
         call(logits(SHAPE), logits(SHAPE).softmax(1)),
     ]
 
@@ -133,14 +132,14 @@ def _with_gradients(function: Callable[..., Tensor], input: Tensor, target: Tens
     return [value.detach(), *torch.autograd.grad(value.sum(), wanted)]
 
 
-def _found(spec: LossSpec, call: Call, device: str) -> list[Tensor]:
-    given = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in call.given.items()}
+def _found(spec: LossSpec, case: Case, device: str) -> list[Tensor]:
+    given = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in case.given.items()}
     function = getattr(functional, spec.function)
-    return _with_gradients(function, call.input.to(device), call.target.to(device), reduction="mean", **given)
+    return _with_gradients(function, case.input.to(device), case.target.to(device), reduction="mean", **given)
 
 
-def _exact(call: Call) -> list[Tensor]:
-    return _with_gradients(call.exact, *(x.double() if x.is_floating_point() else x for x in call[:2]))
+def _exact(case: Case) -> list[Tensor]:
+    return _with_gradients(case.exact, *(x.double() if x.is_floating_point() else x for x in case[:2]))
 
 
 def _error(found: Tensor, exact: Tensor) -> float:
@@ -162,8 +161,8 @@ def run(spec: LossSpec, device: str) -> dict[str, Any]:
     try:
         errors = [
             _error(found, exact)
-            for call in _calls(spec)
-            for found, exact in zip(_found(spec, call, device), _exact(call), strict=True)
+            for case in _cases(spec)
+            for found, exact in zip(_found(spec, case, device), _exact(case), strict=True)
         ]
     except Exception as error:
         return {**result, "passed": False, "message": str(error)}
