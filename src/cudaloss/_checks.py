@@ -13,7 +13,7 @@ from ._build import DEVICES
 from ._call import Call
 from ._modes import BATCHMEAN
 from ._options import Options
-from ._shapes import joint_shape
+from ._shapes import broadcast, joint_shape
 from ._specs import PUBLIC, Argument, LossSpec
 from ._varying import is_symbolic
 
@@ -151,7 +151,7 @@ def check_operands(input: Any, target: Any) -> None:
     if input.shape == target.shape:
         return
     try:
-        torch.broadcast_shapes(input.shape, target.shape)
+        broadcast(input.shape, target.shape)
     except RuntimeError:
         raise RuntimeError(
             f"input and target must have shapes that broadcast together, got {tuple(input.shape)} "

@@ -27,7 +27,7 @@ from ._modes import (
 )
 from ._options import Options
 from ._private import is_compiled
-from ._shapes import class_dim, joint_shape
+from ._shapes import broadcast, class_dim, joint_shape
 
 PLAIN_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
 _DEVICES = DEVICES | {"meta"}  # the private ops' fake kernels serve meta tensors
@@ -97,7 +97,7 @@ def goes_in_one_pass(call: Call, wanting: list[Tensor]) -> bool:
     whole = (
         call.spec.of_rows
         or call.input.shape == call.target.shape
-        or all(x.shape == torch.broadcast_shapes(call.input.shape, call.target.shape) for x in wanting)
+        or all(x.shape == broadcast(call.input.shape, call.target.shape) for x in wanting)
     )
     return bool(wanting) and whole and call.reduction != "none"
 

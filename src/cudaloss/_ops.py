@@ -199,20 +199,26 @@ def _define(spec: LossSpec) -> Kernel:
     """Defines the public op of `spec`."""
     kernel = Kernel(_fused(spec) if DEVICES else _none, _thorough(spec))
     schema, names = _schema(spec)
-    defaults, third, options = spec.given, spec.parameter, {row.name: row.default for row in options_of(spec)}
-    del options["dtype"]
-    plain = spec.reduction, tuple(defaults.values()), None, *options.values()
+    options = {row.name: row.default for row in options_of(spec) if row.name != "dtype"}
+    defaults = [spec.reduction, *spec.given.values(), None, *options.values()]
+    places = {name: place for place, name in enumerate(["reduction", *spec.given, "dtype", *options])}
+    if spec.parameter:
+        places[f"{spec.parameter.name}_tensor"] = places[spec.parameter.name]
+    positions, behind = [places[name] for name in names], 1 + len(spec.given)
+    plain = spec.reduction, tuple(spec.given.values()), None, *options.values()
 
-    # The dispatcher passes only arguments that are not at their defaults.
+    # The dispatcher passes only arguments that are not at their defaults, and those before them.
     def op(input, target, *given, **named):
         call = input, target, *plain
         if given or named:
-            given = {**dict(zip(names, given, strict=False)), **named}
-            if third is not None and f"{third.name}_tensor" in given:
-                given[third.name] = given.pop(f"{third.name}_tensor")
-            own = tuple(default if (x := given.get(name)) is None else x for name, default in defaults.items())
-            chosen = (given.get(name, default) for name, default in options.items())
-            call = input, target, given.get("reduction", spec.reduction), own, given.get("dtype"), *chosen
+            found = defaults.copy()
+            for place, value in zip(positions, given, strict=False):
+                if value is not None:
+                    found[place] = value
+            for name, value in named.items():
+                if value is not None:
+                    found[places[name]] = value
+            call = input, target, found[0], tuple(found[1:behind]), *found[behind:]
         result = kernel.fused(*call)
         return kernel.thorough(*call) if result is None else result
 

@@ -7,7 +7,18 @@ from torch import Tensor
 
 
 def joint_shape(input: Tensor, target: Tensor) -> torch.Size:
-    return input.shape if input.shape == target.shape else torch.broadcast_shapes(input.shape, target.shape)
+    return input.shape if input.shape == target.shape else broadcast(input.shape, target.shape)
+
+
+def broadcast(*shapes: torch.Size) -> torch.Size:
+    """``torch.broadcast_shapes``, 27 us faster if all sizes are ints: PyTorch's also serves symbolic ones."""
+    found = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for place, size in enumerate(reversed(shape), start=1):
+            if type(size) is not int or not (size == 1 or found[-place] in (1, size)):
+                return torch.broadcast_shapes(*shapes)  # or its error
+            found[-place] = found[-place] if size == 1 else size
+    return torch.Size(found)
 
 
 def class_dim(input: Tensor) -> int:

@@ -50,12 +50,11 @@ def _of_elements(spec: LossSpec) -> Usual:
 
     if not spec.flags:
         return usual
-    modes = [variant.mode << LOSS for variant in spec.variants]
+    modes = {tuple(variant.flag_values.values()): variant.mode << LOSS for variant in spec.variants}
 
     def usual_with_flags(input, target, own):
-        parameter, number, *flags = own
-        found = usual(input, target, (parameter, number))
-        return None if found is None else (modes[sum(bool(flag) << i for i, flag in enumerate(flags))], *found[1:])
+        found = usual(input, target, own[:2])
+        return None if found is None else (modes[own[2:]], *found[1:])
 
     return usual_with_flags
 

@@ -21,7 +21,7 @@ from ._checks import (
     result_dtype,
 )
 from ._options import Options
-from ._shapes import rows_shape
+from ._shapes import broadcast, rows_shape
 from ._specs import OF_ROWS, LossSpec
 
 KL_DIV = next(spec for spec in OF_ROWS if spec.name == "kl_div_with_logits")
@@ -41,7 +41,7 @@ def _check_operand(name: str, value: Any, of_vectors: bool, first: Tensor | None
 
 def _joint(names: tuple[str, ...], shapes: list[tuple[int, ...]], what: str) -> torch.Size:
     try:
-        return torch.broadcast_shapes(*shapes)
+        return broadcast(*shapes)
     except RuntimeError:
         said = ", ".join(f"{name} {tuple(shape)}" for name, shape in zip(names, shapes, strict=True))
         raise RuntimeError(f"{what} must have shapes that broadcast together, got {said}") from None
