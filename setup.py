@@ -154,7 +154,7 @@ def write_if_changed(path, text):
 def rows():
     """The losses' rows by name."""
     with specs.without_init():
-        return {spec.name: spec for spec in importlib.import_module("cudaloss._specs").BY_MODE.values()}
+        return {spec.name: spec for spec in importlib.import_module("cudaloss._specs").VARIANTS}
 
 
 def has_all_kernels(loss):

@@ -21,7 +21,7 @@ import torch
 
 import oracle
 from cudaloss._build import INFO
-from cudaloss._specs import BY_MODE, OF_ROWS, SPECS, LossSpec
+from cudaloss._specs import OF_ROWS, SPECS, VARIANTS, LossSpec
 
 NO_GPU = None if torch.cuda.is_available() and INFO["cuda"] else "no GPU" if INFO["cuda"] else "built without CUDA"
 
@@ -33,7 +33,7 @@ SHARE = 5
 # the variants by flags, take the tests that are marked `every_loss` or `domains`, which draw operands within their
 # domains.
 ANY_NUMBERS = [spec for spec in SPECS if not oracle.has_domain(spec)]
-DOMAINS = [spec for spec in BY_MODE.values() if not spec.of_rows and oracle.has_domain(spec)]
+DOMAINS = [spec for spec in VARIANTS if not spec.of_rows and oracle.has_domain(spec)]
 EVERY_LOSS = [*ANY_NUMBERS, *DOMAINS]
 
 # One loss of each kind, for behaviour of the op layer that is the same for all of a kind, and for slow tests.

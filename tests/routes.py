@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudaloss
 from capturing import exported
-from cudaloss._specs import BY_MODE, OF_ROWS, LossSpec
+from cudaloss._specs import OF_ROWS, VARIANTS, LossSpec
 
 inf, nan = math.inf, math.nan
 TINY = 1e-40  # below float32's normal numbers
@@ -81,7 +81,7 @@ SECONDS = {
 
 def elements() -> Iterator[Case]:
     """Cases of all losses of elements; a new loss has them by its row."""
-    for spec in BY_MODE.values():
+    for spec in VARIANTS:
         if spec.of_rows:
             continue
         seconds = SECONDS[spec.second.name] if spec.second else (None,)

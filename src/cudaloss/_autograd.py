@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _private, _reference
-from ._call import unpacked
+from ._call import Arguments, unpacked
 from ._modes import (
     EXPECTS,
     FOR_INPUT,
@@ -30,7 +30,7 @@ _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # pyright:
 _OTHERS = (None,) * 11  # the gradients of all arguments except input and target
 _OTHERS_OF_PLAIN = (None,) * 2  # for a plain call: how and parameter
 _PLAIN = 4  # the arguments of a plain call
-_THIRD = _private.Arguments._fields.index("third")
+_THIRD = Arguments._fields.index("third")
 
 
 def transformed() -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import _private
 from ._modes import (
     IGNORE_NAN,
+    LOSS,
+    MEAN_OVER_COUNT,
     NORMALIZER_IS_COUNT,
     batch_dims_of,
     dtype_of,
@@ -19,7 +21,21 @@ from ._modes import (
 )
 from ._options import NONE, Options
 from ._shapes import joint_shape, rows_shape
-from ._specs import BY_MODE, LossSpec, Third
+from ._specs import VARIANTS, LossSpec, Third
+
+
+class _ByMode(dict[int, LossSpec]):
+    """The rows, and on request a row with the other denominator of a mean: graphs that PyTorch has kept since a row
+    gave another one have it in their mode, and keep its meaning."""
+
+    def __missing__(self, mode: int) -> LossSpec:
+        found = self.get(mode ^ MEAN_OVER_COUNT >> LOSS)
+        if found is None:
+            raise KeyError(mode)
+        return replace(found, mean_over_count=not found.mean_over_count)
+
+
+BY_MODE = _ByMode({variant.mode: variant for variant in VARIANTS})
 
 
 class Call(NamedTuple):
@@ -103,9 +119,27 @@ class Call(NamedTuple):
         return call if self.third is None and self.second == 0 else (*call, self.third, self.second)
 
 
+class Arguments(NamedTuple):
+    """The arguments of a private op, as its schema names them (``_CALL`` in :mod:`._private`)."""
+
+    input: Tensor
+    target: Tensor
+    how: int
+    parameter: float
+    scale: float = 1.0
+    weight: Tensor | None = None
+    mask: Tensor | None = None
+    normalizer: Tensor | None = None
+    divisor: float | None = None
+    third: Tensor | None = None
+    second: float = 0.0
+    ignore_index: int = -100
+    softcap: float = 0.0
+
+
 def unpacked(*arguments: Any) -> Call:
     """The call of a private op."""
-    call = _private.Arguments(*arguments)
+    call = Arguments(*arguments)
     how, normalizer = call.how, call.normalizer if call.divisor is None else call.divisor
     if how & NORMALIZER_IS_COUNT and call.normalizer is not None:  # only gradients need it
         normalizer = torch.where(call.normalizer == 0, torch.inf, call.normalizer)

@@ -11,9 +11,9 @@ from torch import Tensor
 from . import _reference
 from ._build import DEVICES
 from ._call import Call
-from ._modes import BATCHMEAN
 from ._options import Options
 from ._shapes import broadcast, joint_shape
+from ._spec import BATCHMEAN
 from ._specs import PUBLIC, Argument, LossSpec
 from ._varying import is_symbolic
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _autograd, _private, _reference, _varying
-from ._autograd import by_reference, gradients, transformed
+from ._autograd import transformed
 from ._build import DEVICES
-from ._call import Call, unpacked
+from ._call import Call
 from ._modes import (
     BELOW_AUTOGRAD,
     DTYPES,
@@ -126,13 +124,6 @@ def _lie_alike(*tensors: Tensor | None) -> bool:
     return all(x.shape == first.shape and x.is_contiguous() for x in (first, *others))
 
 
-def _any_is_distributed(call: Call) -> bool:
-    """Whether one is a DTensor. There are none if their module has not been imported."""
-    module = sys.modules.get("torch.distributed.tensor")
-    tensors = call.input, call.target, call.third, *call.options[:3]
-    return module is not None and any(isinstance(x, module.DTensor) for x in tensors)
-
-
 def _dispatches(tensor: Tensor) -> bool:
     """Whether its class changes what ops do: the ops' own autograd does not see that."""
     return getattr(type(tensor), "__torch_dispatch__") is not _NO_DISPATCH  # noqa: B009
@@ -180,11 +171,7 @@ def _with_numbers(call: Call) -> Tensor | Call:
 
 
 def loss(call: Call) -> Tensor:
-    """The loss of a call whose arguments have been checked, with autograd."""
-    if _any_is_distributed(call) and not transformed():
-        from . import _sharded
-
-        return _sharded.loss(call)
+    """The loss of a call of plain tensors whose arguments have been checked, with autograd."""
     varies = is_captured() and _varying.vary(call)
     if varies:
         found = _with_numbers(call)
@@ -232,49 +219,3 @@ def loss(call: Call) -> Tensor:
     found = way(*call.packed(flags))
     assert found is not None
     return found
-
-
-# ---- the private ops under autograd and transforms ----
-
-
-def _denominators(*call):
-    found = unpacked(*call)
-    return _reference.denominators(found) if found.reduction == "mean" else None
-
-
-def _composed(*call):
-    return _reference.loss(unpacked(*call)), _denominators(*call)
-
-
-# Each op in plain PyTorch.
-_COMPOSED: dict[str, Callable[..., Any]] = {
-    "forward": _composed,
-    "denominators": _denominators,
-    "gradients": lambda grad_output, denominators, *call: by_reference(grad_output, call),
-}
-
-
-def _register(kind: str, composed: Callable[..., Any]) -> None:
-    """Makes the op correct wherever PyTorch can replay it: with derivatives under autograd, and under transforms."""
-    overload = _private.op(kind)
-
-    def autograd(keyset, *call):
-        if (torch.is_grad_enabled() and torch._C._any_requires_grad(*call)) or transformed():
-            if kind == "forward":  # with the kernels if they serve the call
-                return loss(unpacked(*call)), _denominators(*call)
-            return composed(*call)
-        if kind == "gradients":
-            return gradients(*call)
-        return overload.redispatch(keyset & torch._C._after_autograd_keyset, *call)
-
-    name = overload._schema.name
-    _private.LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
-    for key in _BATCHED:
-        _private.LIBRARY.impl(name, composed, key)
-
-
-_BATCHED = (_private.TRANSFORMS, "Batched")
-for _kind, _function in _COMPOSED.items():
-    _register(_kind, _function)
-for _key in _BATCHED:  # a batched backward cannot use the stored gradients
-    _private.LIBRARY.impl("_pointwise_rescale_", lambda *call: False, _key)

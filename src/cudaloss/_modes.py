@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-REDUCTIONS = ("none", "mean", "sum")
-BATCHMEAN = "batchmean"  # only of some losses: a mean whose normalizer is the first size of input
+from ._spec import REDUCTIONS
+
 # The dtypes that the compiled kernels read, in any pair, and write.
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # The further dtypes that the compiled kernels read in a target.

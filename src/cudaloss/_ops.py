@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _autograd, _checks, _dispatch, _private, _row_checks, _vector_checks
+from . import _autograd, _checks, _dispatch, _entry, _private, _row_checks, _vector_checks
 from ._build import DEVICES
 from ._dispatch import PLAIN_TENSORS
 from ._modes import (
     BATCH_DIMS,
-    BATCHMEAN,
     BELOW_AUTOGRAD,
     DTYPES,
     FOR_THIRD,
@@ -28,10 +27,10 @@ from ._modes import (
     LOSS,
     MAX_DIMS,
     MAY_DECLINE,
-    REDUCTIONS,
     pack,
 )
 from ._options import Options, options_of
+from ._spec import BATCHMEAN, REDUCTIONS
 from ._specs import PUBLIC, LossSpec
 from ._usual import is_usual, usual_of
 
@@ -50,7 +49,7 @@ def _thorough(spec: LossSpec) -> Callable[..., Tensor]:
     check: Any = _vector_checks.check if spec.of_vectors else _row_checks.check if spec.of_rows else _checks.check
 
     def thorough(input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, *options: Any) -> Tensor:
-        return _dispatch.loss(check(spec, input, target, reduction, own, dtype, Options(*options)))
+        return _entry.loss(check(spec, input, target, reduction, own, dtype, Options(*options)))
 
     return thorough
 

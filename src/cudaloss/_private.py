@@ -43,11 +43,12 @@ import operator
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._guards import TracingContext
 
+from ._call import Arguments
 from ._modes import (
     EXPECTS,
     FOR_INPUT,
@@ -75,24 +76,6 @@ _CALL = (
     "Tensor? normalizer=None, float? divisor=None, Tensor? third=None, float second=0.0, int ignore_index=-100, "
     "float softcap=0.0"
 )
-
-
-class Arguments(NamedTuple):
-    """The same arguments in Python."""
-
-    input: torch.Tensor
-    target: torch.Tensor
-    how: int
-    parameter: float
-    scale: float = 1.0
-    weight: torch.Tensor | None = None
-    mask: torch.Tensor | None = None
-    normalizer: torch.Tensor | None = None
-    divisor: float | None = None
-    third: torch.Tensor | None = None
-    second: float = 0.0
-    ignore_index: int = -100
-    softcap: float = 0.0
 
 
 _PLAIN_CALL = "Tensor input, Tensor target, int how, float parameter"

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from . import _autograd, _dispatch, _private, _sharded
-from ._call import Call
+from . import _autograd, _dispatch, _private, _sharded_nodes
+from ._call import Arguments, Call
 from ._modes import BELOW_AUTOGRAD, FOR_INPUT, FOR_TARGET, NORMALIZER_IS_COUNT, dtype_of
 from ._sharded_plan import USUAL, Plan
 from ._sharded_vocabulary import Place, of_parts, part_gradient, place_of
@@ -44,9 +44,9 @@ _known: dict[Any, _Known | None] = {}  # None: not served
 
 
 def _find(call: Call) -> _Known | None:
-    _sharded.check_alike(call)  # checked before: it holds for all calls with this key
-    plan = _sharded.planned(call, 0)
-    for x in _sharded.tensors_of(call):
+    _sharded_nodes.check_alike(call)  # checked before: it holds for all calls with this key
+    plan = _sharded_nodes.planned(call, 0)
+    for x in _sharded_nodes.tensors_of(call):
         wanted = plan.of_operand(x, x is call.third and call.spec.of_classes)
         if x.placements != wanted or not all(type(placement) in USUAL for placement in wanted):
             return None
@@ -89,7 +89,7 @@ class _Kept:
         self.saved_tensors = tensors
 
 
-_MASK = _private.Arguments._fields.index("mask")
+_MASK = Arguments._fields.index("mask")
 _NOTHING = (None,) * 4  # the gradients of the arguments before the operands
 
 
@@ -102,7 +102,7 @@ class _Loss(torch.autograd.Function):
         ctx.save_for_backward(*own.saved_tensors, *operands)
         ctx.count, own.saved_tensors = len(own.saved_tensors), ()
         ctx.own, ctx.known = own, known
-        ctx.call = _sharded.mapped(call, DTensor, lambda _: ...)  # they are saved; hooks may replace them
+        ctx.call = _sharded_nodes.mapped(call, DTensor, lambda _: ...)  # they are saved; hooks may replace them
         return value[0]
 
     @staticmethod
@@ -114,13 +114,13 @@ class _Loss(torch.autograd.Function):
         known = ctx.known
         if torch.is_grad_enabled():
             operands = iter(saved[ctx.count :])
-            call = _sharded.mapped(ctx.call, type(...), lambda _: next(operands))
+            call = _sharded_nodes.mapped(ctx.call, type(...), lambda _: next(operands))
             needed = ctx.needs_input_grad[len(_NOTHING) :]
             wanted = [x for x, is_needed in zip((call.input, call.target), needed, strict=False) if is_needed]
-            value = _sharded.composed(call, known.plan, 0)
+            value = _sharded_nodes.composed(call, known.plan, 0)
             found = iter(torch.autograd.grad(value, wanted, grad_output, create_graph=True))
             return *_NOTHING, *(next(found) if is_needed else None for is_needed in needed[:2]), *nothing
-        grad = _local(_sharded.brought(grad_output, known.plan, known.result.placements))
+        grad = _local(_sharded_nodes.brought(grad_output, known.plan, known.result.placements))
         ctx.own.saved_tensors = saved[: ctx.count]
         found = _autograd._backward(ctx.own, grad.to(dtype_of(ctx.own.numbers[0])))[:2]
         if known.place is not None and found[0] is not None:
@@ -148,7 +148,7 @@ def loss(call: Call) -> Tensor | None:
         return None
     wants = wants_grad and (input.requires_grad or target.requires_grad)
     with torch.no_grad():
-        own = _sharded.in_sum(_sharded.mapped(call, DTensor, _local), known.plan)
+        own = _sharded_nodes.in_sum(_sharded_nodes.mapped(call, DTensor, _local), known.plan)
         if known.place is not None:
             own = of_parts(own, known.plan, known.place)
         if not _dispatch.serves(own):
@@ -164,7 +164,7 @@ def loss(call: Call) -> Tensor | None:
         value = DTensor(found.to(call.dtype), known.result, requires_grad=False)
     if not wants:
         return value
-    return _Loss.apply(call, known, kept, (value,), *_sharded.tensors_of(call))  # pyright: ignore[reportReturnType]
+    return _Loss.apply(call, known, kept, (value,), *_sharded_nodes.tensors_of(call))  # pyright: ignore[reportReturnType]
 
 
 def _value(own: Call, plan: Plan, wanted: int, kept: _Kept) -> Tensor:
@@ -176,13 +176,13 @@ def _value(own: Call, plan: Plan, wanted: int, kept: _Kept) -> Tensor:
         if counts is not None and own.input.numel() <= _FEW:
             return _value_of_few(own, plan, flags, kept, counts)
         if counts is not None:
-            count, flags = _sharded.add_up(counts, plan)[0, 0], flags | NORMALIZER_IS_COUNT
+            count, flags = _sharded_nodes.add_up(counts, plan)[0, 0], flags | NORMALIZER_IS_COUNT
         else:
             count = float(math.prod(plan.shape))
         own = own.with_options(normalizer=count)
     call = own.packed(flags)
     share: Any = _autograd._one_pass_forward(kept, *call) if wanted else _private.forward(*call)[0]
-    value = _sharded.add_up(share, plan)
+    value = _sharded_nodes.add_up(share, plan)
     return value / (count != 0) if isinstance(count, Tensor) else value
 
 
@@ -190,7 +190,7 @@ def _value_of_few(own: Call, plan: Plan, flags: int, kept: _Kept, counts: Tensor
     """Sums the losses and the counts over the processes together. The gradients, which need the whole count, come from
     a second reading."""
     total = _private.forward(*own._replace(reduction="sum", dtype=torch.float64).packed())[0]
-    both = _sharded.add_up(torch.cat([total.view(1), counts.view(2)]), plan)
+    both = _sharded_nodes.add_up(torch.cat([total.view(1), counts.view(2)]), plan)
     if flags & (FOR_INPUT | FOR_TARGET):
         call = own.with_options(normalizer=both[1]).packed(flags | NORMALIZER_IS_COUNT)
         _autograd._keep(kept, call, None, None, None, None, None)

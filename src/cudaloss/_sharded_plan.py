@@ -17,6 +17,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ._shapes import class_dim, joint_shape, rows_shape
 
+collectives = torch.ops._c10d_functional
 Placements = tuple[Placement, ...]
 USUAL = (Shard, Replicate, Partial)  # otherwise FSDP2's own order of a tensor-parallel parameter's rows
 

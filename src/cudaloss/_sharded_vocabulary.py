@@ -20,8 +20,7 @@ from ._dispatch import is_captured, is_served
 from ._modes import BELOW_AUTOGRAD, pack
 from ._options import NONE
 from ._shapes import class_dim
-from ._sharded import collectives
-from ._sharded_plan import Plan
+from ._sharded_plan import Plan, collectives
 from ._specs import LossSpec
 from ._varying import widest
 
@@ -149,8 +148,8 @@ def of_parts(own: Call, plan: Plan, place: Place) -> Call:
     counts = counts if mask is None else counts & mask
     of_all: Any = _OfAll.apply(_Part.apply(own.input, target, counts, own.spec, place), plan)
     owner = target.div(_shard_size(place.all_classes, plan), rounding_mode="floor")
-    options = own.options._replace(mask=counts)
-    return own._replace(input=of_all.movedim(0, plan.classes), target=2 * owner + 1, options=options)
+    of_two = own._replace(input=of_all.movedim(0, plan.classes), target=2 * owner + 1, ignore_index=-100)
+    return of_two.with_options(mask=counts)
 
 
 def part_gradient(

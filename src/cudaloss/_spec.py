@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from ._argument import Argument
-from ._modes import BATCHMEAN, REDUCTIONS
+
+REDUCTIONS = ("none", "mean", "sum")
+BATCHMEAN = "batchmean"  # only of some losses: a mean whose normalizer is the first size of input
 
 Third: TypeAlias = "float | Tensor"
 Formula: TypeAlias = Callable[[Tensor, "float | Tensor"], Tensor]

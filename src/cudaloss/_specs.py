@@ -5,18 +5,15 @@ a loss of rows has its functor in ``csrc/losses/rows/<name>.h`` and its formulas
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ._argument import Argument
-from ._modes import LOSS, MEAN_OVER_COUNT
 from ._rows import of_classes, of_difference, of_likelihoods, of_operands, of_vectors
 from ._spec import LossSpec, OfDifference, OfOperands, OfTwo, RowSpec, Third
 
 __all__ = [
-    "BY_MODE",
     "OF_ROWS",
     "PUBLIC",
     "SPECS",
+    "VARIANTS",
     "Argument",
     "LossSpec",
     "OfDifference",
@@ -37,16 +34,5 @@ OF_ROWS: tuple[RowSpec, ...] = (*of_classes.ROWS, *of_vectors.ROWS)
 # Every loss.
 PUBLIC: tuple[LossSpec, ...] = (*SPECS, *OF_ROWS)
 
-
-class _ByMode(dict[int, LossSpec]):
-    """The rows, and on request a row with the other denominator of a mean: graphs that PyTorch has kept since a row
-    gave another one have it in their mode, and keep its meaning."""
-
-    def __missing__(self, mode: int) -> LossSpec:
-        found = self.get(mode ^ MEAN_OVER_COUNT >> LOSS)
-        if found is None:
-            raise KeyError(mode)
-        return replace(found, mean_over_count=not found.mean_over_count)
-
-
-BY_MODE = _ByMode({variant.mode: variant for spec in PUBLIC for variant in spec.variants})
+# With each combination of their flags.
+VARIANTS: tuple[LossSpec, ...] = tuple(variant for spec in PUBLIC for variant in spec.variants)

@@ -1,4 +1,4 @@
-"""Losses of DTensors: each process runs the fused pass over its shards, and the mean is the global one.
+"""Losses of DTensors by nodes of their own for each step; see :mod:`._sharded_loss`.
 
 Every operand is moved to the plan's placements. Then the shards go through an ordinary loss of plain tensors, whose
 divisor is the global count. Last, a number, or a number for each kept index, is summed over the processes.
@@ -15,14 +15,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from . import _dispatch, _reference
+from . import _dispatch, _reference, _sharded_vocabulary
 from ._call import Call
 from ._options import Options
 from ._shapes import class_dim
-from ._sharded_plan import USUAL, Placements, Plan, as_dtensor, moved, plan_of, strides_of
+from ._sharded_plan import USUAL, Placements, Plan, as_dtensor, collectives, moved, plan_of, strides_of
 from ._varying import widest
 
-collectives = torch.ops._c10d_functional
 # torch.distributed.all_reduce calls this; its wrappers would cost the host more than the rest of it.
 _ON_THIS_STREAM = dist.AllreduceOptions()
 _ON_THIS_STREAM.asyncOp = False
@@ -205,18 +204,6 @@ def divisor_of(own: Call, plan: Plan, kept: int) -> tuple[Any, Tensor | None]:
     return torch.sym_float(count) if count else None, None
 
 
-def loss(call: Call) -> Tensor:
-    """The loss of a call that has been checked, with a DTensor among its tensors."""
-    from . import _sharded_eager
-
-    value = _sharded_eager.loss(call)
-    if value is not None:
-        return value
-    check_alike(call)
-    kept = call.rank if call.reduction == "none" else call.options.batch_dims
-    return composed(call, planned(call, kept), kept)
-
-
 def planned(call: Call, kept: int) -> Plan:
     input, target = call.input, call.target
     assert isinstance(input, DTensor) and isinstance(target, DTensor)
@@ -227,8 +214,6 @@ def composed(call: Call, plan: Plan, kept: int) -> Tensor:
     """The loss by nodes of its own for each step."""
     own = shares(call, plan)
     if plan.vocabulary is not None:
-        from . import _sharded_vocabulary
-
         own = _sharded_vocabulary.of_parts(own, plan, _sharded_vocabulary.place_of(call, plan))
     divisor, some = divisor_of(own, plan, kept)
     if some is not None and kept:  # a normalizer is one for all, so it cannot be used
