@@ -31,15 +31,14 @@ PLAIN_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
 _DEVICES = DEVICES | {"meta"}  # the private ops' fake kernels serve meta tensors
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+# PyTorch's functions, looked up only once: saves 0.15 us of the 0.37 of is_captured.
+_dispatch_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included
 
 
 def is_captured() -> bool:
     """Whether a mode or a trace sees the called ops, and may replay them."""
-    return (
-        bool(torch._C._len_torch_dispatch_stack())
-        or torch._C._is_tracing()
-        or torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH)
-    )
+    return _dispatch_modes() > 0 or _is_tracing() or _is_included(_PRE_DISPATCH)
 
 
 def _is_readable(tensor: Tensor, device: torch.device) -> bool:

@@ -103,7 +103,6 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
             or any_functorch()
             or forward_ad._current_level >= 0
             or function_modes()
-            or is_included(pre_dispatch)
         ):
             return None
         ways = autocast_ways if any_autocast() and is_autocast("cuda" if input.is_cuda else "cpu") else plain_ways
@@ -118,6 +117,8 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
             if is_captured():  # two passes would not notice it
                 return None
             how, way = how | wants, node
+        elif is_included(pre_dispatch):
+            return None
         rest = ()
         if (
             tail
