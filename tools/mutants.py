@@ -28,7 +28,12 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     # Which calls the kernels serve, and in how many passes.
-    Mutant("_dispatch.py", "rest.are_default() and rows is None", "rest.are_default()", "rows/test_row_contract.py"),
+    Mutant(
+        "_dispatch.py",
+        "rest.are_default() and not call.spec.of_rows",
+        "rest.are_default()",
+        "rows/test_row_contract.py",
+    ),
     Mutant("_dispatch.py", "        and not transformed()\n", "", "ops/test_transforms.py"),
     Mutant("_dispatch.py", "        and rank <= MAX_DIMS\n", "", "kernels/test_layouts.py ops/test_opinfo.py"),
     Mutant("_dispatch.py", "x.shape == first.shape and x.is_contiguous()", "True", "kernels/test_layouts.py"),
@@ -48,7 +53,7 @@ MUTANTS = (
     Mutant("_autograd.py", "ctx.held.get(i, x)", "x", "ops/test_inference_operands.py"),
     Mutant("_autograd.py", "and denominators.shape[0] > 1", "and False", "kernels/test_batch_dims.py"),
     Mutant(
-        "_autograd.py",
+        "_call.py",
         "call.normalizer == 0, torch.inf",
         "call.normalizer == 0, 1.0",
         "ops/test_sharded_calls.py ops/test_sharded_eager.py",
@@ -81,7 +86,7 @@ MUTANTS = (
         "_vectors_by_torch.py", "terms = p * torch.where(p == 0, 0, apart)", "terms = p * apart", "ops/test_routes.py"
     ),
     # Numbers that vary in a compiled step.
-    Mutant("_varying.py", "_NO_INDEX = -(2**63)", "_NO_INDEX = -100", "ops/test_keyword_compile.py"),
+    Mutant("_varying.py", "NO_INDEX = -(2**63)", "NO_INDEX = -100", "ops/test_keyword_compile.py"),
     Mutant(
         "_varying.py",
         "like.new_ones((), dtype=widest(like.device)) * number",
@@ -90,25 +95,28 @@ MUTANTS = (
     ),
     # What the shortest way of a call lets through.
     Mutant(
-        "_ops.py", "or not 0 < parameter <= largest", "or not 0 <= parameter", "ops/test_errors.py ops/test_numbers.py"
+        "_usual.py",
+        "or not 0 < parameter <= largest",
+        "or not 0 <= parameter",
+        "ops/test_errors.py ops/test_numbers.py",
     ),
     Mutant(
         "_ops.py",
-        "if batch_dims and batch_dims == input.dim():",
+        "if batch_dims and batch_dims == input.dim() - lacking:",
         "if False:",
         "kernels/test_batch_dims.py",
     ),
     Mutant("_ops.py", "or forward_ad._current_level >= 0", "", "ops/test_transforms.py"),
     Mutant(
-        "_row_ops.py",
-        "        and not (ignore_index >= 0 and target.is_floating_point())\n",
+        "_usual.py",
+        "            and not (ignore_index >= 0 and target.is_floating_point())\n",
         "",
         "rows/test_row_contract.py",
     ),
     Mutant(
-        "_vector_ops.py",
-        "if wants or wants_third:",
-        "if wants:",
+        "_ops.py",
+        " << 4 | mode & FOR_THIRD):",
+        " << 4):",
         "rows/test_third_vectors.py",
     ),
 )
