@@ -24,7 +24,7 @@ from sphinx.application import Sphinx
 from cudaloss._heads import FUNCTIONS, MODULES
 from cudaloss._heads import PUBLIC as OF_FILE
 from cudaloss._heads.public import op_name
-from cudaloss._specs import PUBLIC, LossSpec, RowSpec
+from cudaloss._specs import PUBLIC, LossSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 # With the line below it, which is for those who read the source: the built page has what it names.
@@ -50,7 +50,7 @@ def of_module(module: str) -> tuple[LossSpec, ...]:
 
 def speed(spec: LossSpec, measured: dict[str, Any]) -> str:
     """The loss's rows of the tables in docs/performance.md."""
-    if isinstance(spec, RowSpec):
+    if spec.of_rows:
         cases = [row for row in measured["rows"]["report"]["cases"] if readme.loss_of(row) == spec.function]
         found = cases and readme.cases_table("forward + backward, one gradient, unless said", cases)
     else:

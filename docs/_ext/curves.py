@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import cudaloss
-from cudaloss._specs import LossSpec, OfDifference, RowSpec
+from cudaloss._specs import LossSpec, OfDifference
 
 POINTS = 401
 GREY = "#808080"  # is seen on a light page and on a dark one
@@ -78,7 +78,7 @@ def _labelled(label: int) -> Operands:
     return lambda x: [*_on_circle(x), torch.full_like(x, label)]
 
 
-def _of_rows(spec: RowSpec) -> Plot:
+def _of_rows(spec: LossSpec) -> Plot:
     if spec.reads == "classes":
         return Plot("the target's logit, beside three logits of 0", (-6, 6), {"": _of_classes})
     if spec.reads == "index":
@@ -100,7 +100,7 @@ def _numbers(spec: LossSpec) -> list[dict[str, float]]:
 def draw(spec: LossSpec, folder: Path) -> Path:
     """An SVG of the loss on the left, of its slope along the same axis on the right."""
     loss = getattr(cudaloss, spec.function)
-    plot = _of_rows(spec) if isinstance(spec, RowSpec) else _pointwise(spec)
+    plot = _of_rows(spec) if spec.of_rows else _pointwise(spec)
     x = torch.linspace(*plot.span, POINTS, dtype=torch.float64, requires_grad=True)
     file = folder / f"{spec.name}.svg"
     with mpl.rc_context({**dict.fromkeys(COLOURED, GREY), "svg.hashsalt": spec.name, "font.size": 9}):

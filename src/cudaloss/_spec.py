@@ -2,7 +2,7 @@
 
 A loss of elements is either one of the difference ``d = input - target`` (:class:`OfDifference`) or one of both
 operands (:class:`OfTwo`). Its parameter is its third operand: a number, or a tensor that broadcasts. It can also have a
-second number, and flags; each combination of flags is a variant of the row. A loss of rows has a :class:`RowSpec`.
+second number, and flags; each combination of flags is a variant of the row. A loss of rows tells what it reads.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ class LossSpec:
     inputs: str = "real"  # or a domain of bench/domains.py: the numbers that tests and benchmarks draw
     targets: str = "real"
     same_shape: bool = False  # PyTorch's loss refuses operands that would have to broadcast
-    reads: str = "element"  # for rows: what they are (csrc/torch/call.h); names the engines' headers
+    reads: str = "element"  # or what a loss of rows reads (csrc/torch/call.h); names the engines' headers
+    input_is: str = "logits"  # for the documentation of rows, like the next two
+    about: str = ""  # what the formula means
+    example: str = ""
     operands: tuple[str, ...] = ("input", "target")  # their names; a loss of vectors can have a third
     differentiable_third: bool = False  # for a loss of vectors: the third operand is a vector too, not a label
     mean_over_count: bool = False  # PyTorch's mean divides by the number of elements, for any weights
@@ -251,14 +254,3 @@ class LossSpec:
     def mode(self) -> int:
         """The loss's part of a private op's mode (``_modes.LOSS``)."""
         return self.id | self.mean_over_count << 8 | self.bits << 9
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowSpec(LossSpec):
-    """A loss of rows: one number for all classes of a row, or for a vector of each operand. Its formulas are in
-    ``_rows_by_torch`` and ``_vectors_by_torch``."""
-
-    input_is: str = "logits"
-    about: str = ""  # for the documentation: what the formula means
-    example: str = ""
-    reads: str = "classes"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ._argument import Argument
 from ._rows import of_classes, of_difference, of_likelihoods, of_operands, of_vectors
-from ._spec import LossSpec, OfDifference, OfOperands, OfTwo, RowSpec, Third
+from ._spec import LossSpec, OfDifference, OfOperands, OfTwo, Third
 
 __all__ = [
     "OF_ROWS",
@@ -19,7 +19,6 @@ __all__ = [
     "OfDifference",
     "OfOperands",
     "OfTwo",
-    "RowSpec",
     "Third",
 ]
 
@@ -29,7 +28,7 @@ SPECS: tuple[LossSpec, ...] = tuple(
 )
 
 # Losses of rows: one number for all classes of a row, or for a vector of each operand.
-OF_ROWS: tuple[RowSpec, ...] = (*of_classes.ROWS, *of_vectors.ROWS)
+OF_ROWS: tuple[LossSpec, ...] = (*of_classes.ROWS, *of_vectors.ROWS)
 
 # Every loss.
 PUBLIC: tuple[LossSpec, ...] = (*SPECS, *OF_ROWS)

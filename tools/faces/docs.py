@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 
 from cudaloss._options import ROWS, Row
-from cudaloss._specs import Argument, LossSpec, OfDifference, RowSpec
+from cudaloss._specs import Argument, LossSpec, OfDifference
 from tools.faces import row_docs
 
 _FUNCTION = """``{formula}``, {of}in one pass over memory.
@@ -146,12 +146,12 @@ def _replaces(role: str, module: ModuleType, name: str) -> str:
 
 
 def function_doc(spec: LossSpec) -> str:
-    if isinstance(spec, RowSpec):
+    if spec.of_rows:
         return row_docs.function_doc(spec, _replaces("func:`torch.nn.functional", torch.nn.functional, spec.function))
     return _fill(_FUNCTION, spec, ROWS, of_call=True)
 
 
 def module_doc(spec: LossSpec) -> str:
-    if isinstance(spec, RowSpec):
+    if spec.of_rows:
         return row_docs.module_doc(spec, _replaces("class:`torch.nn", torch.nn, spec.module))
     return _fill(_MODULE, spec, (row for row in ROWS if row.of_module))

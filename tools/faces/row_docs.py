@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from textwrap import fill, indent
 
 from cudaloss._options import Row, options_of
-from cudaloss._specs import Argument, RowSpec
+from cudaloss._specs import Argument, LossSpec
 from tools.faces.vector_docs import FIRST_OPERAND, FUNCTION_DOC, LABEL, MODULE_DOC, OTHER_OPERAND
 
 _FUNCTION_DOC = """``{formula}`` of each row of classes, fused.
@@ -89,7 +89,7 @@ def _line(argument: Argument) -> str:
     return fill(f"{argument.name} ({kind}): {argument.meaning}.", 112, subsequent_indent="    ")
 
 
-def _lines(spec: RowSpec, rows: Iterable[Row]) -> str:
+def _lines(spec: LossSpec, rows: Iterable[Row]) -> str:
     own = {row.name: _line(row) for row in spec.arguments}
     known = {"size_average": LEGACY, "reduction": _REDUCTION, **own}
     first = [known.pop(name) for name in spec.signature.split() if name in known]
@@ -97,7 +97,7 @@ def _lines(spec: RowSpec, rows: Iterable[Row]) -> str:
     return indent("\n".join([*first, *behind, *(f"{row.name} {row.meaning}" for row in rows)]), "    ")
 
 
-def _of_vectors(spec: RowSpec) -> dict[str, str]:
+def _of_vectors(spec: LossSpec) -> dict[str, str]:
     """The additional text for a loss of vectors."""
     others = len(spec.operands) - 1
     meanings = [FIRST_OPERAND] + [OTHER_OPERAND] * others
@@ -118,7 +118,7 @@ def _of_vectors(spec: RowSpec) -> dict[str, str]:
     }
 
 
-def _fill(template: str, spec: RowSpec, replaces: str, options: str, of_call: str = "") -> str:
+def _fill(template: str, spec: LossSpec, replaces: str, options: str, of_call: str = "") -> str:
     if spec.of_vectors:
         said = _of_vectors(spec)
     else:
@@ -138,12 +138,12 @@ def _fill(template: str, spec: RowSpec, replaces: str, options: str, of_call: st
     )
 
 
-def function_doc(spec: RowSpec, replaces: str) -> str:
+def function_doc(spec: LossSpec, replaces: str) -> str:
     template = FUNCTION_DOC if spec.of_vectors else _FUNCTION_DOC
     return _fill(template, spec, replaces, _lines(spec, options_of(spec)))
 
 
-def module_doc(spec: RowSpec, replaces: str) -> str:
+def module_doc(spec: LossSpec, replaces: str) -> str:
     template, rows = MODULE_DOC if spec.of_vectors else _MODULE_DOC, options_of(spec)
     of_call = indent("\n".join(f"{row.name} {row.meaning}" for row in rows if not row.of_module), "    ")
     return _fill(template, spec, replaces, _lines(spec, (row for row in rows if row.of_module)), of_call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .._argument import Argument
-from .._spec import RowSpec
+from .._spec import LossSpec
 
 _ABOUT_CROSS_ENTROPY = """\
 No softmax and no copy of the logits is stored. A row is all classes at one index of the other dimensions. With the
@@ -48,11 +48,12 @@ _WEIGHT = Argument(
 _IGNORE_INDEX = Argument("ignore_index", "int", -100, "rows whose target is this index do not count, for any input")
 
 ROWS = (
-    RowSpec(
+    LossSpec(
         id=64,
         name="cross_entropy",
         module="CrossEntropyLoss",
         function="cross_entropy",
+        reads="classes",
         arguments=(
             _WEIGHT,
             replace(_IGNORE_INDEX, meaning=f"{_IGNORE_INDEX.meaning}; not for a target of probabilities"),
@@ -87,7 +88,7 @@ ROWS = (
         signature="weight size_average ignore_index reduce reduction label_smoothing",
         ulps=2.0,
     ),
-    RowSpec(
+    LossSpec(
         id=65,
         name="nll",
         module="NLLLoss",

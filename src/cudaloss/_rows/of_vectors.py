@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._argument import Argument
-from .._spec import RowSpec
+from .._spec import LossSpec
 
 _ABOUT_COSINE_SIMILARITY = """\
 A row is a vector along ``dim`` of each operand. Its loss is 1 minus the cosine of the two, between 0 (same direction)
@@ -77,7 +77,7 @@ _TEMPERATURE = Argument("temperature", "number", 1.0, "above 0; both operands' l
 _OF_CLASSES = Argument("dim", "int", 1, "the dimension of the classes; 1 also for 1-D operands", only_keyword=True)
 
 ROWS = (
-    RowSpec(
+    LossSpec(
         id=66,
         name="cosine_similarity",
         module="CosineSimilarityLoss",
@@ -93,7 +93,7 @@ ROWS = (
         signature="reduction dim eps",
         ulps=2.0,
     ),
-    RowSpec(
+    LossSpec(
         id=67,
         name="cosine_embedding",
         module="CosineEmbeddingLoss",
@@ -107,7 +107,7 @@ ROWS = (
         signature="margin size_average reduce reduction",
         ulps=2.0,
     ),
-    RowSpec(
+    LossSpec(
         id=68,
         name="triplet_margin",
         module="TripletMarginLoss",
@@ -127,7 +127,7 @@ ROWS = (
         signature="margin p eps swap size_average reduce reduction",
         ulps=2.0,
     ),
-    RowSpec(
+    LossSpec(
         id=69,
         name="kl_div_with_logits",
         function="kl_div_with_logits",
@@ -141,7 +141,7 @@ ROWS = (
         signature="reduction temperature",
         ulps=2.0,
     ),
-    RowSpec(
+    LossSpec(
         id=70,
         name="jsd_with_logits",
         function="jsd_with_logits",
