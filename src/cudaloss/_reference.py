@@ -308,7 +308,7 @@ def _gradients_of_rows(
     factor = factor.expand(shape).unsqueeze(dim)
     weight = None if weight is None else weight.expand(shape).unsqueeze(dim)
     left_out = None if left_out is None else left_out.expand(shape).unsqueeze(dim)
-    slopes = _vectors_by_torch.slopes(operands) if of_vectors else _rows_by_torch.slopes(operands, smoothing)
+    slopes = _vectors_by_torch.slopes(operands, needed) if of_vectors else _rows_by_torch.slopes(operands, smoothing)
     pairs = zip((*slopes, None)[:3], (input, target, parameter), needed, strict=False)
     return tuple(_gradient(slope if wanted else None, x, factor, weight, left_out) for slope, x, wanted in pairs)
 
