@@ -6,6 +6,7 @@ The vectors are along the second dimension (a single vector along its only one).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,7 +18,6 @@ from ._call import Call
 from ._closed_forms import Slopes, evaluate, savable
 from ._shapes import class_dim, rows_shape
 from ._specs import LossSpec
-from ._varying import as_tensor
 
 _LEAST = 1e-12  # cosine_embedding adds it to a square, as in PyTorch
 
@@ -115,10 +115,11 @@ def _inverse_norms(row: VectorOperands) -> tuple[tuple[Tensor, Tensor], tuple[Te
     return found[0], found[1]
 
 
-def _differences(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor]:
-    """anchor - positive, anchor - negative and positive - negative, each with eps."""
-    (a, p, n), eps = row.vectors, row.numbers.eps
-    return a - p + eps, a - n + eps, p - n + eps
+def _differences(row: VectorOperands) -> list[Tensor]:
+    """anchor - positive, anchor - negative and, with a swap, positive - negative, each with eps."""
+    a, p, n = row.vectors
+    pairs = ((a, p), (a, n), (p, n)) if row.spec.flag_values["swap"] else ((a, p), (a, n))
+    return [x - y + row.numbers.eps for x, y in pairs]
 
 
 def value(row: VectorOperands) -> Tensor:
@@ -132,8 +133,10 @@ def value(row: VectorOperands) -> Tensor:
 def _value(row: VectorOperands) -> Tensor:
     margin, (x, t, *_) = row.numbers.margin, row.vectors
     if row.spec.reads == "distributions":
-        found = _mixed(row)[0] if row.spec.second_number == "beta" else _divergences(row)[0]
-        return found.squeeze(row.dim)
+        if row.spec.second_number != "beta":
+            return _divergences(row)[0].squeeze(row.dim)
+        of_q, of_p = (mean for *_, mean in _mixed(row))
+        return ((of_q + of_p) * row.numbers.temperature**2).squeeze(row.dim)
     if not row.spec.differentiable_third:
         (of_x, _), (of_t, _) = _inverse_norms(row)
         cosine = (row.dot(x * of_x, t * of_t)).squeeze(row.dim)
@@ -141,56 +144,59 @@ def _value(row: VectorOperands) -> Tensor:
             return 1 - cosine
         repelled = torch.where(row.label == -1, (cosine - margin).clamp_min(0), 0)
         return torch.where(row.label == 1, 1 - cosine, repelled)
-    near, far, other = (torch.linalg.vector_norm(d, row.numbers.p, dim=row.dim) for d in _differences(row))
-    far = torch.minimum(far, other) if row.spec.flag_values["swap"] else far
-    return (near - far + margin).clamp_min(0)
+    near, *far = (torch.linalg.vector_norm(d, row.numbers.p, dim=row.dim) for d in _differences(row))
+    return (near - functools.reduce(torch.minimum, far) + margin).clamp_min(0)
 
 
-def slopes(row: VectorOperands, needed: Sequence[bool]) -> tuple[Tensor, ...]:
-    """The derivatives of each row's loss for the vectors, in their shape; distances are 2-norms."""
+def slopes(row: VectorOperands, needed: Sequence[bool]) -> Slopes:
+    """The derivatives of each row's loss for the vectors, in their shape, at least those needed; distances are
+    2-norms."""
     if row.spec.reads == "distributions":
-        return _mixed(row)[1:] if row.spec.second_number == "beta" else _divergence_slopes(row)
-    return _triplet_slopes(row) if row.spec.differentiable_third else _cosine_slopes(row)
+        return _mixed_slopes(row, needed) if row.spec.second_number == "beta" else _divergence_slopes(row, needed)
+    return _triplet_slopes(row, needed) if row.spec.differentiable_third else _cosine_slopes(row)
 
 
-def _logs(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, p and their logarithms. Those of a class that is -inf in both operands are 0."""
-    of_input, of_target = (torch.log_softmax(x / row.numbers.temperature, row.dim) for x in row.vectors)
-    none = (of_input == -torch.inf) & (of_target == -torch.inf)
-    return of_input.exp(), of_target.exp(), torch.where(none, 0, of_input), torch.where(none, 0, of_target)
+def _scaled(row: VectorOperands) -> list[Tensor]:
+    return [x / row.numbers.temperature for x in row.vectors]
 
 
-def _divergences(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """T^2 KL of each row, with size 1 along the classes; p, q - p and log p - log q of each class."""
-    q, p, of_input, of_target = _logs(row)
-    apart = of_target - of_input
-    terms = p * torch.where(p == 0, 0, apart)
-    kl = terms.sum(row.dim, keepdim=True) * row.numbers.temperature**2
-    return kl, p, q - p, apart
+def _divergences(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor]:
+    """T^2 KL of each row, with size 1 along the classes; p and log p - log q of each class, which is 0 if p is."""
+    of_input, of_target = (torch.log_softmax(x, row.dim) for x in _scaled(row))
+    p = of_target.exp()
+    apart = torch.where(p == 0, 0, of_target - of_input)
+    return row.dot(p, apart) * row.numbers.temperature**2, p, apart
 
 
-def _divergence_slopes(row: VectorOperands) -> tuple[Tensor, ...]:
-    kl, p, more, apart = _divergences(row)
-    temperature = row.numbers.temperature
-    nothing = torch.where(kl.isnan(), kl, 0)
-    for_target = torch.where(p == 0, nothing, p * (temperature * torch.where(p == 0, 0, apart) - kl / temperature))
-    return temperature * more, for_target
+def _divergence_slopes(row: VectorOperands, needed: Sequence[bool]) -> Slopes:
+    temperature, for_input, for_target = row.numbers.temperature, None, None
+    if needed[0]:  # of float64 the backward of log_softmax takes 5 times that of softmax
+        q, p = (torch.softmax(x, row.dim) for x in _scaled(row))
+        for_input = temperature * (q - p)
+    if needed[1]:
+        kl, p, apart = _divergences(row)
+        nothing = torch.where(kl.isnan(), kl, 0)
+        for_target = torch.where(p == 0, nothing, p * (temperature * apart - kl / temperature))
+    return for_input, for_target
 
 
-def _mixed(row: VectorOperands) -> tuple[Tensor, Tensor, Tensor]:
-    """T^2 times the weighted divergences of both distributions from their mixture, with size 1 along the classes; and
-    the derivatives."""
-    q, p, of_input, of_target = _logs(row)
-    beta, temperature = row.numbers.beta, row.numbers.temperature
-    share = as_tensor(beta, q)  # math.log would take no symbolic number
-    of_mixture = torch.logaddexp(of_target + share.log(), of_input + torch.log1p(-share))
-    total, slopes = 0, []
-    for of, log, share in ((q, of_input, 1 - beta), (p, of_target, beta)):
-        apart = share * torch.where(of == 0, 0, log - of_mixture)
-        mean = row.dot(of, apart)
-        total = total + mean
-        slopes.append(temperature * of * (apart - mean))
-    return total * temperature**2, slopes[0], slopes[1]
+def _mixed(row: VectorOperands, needed: Sequence[bool] = (True, True)) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """For q and p, if needed: the probabilities, the logarithms of their ratios to the mixture, times the divergence's
+    weight, and the mean of these, with size 1 along the classes. Of a probability of 0 the logarithm is 0."""
+    beta, logs = row.numbers.beta, [torch.log_softmax(x, row.dim) for x in _scaled(row)]
+    q, p = (log.exp() for log in logs)
+    mixture = beta * p + (1 - beta) * q  # its logarithm takes half of torch.logaddexp's time
+    of_mixture, found = torch.where(mixture == 0, 1, mixture).log(), []
+    for wanted, log, of, share in zip(needed, logs, (q, p), (1 - beta, beta), strict=False):
+        if wanted:
+            apart = share * torch.where(of == 0, 0, log - of_mixture)
+            found.append((of, apart, row.dot(of, apart)))
+    return found
+
+
+def _mixed_slopes(row: VectorOperands, needed: Sequence[bool]) -> Slopes:
+    found = (row.numbers.temperature * of * (apart - mean) for of, apart, mean in _mixed(row, needed))
+    return tuple(next(found) if wanted else None for wanted in needed[:2])
 
 
 def _cosine_slopes(row: VectorOperands) -> tuple[Tensor, ...]:
@@ -208,17 +214,17 @@ def _cosine_slopes(row: VectorOperands) -> tuple[Tensor, ...]:
     return sign * for_input, sign * for_target
 
 
-def _triplet_slopes(row: VectorOperands) -> tuple[Tensor, ...]:
+def _triplet_slopes(row: VectorOperands, needed: Sequence[bool]) -> Slopes:
     differences = _differences(row)
     norms = [torch.linalg.vector_norm(d, dim=row.dim, keepdim=True) for d in differences]
     # A distance of 0 has a gradient of 0.
-    units = [torch.where(n == 0, 0, d / torch.where(n == 0, 1, n)) for d, n in zip(differences, norms, strict=True)]
-    of_far, of_other, least = 1.0, 0.0, norms[1]
-    if row.spec.flag_values["swap"]:  # if both distances are equal, each has half of the gradient
+    near, far, *other = (d / torch.where(n == 0, torch.inf, n) for d, n in zip(differences, norms, strict=True))
+    for_positive, for_negative, least = -near, far, norms[1]
+    if other:  # if both distances are equal, each has half of the gradient
         least = torch.minimum(norms[1], norms[2])
         of_other = ((norms[2] <= norms[1]).to(least.dtype) + (norms[2] < norms[1]).to(least.dtype)) / 2
-        of_far = 1 - of_other
+        far, of_other = far * (1 - of_other), other[0] * of_other
+        for_positive, for_negative = -near - of_other, far + of_other
     active = ~(norms[0] - least + row.numbers.margin < 0)  # NaN stays NaN
-    near, far, other = (torch.where(active, unit, 0) for unit in units)
-    far, other = far * of_far, other * of_other
-    return near - far, -near - other, far + other
+    wanted = zip((near - far, for_positive, for_negative), needed, strict=True)
+    return tuple(torch.where(active, slope, 0) if want else None for slope, want in wanted)

@@ -201,6 +201,20 @@ def test_second_derivative_of_binary_cross_entropy_at_its_ends(device):
     torch.testing.assert_close(torch.autograd.grad(slope.sum(), leaf)[0], expected)
 
 
+@pytest.mark.parametrize("target", [0.0, 0.3, 1.0])
+def test_derivatives_of_binary_cross_entropy_with_logits_in_its_tails(device, target):
+    """Those of float32 have their digits where a sigmoid is 1 minus less than an ulp, up to the third order."""
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        x = torch.tensor([-inf, -80, -30, -5, 0, 5, 30, 80, inf], dtype=dtype, device=device, requires_grad=True)
+        loss = cudaloss.binary_cross_entropy_with_logits(x, torch.full_like(x, target).detach(), reduction="sum")
+        orders = [loss]
+        for _ in range(3):
+            orders.append(torch.autograd.grad(orders[-1].sum(), x, create_graph=True)[0])
+        found.append([x.detach().double() for x in orders[1:]])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-36)
+
+
 @pytest.mark.filterwarnings("ignore")  # Inductor's on a GPU: online softmax
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("loss", [cudaloss.cross_entropy, cudaloss.nll_loss], ids=lambda loss: loss.__name__)

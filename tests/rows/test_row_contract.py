@@ -141,7 +141,8 @@ def test_derivatives_of_any_order(request, device, kind, name):
     assert torch.autograd.gradgradcheck(call, leaves)
 
 
-def test_gradients_of_weights(device):
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_gradients_of_weights(device, smoothing):
     input = torch.randn(5, 4, dtype=torch.float64, device=device)
     target = torch.tensor([0, 3, 1, -100, 2], device=device)
     tensors = [torch.rand(4, dtype=torch.float64, device=device), torch.rand(5, dtype=torch.float64, device=device)]
@@ -149,10 +150,23 @@ def test_gradients_of_weights(device):
 
     def call(input, weight, sample_weight, normalizer):
         return cudaloss.cross_entropy(
-            input, target, weight, label_smoothing=0.1, sample_weight=sample_weight, normalizer=normalizer
+            input, target, weight, label_smoothing=smoothing, sample_weight=sample_weight, normalizer=normalizer
         )
 
     assert torch.autograd.gradcheck(call, leaves)
+    assert torch.autograd.gradgradcheck(call, leaves)
+
+
+@pytest.mark.parametrize("loss", [cudaloss.cross_entropy, cudaloss.nll_loss], ids=lambda loss: loss.__name__)
+def test_an_ignored_row_of_nan_beside_learnt_weights(loss, device):
+    """Its NaN reaches no gradient of either order."""
+    input = torch.randn(3, 4, device=device).log_softmax(1)
+    input[1] = torch.nan
+    leaves = input.requires_grad_(), torch.rand(4, device=device, requires_grad=True)
+    value = loss(leaves[0], torch.tensor([0, -100, 2], device=device), leaves[1])
+    first = torch.autograd.grad(value, leaves, create_graph=True)
+    second = torch.autograd.grad(sum(x.square().sum() for x in first), leaves)
+    assert all(x.isfinite().all() for x in (value, *first, *second))
 
 
 def test_transforms(operands):

@@ -32,9 +32,12 @@ def _probability(log: Tensor) -> tuple[Tensor, Tensor]:
 def _kl_div(log_target: bool, log_input: bool) -> dict[str, Any]:
     """If the target's probability is 0, all results are 0 for any input: finite numbers replace both there."""
 
-    def parts(x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
-        mass, rest = _probability(t) if log_target else (t, torch.ones_like(t))
-        mass = torch.where(x.isnan(), x, mass)
+    def masses(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | float]:
+        mass, rest = _probability(t) if log_target else (t, 1.0)
+        return torch.where(x.isnan(), x, mass), rest
+
+    def parts(x: Tensor, t: Tensor) -> tuple[Any, ...]:
+        mass, rest = masses(x, t)
         without = mass == 0
         x, t = torch.where(without, 1, x), torch.where(without, 1, t)
         return mass, rest, without, x, (t if log_target else t.log()) - (x if log_input else x.log())
@@ -44,8 +47,8 @@ def _kl_div(log_target: bool, log_input: bool) -> dict[str, Any]:
         return mass * (rest * above)
 
     def for_input(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
-        mass, rest, _, x, _ = parts(x, t)
-        return -mass * rest if log_input else -(mass / x) * rest
+        mass, rest = masses(x, t)
+        return -mass * rest if log_input else -(mass / torch.where(mass == 0, 1, x)) * rest
 
     def for_target(x: Tensor, t: Tensor, _: Third, __: float) -> Tensor:
         mass, rest, without, _, above = parts(x, t)
@@ -162,8 +165,8 @@ def _poisson(log_input: bool, full: bool) -> dict[str, Any]:
 def _clamped(x: Tensor, var: Third, eps: float) -> Tensor:
     """The variance, at least eps, with a slope of 1; NaN for a negative one."""
     var = var if isinstance(var, Tensor) else x.new_full((), var)
-    least = torch.where(var < 0, math.nan, eps) + (var - var.detach())
-    return torch.where(var < eps, least, var)
+    lacks = (eps - var.detach()).clamp(min=0)
+    return var + torch.where(var < 0, math.nan, lacks)
 
 
 def _gaussian(full: bool) -> dict[str, Any]:
