@@ -81,9 +81,12 @@ MUTANTS = (
         "torch.where(empty, 0, ",
         "ops/test_transforms.py",
     ),
-    Mutant("_rows_by_torch.py", "torch.where(wrong, torch.nan, ", "torch.where(wrong, 0, ", "ops/test_routes.py"),
+    Mutant("_rows_by_torch.py", "torch.where(selected, index, 0)", "index", "rows/test_row_contract.py"),
     Mutant(
-        "_vectors_by_torch.py", "terms = p * torch.where(p == 0, 0, apart)", "terms = p * apart", "ops/test_routes.py"
+        "_vectors_by_torch.py",
+        "torch.where(p == 0, 0, of_target - of_input)",
+        "of_target - of_input",
+        "ops/test_routes.py",
     ),
     # Numbers that vary in a compiled step.
     Mutant("_varying.py", "NO_INDEX = -(2**63)", "NO_INDEX = -100", "ops/test_keyword_compile.py"),
