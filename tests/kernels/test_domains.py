@@ -24,7 +24,6 @@ def leaves(spec, device, shape=(40, 101), dtypes=(torch.float32,) * 2):
     return tuple(leaf(x) for x in operands(shape, dtypes, device))
 
 
-@pytest.mark.each_variant
 @pytest.mark.domains
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("dtypes", [*((d, d) for d in DTYPES), (torch.bfloat16, torch.float32)], ids=str)
@@ -77,7 +76,6 @@ def test_third_operands_of_elements(spec, device):
 composed_focal = COMPOSED["sigmoid_focal"]  # as torchvision has it
 
 
-@pytest.mark.each_variant
 @pytest.mark.domains
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides:UserWarning")

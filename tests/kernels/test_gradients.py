@@ -89,6 +89,7 @@ def test_one_tensor_as_both_operands(spec, device):
         assert torch.equal(x.grad, torch.zeros_like(x))
 
 
+@pytest.mark.any_numbers
 def test_kinks_are_pytorchs(spec, device):
     for parameter in parameters(spec):
         d = torch.tensor([-2.0, -1.0, -0.5, -0.3, 0.0, 0.3, 0.5, 1.0, 2.0], device=device)
@@ -99,6 +100,7 @@ def test_kinks_are_pytorchs(spec, device):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
 
 
+@pytest.mark.any_numbers
 def test_nan_difference_gives_nan_gradient(spec, device):
     # PyTorch's l1_loss alone gives 0 here.
     for parameter in parameters(spec):
@@ -111,6 +113,7 @@ def test_nan_difference_gives_nan_gradient(spec, device):
                 assert gradient.isnan().tolist() == [True, False, False]
 
 
+@pytest.mark.any_numbers
 def test_infinite_differences(spec, device):
     """PyTorch's gradients; or, for a loss of two operands, the formula's limits, because PyTorch's own may be NaN."""
     for parameter in parameters(spec):
@@ -185,6 +188,7 @@ def smooth_operands(device):
     return leaves(target + d, target)
 
 
+@pytest.mark.any_numbers
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_gradcheck_and_gradgradcheck(spec, device, reduction):
     for parameter in parameters(spec):
@@ -193,6 +197,7 @@ def test_gradcheck_and_gradgradcheck(spec, device, reduction):
         assert torch.autograd.gradgradcheck(call, smooth_operands(device))
 
 
+@pytest.mark.any_numbers
 def test_double_backward_is_pytorchs(spec, device):
     def second(function):
         input, target = leaves(*operands((50,), (torch.float32,) * 2, device))

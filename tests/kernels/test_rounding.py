@@ -18,6 +18,7 @@ from thirds import allowed
 SEEDS = range(40)
 
 
+@pytest.mark.any_numbers
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1)])
 def test_few_differences_repeated_by_broadcasting(spec, device, shape, weighted):
@@ -30,6 +31,7 @@ def test_few_differences_repeated_by_broadcasting(spec, device, shape, weighted)
         assert call.value_error() <= bar(spec, torch.float32)
 
 
+@pytest.mark.any_numbers
 @pytest.mark.parametrize("shape", [(30, 22), (40, 100)])
 def test_float64_gradients_of_a_scaled_weighted_mean(spec, device, shape):
     # Of multiples of 1/64, so that only the factor and its product with the slope are rounded.

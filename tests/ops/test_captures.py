@@ -207,7 +207,6 @@ def test_function_modes_see_the_function(spec):
     assert torch.equal(found, expected) and found.requires_grad
 
 
-@pytest.mark.kinds
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("given", [(), ("mask",), ("weight",), ("number",)])
 def test_onnx_export(spec, given):

@@ -98,6 +98,7 @@ OUTSIDE = {
 }
 
 
+@pytest.mark.any_numbers
 def test_own_parameters(spec):
     function = getattr(cudaloss, spec.function)
     for parameter in spec.parameters:

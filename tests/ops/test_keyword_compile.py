@@ -69,7 +69,6 @@ def test_compile_of_the_op_and_of_a_module(spec, device):
     assert_compiled(compiled, both, selecting((4, 65), device))
 
 
-@pytest.mark.kinds
 @pytest.mark.parametrize("name", ["normalizer", "scale"])
 def test_compile_with_numbers_that_change(spec, device, name):
     """From the second on they are symbols of the compiler's."""
@@ -88,7 +87,6 @@ def test_compile_with_numbers_that_change(spec, device, name):
         torch.testing.assert_close(a.grad, b.grad)
 
 
-@pytest.mark.kinds
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_compile_of_unusual_layouts(spec, device, reduction):
     torch._dynamo.reset()
@@ -255,7 +253,6 @@ def test_the_usual_ignore_index_is_a_wrong_class_beside_another_one():
     )
 
 
-@pytest.mark.kinds
 def test_single_losses_of_a_compiled_call_lie_as_the_kernels(spec, device):
     torch._dynamo.reset()
     compiled = torch.compile(lambda a, b: op(spec)(a, b, "none"), backend="aot_eager", fullgraph=True)

@@ -299,7 +299,6 @@ def test_compiled_retained_graphs(spec, device, backend):
             gradient.fill_(math.nan)
 
 
-@pytest.mark.kinds
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_checkpoint_recomputes_in_the_backward(spec, device, backend):
     """Pass and gradient are then in one graph, in which the compiler may reuse the memory between them."""
@@ -351,7 +350,6 @@ def test_compiled_with_cuda_graphs(spec):
         assert_right(spec, a.grad, exact(spec, input, target, torch.tensor(grad_output).item())[0])
 
 
-@pytest.mark.kinds
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
 def test_modules_in_a_compiled_model(spec, device):
     torch._dynamo.reset()

@@ -36,7 +36,6 @@ def calls(device):
     }
 
 
-@pytest.mark.kinds
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("hooks", HOOKS)
 @pytest.mark.parametrize("given", list(calls("cpu")))
@@ -84,7 +83,6 @@ def test_hooks_around_a_broadcast_operand(spec, device, hooks):
         torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=1e-3)
 
 
-@pytest.mark.kinds
 @pytest.mark.parametrize("given", list(calls("cpu")))
 def test_several_threads_get_gradients_of_their_own(spec, device, given):
     options = calls(device)[given]

@@ -36,7 +36,6 @@ def test_opcheck_of_the_public_op(spec, device):
     torch.library.opcheck(public, mixed, {"dtype": torch.float16})
 
 
-@pytest.mark.kinds
 def test_opcheck_of_the_private_ops(spec, device):
     def check(kind, *arguments):
         private = getattr(torch.ops.cudaloss, f"_pointwise_{kind}").default
@@ -147,14 +146,12 @@ def test_batched_gradients(spec, pair):
     torch.testing.assert_close(gradient(op(spec)), gradient(torch_op(spec)))
 
 
-@pytest.mark.kinds
 def test_functionalize(spec, pair):
     """PyTorch has no autograd.Function under it: the formulas are plain ops there."""
     ours = torch.func.functionalize(lambda a, b: op(spec)(a * 2, b))(*pair)
     torch.testing.assert_close(ours, op(spec)(pair[0] * 2, pair[1]))
 
 
-@pytest.mark.kinds
 def test_a_mean_of_nothing_under_transforms(spec, pair):
     """NaN, as in the kernels, with gradients of 0; also where the data that is left out is NaN."""
     input, mask = torch.full_like(pair[0], torch.nan), torch.zeros_like(pair[0], dtype=torch.bool)
@@ -186,7 +183,6 @@ def test_compile(spec, device, dynamic):
         )
 
 
-@pytest.mark.kinds
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_compile_of_the_op_and_of_unusual_operands(spec, device, reduction):
     torch._dynamo.reset()
@@ -274,6 +270,7 @@ def test_autocast_gives_float32(spec, device, low):
     assert input.grad.dtype == low
 
 
+@pytest.mark.any_numbers
 def test_modules_and_deepcopy_and_state(spec):
     module = getattr(cudaloss, spec.module)()
     assert copy.deepcopy(module).reduction == "mean"
