@@ -24,15 +24,15 @@ from cudaloss._specs import BY_MODE, OF_ROWS, SPECS, LossSpec, OfDifference, OfT
 
 NO_GPU = None if torch.cuda.is_available() and INFO["cuda"] else "no GPU" if INFO["cuda"] else "built without CUDA"
 
-# Losses whose operands can be any numbers, and that need no further arguments; and the others, by their variants too, whose
-# operands the tests that are marked `every_loss` or `domains` draw within their domains.
+# Losses whose operands can be any numbers, and that need no further arguments; and the others, with their variants by
+# flags, whose operands the tests that are marked `every_loss` or `domains` draw within their domains.
 ANY_NUMBERS = [spec for spec in SPECS if not oracle.has_domain(spec)]
 DOMAINS = [spec for spec in BY_MODE.values() if not spec.of_rows and oracle.has_domain(spec)]
 EVERY_LOSS = [*ANY_NUMBERS, *DOMAINS]
 
-# One loss of each kind: of the difference or of two operands; with a third operand and all kernels, or with neither. They
-# test what losses share: the op layer and the engines' templates. What is a loss's own (its functor in each arithmetic,
-# its formulas, its functions) is tested with all of them: tests with the marker `any_numbers` or `every_loss`.
+# One loss of each kind: of the difference or of two operands; with a third operand and all kernels, or with neither.
+# They test what losses share: the op layer, and the engines' templates. What is a loss's own (its functor in each
+# arithmetic, its formulas, its functions) is tested with every loss: `any_numbers`, `every_loss`.
 KINDS = [
     next(spec for spec in ANY_NUMBERS if (type(spec.terms), bool(spec.parameter), spec.kernels) == (terms, *tier))
     for terms in (OfDifference, OfTwo)
@@ -81,6 +81,12 @@ def seed() -> None:
 def suiting(request: pytest.FixtureRequest) -> None:
     """Makes the helpers' operands those of the test's loss."""
     oracle.suited[0] = request.getfixturevalue("spec") if "spec" in request.fixturenames else None
+
+
+@pytest.fixture
+def backend(spec: LossSpec) -> str:
+    """Of torch.compile. Inductor, which takes seconds, for one loss: it sees the same opaque ops of the others."""
+    return "inductor" if spec is KINDS[0] else "aot_eager"
 
 
 @pytest.fixture

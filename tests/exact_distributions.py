@@ -1,4 +1,4 @@
-"""The truth of the divergences of two distributions, of their logits, in float64 or double-doubles; and PyTorch's own."""
+"""The truth of the divergences of two distributions, of their logits, in float64 or double-doubles; and PyTorch's."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _number(x: float, beside: Numbers) -> Numbers:
 
 
 def _log_softmax(x: Numbers, t: Numbers) -> Numbers:
-    """Of x / t. The logarithm of the largest class is log1p of the others' sum: beside a 1 they would lose their digits. A row of
-    NaN, of +inf or of -inf alone is NaN."""
+    """Of x / t. The logarithm of the largest class is log1p of the others' sum: beside a 1 they would lose digits.
+    A row of NaN, of +inf or of -inf alone is NaN."""
     below = (x - x.max(-1, keepdims=True)) / t
     e = np.exp(below)
     largest = x.argmax(-1)[..., None]

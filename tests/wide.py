@@ -13,7 +13,6 @@ import torch
 from cudaloss.bench import double_double as dd
 from cudaloss.bench.double_double import Pair
 
-
 Numbers = Any  # Wide or np.ndarray
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -9,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from calls import Call
 from cudaloss._modes import REDUCTIONS
 from cudaloss._specs import OfTwo
-from oracle import DTYPES, bar, error, exact_gradients, op, operands, parameters, torch_op
+from oracle import ARITHMETICS, MIXED, bar, error, exact_gradients, op, operands, parameters, torch_op
 
 
 def leaves(*tensors):
@@ -46,21 +48,24 @@ def assert_accurate(spec, input, target, reduction, parameter, fused=True):
         assert error(gradient, truth, gradient.dtype) <= bound
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("size", [0, 1, 3, 64, 1001, 4097, 32769, 100_003])
-def test_sizes(spec, device, size, reduction):
-    for parameter in parameters(spec):
+def test_sizes(spec, device, size):
+    for parameter, reduction in itertools.product(parameters(spec), REDUCTIONS):
         tensors = operands((size,), (torch.float32,) * 2, device, parameter)
         assert_accurate(spec, *tensors, reduction, parameter)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("target_dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("input_dtype", DTYPES, ids=str)
-def test_dtypes(spec, device, input_dtype, target_dtype, reduction):
+@pytest.mark.any_numbers
+@pytest.mark.parametrize("dtypes", ARITHMETICS, ids=str)
+def test_dtypes(spec, device, dtypes):
     for parameter in (p for p in parameters(spec) if p in (1.0, 0.5, 0.0)):
-        tensors = operands((1027,), (input_dtype, target_dtype), device, parameter)
-        assert_accurate(spec, *tensors, reduction, parameter)
+        for reduction in REDUCTIONS:
+            assert_accurate(spec, *operands((1027,), dtypes, device, parameter), reduction, parameter)
+
+
+@pytest.mark.parametrize("dtypes", MIXED, ids=str)
+def test_mixed_dtypes(spec, device, dtypes):
+    test_dtypes(spec, device, dtypes)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)

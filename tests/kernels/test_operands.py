@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -22,10 +24,9 @@ def whole_numbers(shape, dtype, device):
     return found
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
-def test_whole_targets_are_their_floats(spec, device, dtype, reduction):
-    for size in (7, 4099):
+def test_whole_targets_are_their_floats(spec, device, dtype):
+    for size, reduction in itertools.product((7, 4099), REDUCTIONS):
         target = whole_numbers((size,), dtype, device)
         for input_dtype in DTYPES:
             input = leaf((target.double() + 2 * torch.randn(size, device=device)).to(input_dtype))
@@ -124,12 +125,11 @@ BROADCAST = [
 ]
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("shapes", BROADCAST, ids=str)
-def test_broadcast_operands_get_summed_gradients(spec, device, shapes, reduction):
+def test_broadcast_operands_get_summed_gradients(spec, device, shapes):
     whole = torch.broadcast_shapes(*shapes)
     for dtypes in ((torch.float32,) * 2, (torch.bfloat16, torch.float32), (torch.float32, torch.float16)):
-        for options in with_and_without(whole, device):
+        for options, reduction in itertools.product(with_and_without(whole, device), REDUCTIONS):
             leaves = (leaf(torch.randn(s, device=device).to(d)) for s, d in zip(shapes, dtypes, strict=True))
             Call(spec, *leaves, reduction, options=options).assert_right()
 

@@ -163,8 +163,11 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in OPTIONS), ("none", torch.float16), ("mask", torch.float16)],
+    ids=str,
+)
 def test_factors_of_a_compiled_step(spec, device, name, dtype):
     """The same bits as in eager mode: without options, with each, and with flags that a plain call does not have."""
     options = {k: x.to(device) if isinstance(x, torch.Tensor) else x for k, x in OPTIONS[name].items()}

@@ -30,7 +30,7 @@ def selecting(shape, device):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compile(spec, device, dynamic):
+def test_compile(spec, device, backend, dynamic):
     torch._dynamo.reset()
     function = getattr(cudaloss, spec.function)
 
@@ -38,7 +38,7 @@ def test_compile(spec, device, dynamic):
         whole = function(a * 2, b, mask=m, weight=w, scale=0.5)
         return whole + function(a, b, mask=m, weight=w[0], batch_dims=1)
 
-    compiled = torch.compile(plain, fullgraph=True, dynamic=dynamic)
+    compiled = torch.compile(plain, fullgraph=True, dynamic=dynamic, backend=backend)
     for size in (16, 33):
         assert_compiled(compiled, plain, selecting((3, size), device))
 
@@ -163,14 +163,14 @@ def test_meta_tensors(spec):
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
-def test_a_masked_step_of_a_compiled_model(spec, device):
+def test_a_masked_step_of_a_compiled_model(spec, device, backend):
     torch._dynamo.reset()
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 8)).to(device)
     criterion = weighted_module(spec, ignore_nan=True)
     x, y = torch.randn(64, 16, device=device), torch.randn(64, 8, device=device)
     y[::3, 2] = float("nan")
     weight = torch.rand(8, device=device)
-    step = torch.compile(lambda x, y: criterion(model(x), y, weight), fullgraph=True)
+    step = torch.compile(lambda x, y: criterion(model(x), y, weight), fullgraph=True, backend=backend)
     for factor in (1.0, 0.5, 0.3):
         model.zero_grad()
         (factor * step(x, y)).backward()

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import cudaloss
+from conftest import KINDS
 from cudaloss import _reference
 from cudaloss._modes import FOR_INPUT, FOR_TARGET, REDUCTIONS, pack
 from oracle import op, operands, parameters, torch_op
@@ -36,7 +37,9 @@ def test_opcheck_of_the_public_op(spec, device):
     torch.library.opcheck(public, mixed, {"dtype": torch.float16})
 
 
-def test_opcheck_of_the_private_ops(spec, device):
+def test_opcheck_of_the_private_ops(device):
+    spec = KINDS[0]  # which one, is a number to these ops
+
     def check(kind, *arguments):
         private = getattr(torch.ops.cudaloss, f"_pointwise_{kind}").default
         torch.library.opcheck(private, arguments)
@@ -170,10 +173,10 @@ def test_forward_mode_ad(spec, pair):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compile(spec, device, dynamic):
+def test_compile(spec, device, backend, dynamic):
     torch._dynamo.reset()
     function = getattr(cudaloss, spec.function)
-    compiled = torch.compile(lambda a, b: function(a * 2, b), fullgraph=True, dynamic=dynamic)
+    compiled = torch.compile(lambda a, b: function(a * 2, b), fullgraph=True, dynamic=dynamic, backend=backend)
     for size in (16, 33):
         input, target = (x.requires_grad_() for x in operands((3, size), (torch.float32,) * 2, device))
         ours, expected = compiled(input, target), function(input * 2, target)
@@ -184,9 +187,9 @@ def test_compile(spec, device, dynamic):
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_compile_of_the_op_and_of_unusual_operands(spec, device, reduction):
+def test_compile_of_the_op_and_of_unusual_operands(spec, device, backend, reduction):
     torch._dynamo.reset()
-    compiled = torch.compile(lambda a, b: op(spec)(a, b, reduction), fullgraph=True)
+    compiled = torch.compile(lambda a, b: op(spec)(a, b, reduction), fullgraph=True, backend=backend)
     input, target = operands((2, 3, 4, 4), (torch.bfloat16, torch.float32), device)
     for a, b in (
         (input, target),

@@ -47,17 +47,15 @@ def own(name, place):
 @of_losses
 @of_pairs
 def test_float64_judges_float32(monkeypatch, pair, name):
-    """The truth of float32 operands (wide.py) is a few hundredths of their last place away from that of double-doubles."""
+    """The truth of float32 operands (wide.py) is at most some hundredths of a last place beside double-doubles'."""
     operands = student_and_teacher((6, 33), **PAIRS[pair])
     found = LOSSES[name].truth(*operands, temperature=3.7)
     monkeypatch.setattr(exact_vectors, "numbers", lambda *_: numbers(torch.zeros((), dtype=torch.float64)))
     exact = LOSSES[name].truth(*operands, temperature=3.7)
     assert isinstance(exact.losses, Wide) and not isinstance(found.losses, Wide)
-    sizes = exact.sizes, *exact.gradient_sizes
-    for ours, truth, size in zip(
-        (found.losses, *found.gradients), (exact.losses, *exact.gradients), sizes, strict=True
-    ):
-        assert (np.abs(truth - ours) <= 2.0**-28 * np.maximum(np.abs(truth), size)).all()
+    (ours, truths), sizes = ((x.losses, *x.gradients) for x in (found, exact)), (exact.sizes, *exact.gradient_sizes)
+    for number, truth, size in zip(ours, truths, sizes, strict=True):
+        assert (np.abs(truth - number) <= 2.0**-28 * np.maximum(np.abs(truth), size)).all()
 
 
 # ---- how far apart, and how certain ----
