@@ -142,55 +142,6 @@ def test_retained_graphs_hand_out_gradients_of_their_own(spec, device):
             gradient.fill_(math.nan)  # whoever was given it may do what he likes
 
 
-def test_accumulation_over_steps(spec, device):
-    input, target = operands((1000,), (torch.float32,) * 2, device)
-    a = leaf(input)
-    for _ in range(4):
-        (op(spec)(a, target) / 4).backward()
-    torch.testing.assert_close(a.grad, exact(spec, input, target, 1.0)[0].float())
-
-
-def test_two_losses_of_one_input(spec, device):
-    input, target = operands((1000,), (torch.float32,) * 2, device)
-    a = leaf(input)
-    (0.25 * op(spec)(a, target) + op(spec)(a * 2, target)).backward()
-    (theirs,) = torch.autograd.grad(0.25 * torch_op(spec)(a, target) + torch_op(spec)(a * 2, target), a)
-    torch.testing.assert_close(a.grad, theirs)
-
-
-def test_gradient_scaler(spec, device):
-    input, target = operands((1000,), (torch.float32,) * 2, device)
-    a = leaf(input)
-    scaler = torch.amp.GradScaler(device)
-    optimizer = torch.optim.SGD([a], lr=1.0)
-    scaler.scale(op(spec)(a, target)).backward()
-    assert_right(spec, a.grad, exact(spec, input, target, 65536.0)[0])
-    scaler.unscale_(optimizer)
-    assert_right(spec, a.grad, exact(spec, input, target, 1.0)[0])
-
-
-def test_hooks_on_the_gradient_change_only_theirs(spec, device):
-    input, target = operands((1000,), (torch.float32,) * 2, device)
-    a = leaf(input)
-    a.register_hook(lambda gradient: gradient.mul_(3))
-    value = op(spec)(a, target)
-    value.backward(retain_graph=True)
-    value.backward()
-    torch.testing.assert_close(a.grad, exact(spec, input, target, 6.0)[0].float())
-
-
-@pytest.mark.parametrize("retain", [False, True])
-def test_saved_tensor_hooks_that_always_answer_with_the_same_tensor(spec, device, retain):
-    input, target = operands((1000,), (torch.float32,) * 2, device)
-    a = leaf(input)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
-        value = op(spec)(a, target)
-    for grad_output in (0.5, 0.25) if retain else (0.5,):
-        (found,) = torch.autograd.grad(value, a, torch.tensor(grad_output, device=device), retain_graph=retain)
-        assert_right(spec, found, exact(spec, input, target, grad_output)[0])
-        found.fill_(math.nan)
-
-
 def test_saved_tensor_hooks_that_change_one_layout(spec, device):
     input, target = (x.to(memory_format=torch.channels_last) for x in torch.randn(2, 2, 3, 4, 5, device=device))
     a, saved = leaf(input), []
@@ -203,36 +154,6 @@ def test_saved_tensor_hooks_that_change_one_layout(spec, device):
         value = op(spec)(a, target)
     (found,) = torch.autograd.grad(value, a, torch.tensor(0.5, device=device))
     torch.testing.assert_close(found, exact(spec, input, target, 0.5)[0].float())
-
-
-def test_saving_on_the_cpu(spec, device):
-    input, target = operands((1000,), (torch.float32,) * 2, device)
-    a = leaf(input)
-    with torch.autograd.graph.save_on_cpu():
-        value = op(spec)(a, target)
-    for grad_output in (0.5, 1.0):
-        (found,) = torch.autograd.grad(value, a, torch.tensor(grad_output, device=device), retain_graph=True)
-        assert_right(spec, found, exact(spec, input, target, grad_output)[0])
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint(spec, device, reentrant):
-    input, target = operands((1000,), (torch.float32,) * 2, device)
-    a = leaf(input)
-    checkpoint(op(spec), a, target, use_reentrant=reentrant).backward(torch.tensor(0.5, device=device))
-    assert_right(spec, a.grad, exact(spec, input, target, 0.5)[0])
-
-
-def test_create_graph_before_and_after_a_plain_backward(spec, device):
-    input, target = operands((100,), (torch.float64,) * 2, device)
-    a = leaf(input)
-    value = op(spec)(a, target)
-    truth = exact(spec, input, target, 1.0)[0]
-    for create_graph in (True, False, True, False):
-        (found,) = torch.autograd.grad(value, a, retain_graph=True, create_graph=create_graph)
-        assert found.requires_grad == create_graph
-        torch.testing.assert_close(found, truth, rtol=1e-13, atol=0)
-        found.detach().fill_(math.nan)
 
 
 def test_an_unused_gradient_is_freed_with_its_graph():
