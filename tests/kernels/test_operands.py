@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from calls import Call, selecting, with_and_without
 from cudaloss._modes import INTEGERS, REDUCTIONS
 from cudaloss._options import NONE, Options
 from cudaloss._specs import OfDifference, OfTwo
+from drawn import LARGEST_OF_PRODUCTS
 from exact import Exact
 from oracle import DTYPES, leaf, op
 
@@ -27,9 +29,11 @@ def whole_numbers(shape, dtype, device):
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_whole_targets_are_their_floats(spec, device, dtype):
     for size, reduction in itertools.product((7, 4099), REDUCTIONS):
-        target = whole_numbers((size,), dtype, device)
+        most = LARGEST_OF_PRODUCTS if spec.targets == "1 or -1" else math.inf
+        wide = whole_numbers((size,), dtype, device).double().clamp(-most, most)
+        target = wide.to(dtype)
         for input_dtype in DTYPES:
-            input = leaf((target.double() + 2 * torch.randn(size, device=device)).to(input_dtype))
+            input = leaf((wide + 2 * torch.randn(size, device=device)).clamp(-most, most).to(input_dtype))
             for options in (NONE, selecting((size,), device)):
                 call = Call(spec, input, target, reduction, options=options)
                 call.assert_right()
