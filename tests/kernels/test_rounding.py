@@ -32,13 +32,12 @@ def test_few_differences_repeated_by_broadcasting(spec, device, shape, weighted)
 
 
 @pytest.mark.any_numbers
-@pytest.mark.parametrize("shape", [(30, 22), (40, 100)])
-def test_float64_gradients_of_a_scaled_weighted_mean(spec, device, shape):
+def test_float64_gradients_of_a_scaled_weighted_mean(spec, device):
     # Of multiples of 1/64, so that only the factor and its product with the slope are rounded.
     for seed in SEEDS:
         torch.manual_seed(seed)
-        input, target = (torch.randn(shape, dtype=torch.float64).mul(64).round().div(64) for _ in range(2))
-        weight = torch.rand(shape).mul(64).ceil().div(16)
+        input, target = (torch.randn(30, 22, dtype=torch.float64).mul(64).round().div(64) for _ in range(2))
+        weight = torch.rand(30, 22).mul(64).ceil().div(16)
         input, target = input.to(device).requires_grad_(), target.to(device)
         call = Call(spec, input, target, options=Options(weight=weight.to(device), scale=3.0), incoming="1")
         call.assert_right()
