@@ -50,7 +50,6 @@ SANITIZED_TESTS = (
     "rows/test_distributions.py",
     "kernels/test_domains.py",
     "rows/test_vector_lengths.py",
-    "kernels/test_third_gradients.py",
     "kernels/test_rounding.py",
     "rows/test_vector_rows.py",
     "ops/test_one_pass.py",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,28 +20,29 @@ import torch
 
 import oracle
 from cudaloss._build import INFO
-from cudaloss._specs import OF_ROWS, SPECS, VARIANTS, LossSpec
+from cudaloss._specs import OF_ROWS, SPECS, VARIANTS, LossSpec, OfDifference, OfTwo
 
 NO_GPU = None if torch.cuda.is_available() and INFO["cuda"] else "no GPU" if INFO["cuda"] else "built without CUDA"
 
-# A loss of each kind of kernels takes every variant of every test. The others share its templates; of those a test
-# takes only every n-th variant, and each loss other ones.
-OF_KERNELS = {(type(spec.terms), spec.kernels): spec for spec in reversed(SPECS) if spec.parameter}.values()
-SHARE = 5
-# Losses whose operands can be any numbers, and that need no further arguments: every test takes them. The others, and
-# the variants by flags, take the tests that are marked `every_loss` or `domains`, which draw operands within their
-# domains.
+# Losses whose operands can be any numbers, and that need no further arguments; and the others, with their variants by
+# flags, whose operands the tests that are marked `every_loss` or `domains` draw within their domains.
 ANY_NUMBERS = [spec for spec in SPECS if not oracle.has_domain(spec)]
 DOMAINS = [spec for spec in VARIANTS if not spec.of_rows and oracle.has_domain(spec)]
 EVERY_LOSS = [*ANY_NUMBERS, *DOMAINS]
 
-# One loss of each kind, for behaviour of the op layer that is the same for all of a kind, and for slow tests.
-KINDS = list({(type(spec.terms), spec.parameter is None): spec for spec in reversed(ANY_NUMBERS)}.values())
+# One loss of each kind: of the difference or of two operands; with a third operand and all kernels, or with neither.
+# They test what losses share: the op layer, and the engines' templates. What is a loss's own (its functor in each
+# arithmetic, its formulas, its functions) is tested with every loss: `any_numbers`, `every_loss`.
+KINDS = [
+    next(spec for spec in ANY_NUMBERS if (type(spec.terms), bool(spec.parameter), spec.kernels) == (terms, *tier))
+    for terms in (OfDifference, OfTwo)
+    for tier in ((True, "all"), (False, "general"))
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kinds", action="store_true", help="of all tests, those of one loss of each kind")
-    parser.addoption("--whole", action="store_true", help="every variant of every test for every loss")
+    parser.addoption("--whole", action="store_true", help="all losses take also the tests of what they share")
 
 
 def _id(spec: LossSpec) -> str:
@@ -51,13 +51,12 @@ def _id(spec: LossSpec) -> str:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "spec" in metafunc.fixturenames:
-        of_kinds = metafunc.config.getoption("kinds") or metafunc.definition.get_closest_marker("kinds")
-        marked = metafunc.definition.get_closest_marker
-        specs = EVERY_LOSS if marked("every_loss") else DOMAINS if marked("domains") else ANY_NUMBERS
-        if of_kinds:
-            specs = [spec for spec in specs if spec in (SPECS if specs is DOMAINS else KINDS)]
-        specs = [*specs, *OF_ROWS] if marked("rows_too") else specs
-        metafunc.parametrize("spec", specs, ids=_id)
+        marked, config = metafunc.definition.get_closest_marker, metafunc.config
+        specs = ANY_NUMBERS if marked("any_numbers") or config.getoption("whole") else KINDS
+        specs = EVERY_LOSS if marked("every_loss") else DOMAINS if marked("domains") else specs
+        if config.getoption("kinds"):
+            specs = [spec for spec in SPECS if spec in DOMAINS] if specs is DOMAINS else KINDS
+        metafunc.parametrize("spec", [*specs, *(OF_ROWS if marked("rows_too") else ())], ids=_id)
     if "device" in metafunc.fixturenames:  # without the GPU's, 11,000 tests, where they would only be skipped
         of_gpu = [] if NO_GPU else [pytest.param("cuda", marks=pytest.mark.cuda)]
         metafunc.parametrize("device", ["cpu", *of_gpu])
@@ -67,29 +66,7 @@ def pytest_report_header() -> str | None:
     return NO_GPU and f"{NO_GPU}: without the tests on it"
 
 
-def _group(item: pytest.Item) -> tuple[str, LossSpec, str | None] | None:
-    """A test's function, loss and device, if fewer of its variants are enough."""
-    call = getattr(item, "callspec", None)
-    spec = call.params.get("spec") if call else None
-    if spec is None or spec.of_rows or spec in OF_KERNELS or item.get_closest_marker("each_variant"):
-        return None
-    return item.nodeid.partition("[")[0], spec, call.params.get("device")
-
-
-def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    groups, seen = [_group(item) for item in items], Counter()
-    sizes, left_out = Counter(groups), []
-    for group in groups:
-        turn = (group[1].id + group[1].variant) % min(SHARE, sizes[group]) if group else 0
-        left_out.append(bool(group) and seen[group] % SHARE != turn)
-        seen[group] += 1
-    config.hook.pytest_deselected(items=[item for item, out in zip(items, left_out, strict=True) if out])
-    items[:] = [item for item, out in zip(items, left_out, strict=True) if not out]
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("whole"):
-        _leave_out(config, items)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items if NO_GPU else []:
         if item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
@@ -104,6 +81,12 @@ def seed() -> None:
 def suiting(request: pytest.FixtureRequest) -> None:
     """Makes the helpers' operands those of the test's loss."""
     oracle.suited[0] = request.getfixturevalue("spec") if "spec" in request.fixturenames else None
+
+
+@pytest.fixture
+def backend(spec: LossSpec) -> str:
+    """Of torch.compile. Inductor, which takes seconds, for one loss: it sees the same opaque ops of the others."""
+    return "inductor" if spec is KINDS[0] else "aot_eager"
 
 
 @pytest.fixture

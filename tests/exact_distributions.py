@@ -1,4 +1,4 @@
-"""The truth of the divergences of two distributions, of their logits, in double-doubles; and PyTorch's own."""
+"""The truth of the divergences of two distributions, of their logits, in float64 or double-doubles; and PyTorch's."""
 
 from __future__ import annotations
 
@@ -10,32 +10,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exact_rows import LONG
+from wide import Numbers, Wide
 
 
 class Divergence(NamedTuple):
     """Of rows whose classes come last: the loss, its gradients for input and target, and what these are made of."""
 
-    losses: np.ndarray
-    for_input: np.ndarray
-    for_target: np.ndarray
-    p: np.ndarray
-    q: np.ndarray
-    log_p: np.ndarray
-    log_q: np.ndarray
+    losses: Numbers
+    for_input: Numbers
+    for_target: Numbers
+    p: Numbers
+    q: Numbers
+    log_p: Numbers
+    log_q: Numbers
 
 
-def _log_softmax(x: np.ndarray) -> np.ndarray:
-    """The logarithm of the largest class is log1p of the others' sum: beside a 1 they would lose their digits. A row of
-    NaN, of +inf or of -inf alone is NaN."""
-    below = x - x.max(-1, keepdims=True)
+def _number(x: float, beside: Numbers) -> Numbers:
+    return Wide.of(x) if isinstance(beside, Wide) else np.float64(x)
+
+
+def _log_softmax(x: Numbers, t: Numbers) -> Numbers:
+    """Of x / t. The logarithm of the largest class is log1p of the others' sum: beside a 1 they would lose digits.
+    A row of NaN, of +inf or of -inf alone is NaN."""
+    below = (x - x.max(-1, keepdims=True)) / t
     e = np.exp(below)
     largest = x.argmax(-1)[..., None]
     np.put_along_axis(e, largest, np.take_along_axis(e, largest, -1) - 1, -1)
     return below - np.log1p(e.sum(-1, keepdims=True))
 
 
-def _grown(d: np.ndarray) -> np.ndarray:
+def _grown(d: Numbers) -> Numbers:
     """exp(d) - 1 - d, from its series where it would cancel."""
     near = np.where(np.abs(d) < 0.25, d, 0)
     series, term = np.zeros_like(near), near.copy()
@@ -49,26 +53,26 @@ class _Rows(NamedTuple):
     """q - p and d = log q - log p without cancellation; `bad` rows are not finite, `none` are classes that are -inf in
     both operands."""
 
-    p: np.ndarray
-    q: np.ndarray
-    log_p: np.ndarray
-    log_q: np.ndarray
-    more: np.ndarray
-    d: np.ndarray
-    bad: np.ndarray
-    none: np.ndarray
+    p: Numbers
+    q: Numbers
+    log_p: Numbers
+    log_q: Numbers
+    more: Numbers
+    d: Numbers
+    bad: Numbers
+    none: Numbers
 
-    def found(self, temperature: np.ndarray, loss: np.ndarray, for_input: np.ndarray, for_target: np.ndarray):
+    def found(self, temperature: Numbers, loss: Numbers, for_input: Numbers, for_target: Numbers):
         found = loss * temperature**2, temperature * np.where(self.none, 0, for_input), temperature * for_target
-        losses, *gradients = (np.where(self.bad, LONG(np.nan), x) for x in found)
+        losses, *gradients = (np.where(self.bad, np.nan, x) for x in found)
         return Divergence(losses[..., 0], *gradients, self.p, self.q, self.log_p, self.log_q)
 
 
-def _rows(input: np.ndarray, target: np.ndarray, t: np.ndarray) -> _Rows:
+def _rows(input: Numbers, target: Numbers, t: Numbers) -> _Rows:
     bad = np.isnan(input).any(-1, keepdims=True) | np.isnan(target).any(-1, keepdims=True)
     for x in (input, target):
         bad |= (x == np.inf).any(-1, keepdims=True) | (x == -np.inf).all(-1, keepdims=True)
-    log_q, log_p = _log_softmax(input / t), _log_softmax(target / t)
+    log_q, log_p = _log_softmax(input, t), _log_softmax(target, t)
     q, p = np.exp(log_q), np.exp(log_p)
     none = (log_q == -np.inf) & (log_p == -np.inf)
     d = np.where(none, 0, log_q - np.where(none, 0, log_p))
@@ -77,11 +81,11 @@ def _rows(input: np.ndarray, target: np.ndarray, t: np.ndarray) -> _Rows:
     return _Rows(p, q, log_p, log_q, more, d, bad, none)
 
 
-def divergence(input: np.ndarray, target: np.ndarray, temperature: float = 1.0) -> Divergence:
+def divergence(input: Numbers, target: Numbers, temperature: float = 1.0) -> Divergence:
     """T^2 sum(p (exp(d) - 1 - d)) with d = log q - log p, which is T^2 sum(p (log p - log q)) since p and q each add up
     to 1: no term of it is negative, so that none cancels. Where exp(d) is huge it is p that is small: there the term is
     q - p - p d. A class that is -inf in both operands is none."""
-    t = LONG(temperature)
+    t = _number(temperature, input)
     with np.errstate(all="ignore"):
         rows = _rows(input, target, t)
         p, q, d = rows.p, rows.q, rows.d
@@ -90,17 +94,17 @@ def divergence(input: np.ndarray, target: np.ndarray, temperature: float = 1.0) 
         return rows.found(t, kl, rows.more, np.where(p == 0, 0, p * (-d - kl)))
 
 
-def mixture(input: np.ndarray, target: np.ndarray, beta: float, temperature: float = 1.0) -> Divergence:
+def mixture(input: Numbers, target: Numbers, beta: float, temperature: float = 1.0) -> Divergence:
     """T^2 sum(beta p log(p / m) + (1 - beta) q log(q / m)), 0 < beta < 1. With u = m / p - 1 the first half is
     beta p (u - log1p(u)), likewise the other one: what this adds, beta p u and (1 - beta) q u, is 0 in sum."""
-    t = LONG(temperature)
+    t = _number(temperature, input)
     with np.errstate(all="ignore"):
         rows = _rows(input, target, t)
         halves = []
-        for of, share, sign in ((rows.q, 1 - LONG(beta), LONG(-1)), (rows.p, LONG(beta), LONG(1))):
-            there = of > LONG(1e-290)  # so that no quotient is infinite
+        for of, share, sign in ((rows.q, 1 - _number(beta, input), -1), (rows.p, _number(beta, input), 1)):
+            there = of > 1e-290  # so that no quotient is infinite
             u = (1 - share) * sign * rows.more / np.where(there, of, 1)
-            d = -np.maximum(sign * rows.d, LONG(-600.0))  # beyond this the exp is the sum
+            d = -np.maximum(sign * rows.d, -600.0)  # beyond this the exp is the sum
             slope = np.where(there, -np.log1p(u), d - np.log((1 - share) + share * np.exp(d)))
             term = np.where(there, of * (u + slope), (1 - share) * sign * rows.more)
             halves.append((np.where(of == 0, 0, share * slope), share * term, of))

@@ -1,4 +1,4 @@
-"""The exact values of losses of rows, in double-doubles, and their test operands."""
+"""The exact values of losses of rows, in float64 or double-doubles, and their test operands."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wide import Wide
-
-LONG = Wide.of
+from wide import Numbers, Wide, numbers
 
 
 class Truth(NamedTuple):
     """Of each row: its loss, its gradients for an incoming one of 1, the size of the terms that these are differences
     of, and what it counts; by rows, in the order of input's, and by classes."""
 
-    losses: np.ndarray
-    for_input: np.ndarray
-    sizes: np.ndarray
-    for_target: np.ndarray | None
-    counts: np.ndarray
+    losses: Numbers
+    for_input: Numbers
+    sizes: Numbers
+    for_target: Numbers | None
+    counts: Numbers
 
 
-def by_rows(x: Tensor) -> np.ndarray:
+def by_rows(x: Tensor) -> Tensor:
     """(rows, classes) of what has classes."""
     dim = 1 if x.dim() > 1 else 0
-    return Wide(x.detach().cpu().double().movedim(dim, -1).reshape(-1, x.shape[dim]).numpy())
+    return x.movedim(dim, -1).reshape(-1, x.shape[dim])
 
 
 def cross_entropy(
@@ -41,16 +39,17 @@ def cross_entropy(
     softcap: float | None = None,
 ) -> Truth:
     """-sum(w q' log p) + z lse^2 of each row. Of an index its own log comes by log1p of the others' sum."""
-    x, s = by_rows(input), LONG(label_smoothing)
-    slope = LONG(1)
+    number = numbers(input, target, weight)
+    x, s = number(by_rows(input)), number(label_smoothing)
+    slope = number(1)
     if softcap is not None:
-        bent = np.tanh(x / LONG(softcap))
-        x, slope = LONG(softcap) * bent, 1 - bent * bent
+        bent = np.tanh(x / number(softcap))
+        x, slope = number(softcap) * bent, 1 - bent * bent
     rows, classes = x.shape
-    w = Wide(np.ones(classes) if weight is None else weight.detach().cpu().double().numpy())
+    w = number(np.ones(classes) if weight is None else weight)
     if target.is_floating_point():
-        q = by_rows(target)
-        counts, kept = Wide(np.ones(rows)), np.ones(rows, bool)
+        q = number(by_rows(target))
+        counts, kept = number(np.ones(rows)), np.ones(rows, bool)
         top = x.max(-1, keepdims=True)
         e = np.exp(x - top)
         largest = (np.arange(rows), x.argmax(-1))
@@ -77,7 +76,7 @@ def cross_entropy(
         logs[at] = -np.log1p(others)
         share = np.broadcast_to(w * s / classes, x.shape).copy()
         share[at] += (1 - s) * w[index]
-    z = LONG(z_loss)
+    z = number(z_loss)
     with np.errstate(invalid="ignore"):
         losses = np.where(share == 0, 0, -share * logs).sum(-1) + z * lse * lse
     total = share.sum(-1) + 2 * z * lse
@@ -94,7 +93,7 @@ def cross_entropy(
     return Truth(losses, grads, sizes, for_target, counts)
 
 
-def as_input(by_classes: np.ndarray, input: Tensor) -> np.ndarray:
+def as_input(by_classes: Numbers, input: Tensor) -> Numbers:
     """(rows, classes) in the shape of input."""
     dim = 1 if input.dim() > 1 else 0
     shape = [size for i, size in enumerate(input.shape) if i != dim]
@@ -104,7 +103,7 @@ def as_input(by_classes: np.ndarray, input: Tensor) -> np.ndarray:
 _DIGITS = {torch.float32: (23, -126), torch.float64: (52, -1022), torch.float16: (10, -14), torch.bfloat16: (7, -126)}
 
 
-def error(found: Tensor, exact: Wide | np.ndarray, sizes: Wide | np.ndarray | None = None) -> float:
+def error(found: Tensor, exact: Numbers, sizes: Numbers | None = None) -> float:
     """The largest error in units in the last place of the exact numbers, or of `sizes` where these are larger; infinite
     where one is NaN or infinite and the other is not the same."""
     digits, least = _DIGITS[found.dtype]

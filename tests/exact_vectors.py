@@ -1,4 +1,5 @@
-"""The exact values of losses of vectors, in double-doubles, and their test operands."""
+"""The exact values of losses of vectors, in float64 or double-doubles, and their test operands. 1 less a cosine, which
+cancels, is always of double-doubles."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from torch import Tensor
 import cudaloss
 from exact_distributions import Divergence, divergence, jsd_of_torch, kl_div_of_torch, mixture
 from exact_rows import error
-from wide import Wide
+from wide import Numbers, Wide, numbers
 
 LONG = Wide.of
 # Bounds for a single rounding, for a few, and for a half's one.
@@ -28,13 +29,13 @@ class Truth(NamedTuple):
     """Of each row its loss, and its gradients for an incoming one of 1, of the joint shape of all operands and with the
     vectors last; each beside the size of the largest term that it is a sum of."""
 
-    losses: np.ndarray
-    sizes: np.ndarray
-    gradients: tuple[np.ndarray, ...]
-    gradient_sizes: tuple[np.ndarray, ...]
+    losses: Numbers
+    sizes: Numbers
+    gradients: tuple[Numbers, ...]
+    gradient_sizes: tuple[Numbers, ...]
 
 
-def long(x: Tensor) -> np.ndarray:
+def long(x: Tensor) -> Numbers:
     return Wide(x.detach().cpu().double().numpy())
 
 
@@ -42,39 +43,43 @@ def arithmetic(*vectors: Tensor) -> torch.dtype:
     return torch.float64 if any(x.dtype == torch.float64 for x in vectors) else torch.float32
 
 
-def norm(x: np.ndarray) -> np.ndarray:
+def norm(x: Numbers) -> Numbers:
     return np.sqrt((x * x).sum(-1))
 
 
-def larger(*terms: np.ndarray) -> np.ndarray:
+def larger(*terms: Numbers) -> Numbers:
     return np.maximum.reduce(np.broadcast_arrays(*map(np.abs, terms)))
 
 
 class Cosine(NamedTuple):
     """a b / (|a| |b|) of each row, and its gradients, with the sizes of their terms."""
 
-    value: np.ndarray
-    gradients: tuple[np.ndarray, np.ndarray]
-    sizes: tuple[np.ndarray, np.ndarray]
+    value: Numbers
+    gradients: tuple[Numbers, Numbers]
+    sizes: tuple[Numbers, Numbers]
 
 
-def cosine(vectors: tuple[Tensor, Tensor], norms: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]) -> Cosine:
+def cosine(vectors: tuple[Tensor, Tensor], norms: Callable[[Numbers], tuple[Numbers, Numbers]]) -> Cosine:
     """`norms` has the norm of each vector, and the share of it that is the vector's own. In float64 the sum of a b is
     itself one of terms that are larger; that of fewer digits is of float64."""
     a, b = map(long, torch.broadcast_tensors(*vectors))
     (of_a, own_a), (of_b, own_b) = ([x[..., None] for x in norms(y)] for y in (a, b))
     c = (a * b).sum(-1, keepdims=True) / (of_a * of_b)
-    wide = arithmetic(*vectors) == torch.float64
-    size = np.abs(a * b).sum(-1, keepdims=True) / (of_a * of_b) if wide else c
+    value = c[..., 0]
+    if arithmetic(*vectors) == torch.float64:
+        size = np.abs(a * b).sum(-1, keepdims=True) / (of_a * of_b)
+    else:  # what cancels has been computed
+        a, b, of_a, of_b, c = (np.asarray(x) for x in (a, b, of_a, of_b, c))
+        size = c
     gradients = b / (of_a * of_b) - own_a * c * a / of_a**2, a / (of_a * of_b) - own_b * c * b / of_b**2
     sizes = (
         larger(b / (of_a * of_b), own_a * size * a / of_a**2),
         larger(a / (of_a * of_b), own_b * size * b / of_b**2),
     )
-    return Cosine(c[..., 0], gradients, sizes)
+    return Cosine(value, gradients, sizes)
 
 
-def of_cosine(losses: np.ndarray, sign: np.ndarray, found: Cosine, *vectors: Tensor) -> Truth:
+def of_cosine(losses: Numbers, sign: Numbers, found: Cosine, *vectors: Tensor) -> Truth:
     """Of a loss that is a number and a cosine with this sign. Its sums are of float64, so that less than one of its
     digits is lost where the loss has fewer: 2 units in the last place of 2^-27 are 2e-15. Of numbers that are all alike
     the roundings are too, and add up with their count."""
@@ -91,7 +96,7 @@ def of_cosine(losses: np.ndarray, sign: np.ndarray, found: Cosine, *vectors: Ten
 def cosine_similarity(input: Tensor, target: Tensor, dim: int = 1, eps: float = 1e-8) -> Truth:
     vectors = tuple(x.movedim(dim, -1) for x in torch.broadcast_tensors(input, target))
     found = cosine(vectors, lambda x: (np.maximum(norm(x), LONG(eps)), norm(x) >= LONG(eps)))
-    return of_cosine(1 - found.value, np.full_like(found.value, -1), found, *vectors)
+    return of_cosine(1 - found.value, np.full(found.value.shape, -1.0), found, *vectors)
 
 
 def cosine_embedding(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0) -> Truth:
@@ -100,7 +105,7 @@ def cosine_embedding(input1: Tensor, input2: Tensor, target: Tensor, margin: flo
     attracts, repels = (long(target) == x for x in (1, -1))  # by value: to PyTorch uint8's 255 is -1 too
     above = found.value - LONG(margin)
     losses = np.where(attracts, 1 - found.value, np.where(repels, np.maximum(above, 0), 0))
-    sign = np.where(attracts, LONG(-1), np.where(repels & (above >= 0), LONG(1), LONG(0)))
+    sign = np.where(attracts, -1.0, np.where(repels & (above >= 0), 1.0, 0.0))
     return of_cosine(losses, sign, found, *vectors)
 
 
@@ -110,11 +115,12 @@ def triplet_margin(
     """Differences are rounded in the operands' arithmetic, as PyTorch's."""
     compute = arithmetic(anchor, positive, negative)
     a, p, n = (x.detach().cpu().to(compute) for x in torch.broadcast_tensors(anchor, positive, negative))
-    u, v, w = long(a - p + eps), long(a - n + eps), long(p - n + eps)
+    number = numbers(a)
+    u, v, w = number(a - p + eps), number(a - n + eps), number(p - n + eps)
     of_u, of_v, of_w = norm(u), norm(v), norm(w)
     swapped = swap & (of_w < of_v)
     far = np.where(swapped, of_w, of_v)
-    raw = of_u - far + LONG(margin)
+    raw = of_u - far + number(margin)
 
     def unit(x, length):
         return np.where((raw >= 0) & (length != 0), 1 / np.where(length == 0, 1, length), 0)[..., None] * x
@@ -122,7 +128,7 @@ def triplet_margin(
     near, v, w = unit(u, of_u), unit(v, np.where(swapped, 0, of_v)), unit(w, np.where(swapped, of_w, 0))
     return Truth(
         np.maximum(raw, 0),
-        np.where(raw < 0, 0, larger(of_u, far, LONG(margin))),
+        np.where(raw < 0, 0, larger(of_u, far, number(margin))),
         (near - v, -near - w, v + w),
         (larger(near, v), larger(near, w), larger(v, w)),
     )
@@ -140,7 +146,8 @@ def of_distributions(
     input's gradient, into the target's gradient, and, in float64, into the loss."""
     vectors, computed = torch.broadcast_tensors(input, target), arithmetic(input, target)
     dim = 0 if vectors[0].dim() == 1 else dim
-    found, t = find(*(long(x.movedim(dim, -1)) for x in vectors), temperature=temperature), LONG(temperature)
+    number = numbers(input, target)
+    found, t = find(*(number(x.movedim(dim, -1)) for x in vectors), temperature=temperature), number(temperature)
     with np.errstate(all="ignore"):
         logs = [np.where(np.isfinite(x), np.abs(x), 0) for x in (found.log_p, found.log_q)]
         apart = np.where(found.p * found.q > 0, np.abs(found.log_p - found.log_q), 0)
@@ -149,11 +156,11 @@ def of_distributions(
     if computed == torch.float64:
         size, lost = of_loss * log, (np.maximum(log, 1),) * 2
     else:
-        size = both * (log * LONG(LOST[torch.promote_types(input.dtype, target.dtype)])) ** 2 + both * 2.0**-43
+        size = both * (log * LOST[torch.promote_types(input.dtype, target.dtype)]) ** 2 + both * 2.0**-43
         differences = (of_target * apart).sum(-1, keepdims=True)
-        lost = [2 * np.maximum(log, 1) * LONG(LOST[x.dtype]) + differences for x in (input, target)]
+        lost = [2 * np.maximum(log, 1) * LOST[x.dtype] + differences for x in (input, target)]
     # An exp below the normal numbers is 0.
-    least = LONG(torch.finfo(computed).tiny) / torch.finfo(computed).eps
+    least = number(torch.finfo(computed).tiny / torch.finfo(computed).eps)
     found_sizes = tuple(
         larger(x, t * p * share, least) for x, p, share in zip(terms, (both, of_target), lost, strict=True)
     )
@@ -179,7 +186,8 @@ def jsd_with_logits(input: Tensor, target: Tensor, beta: float = 0.5, temperatur
         return found._replace(gradients=found.gradients[::-1], gradient_sizes=found.gradient_sizes[::-1])
 
     def sizes(found, apart, t, is_wide):
-        a, b, p, q = LONG(beta), 1 - LONG(beta), found.p, found.q
+        number = numbers(input, target)
+        a, b, p, q = number(beta), 1 - number(beta), found.p, found.q
         m = a * p + b * q
         # An error of d changes a slope by this, and the mean of the slopes, which each gradient has, by their sum.
         bent = a * b * p * q / np.where(m > 0, m, 1)
@@ -264,13 +272,14 @@ def of_operand(x, operand, dim):
 def errors(function, name, operands, incoming, **own):
     """The errors of the single losses, of their mean, and of all gradients of both."""
     loss, dim = LOSSES[name], own.get("dim", 1) if name in OF_DIM else -1
-    truth, of_each = loss.truth(*operands, **own), long(incoming)
+    number = numbers(*operands[: loss.vectors], incoming)
+    truth, of_each = loss.truth(*operands, **own), number(incoming)
     leaves = [x.detach().requires_grad_() for x in operands[: loss.vectors]]
     rest = operands[loss.vectors :]
     single = function(*leaves, *rest, reduction="none", **own)
     mean = function(*leaves, *rest, **own)
     assert single.shape == incoming.shape and single.dtype == mean.dtype == incoming.dtype
-    count = LONG(truth.losses.size)
+    count = number(truth.losses.size)
     found = [error(single, truth.losses, truth.sizes)]
     found.append(error(mean, truth.losses.sum() / count, np.maximum(truth.losses, truth.sizes).sum() / count))
     for value, factor in ((single, of_each[..., None]), (mean, 1 / count)):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -21,6 +23,9 @@ from cudaloss.bench.errors import compensated_sum, largest_error
 from exact import Exact
 
 HALVES = DTYPES[2:]
+# Of input and target: each arithmetic of the engines, which every loss has; and the other pairs, which share these.
+ARITHMETICS = [*((dtype, dtype) for dtype in DTYPES), (torch.bfloat16, torch.float32)]
+MIXED = [pair for pair in itertools.product(DTYPES, DTYPES) if pair not in ARITHMETICS]
 
 # The third operand's numbers, by where they must lie; 0.3 and 2.3 are not exact in float32.
 SECONDS = {"in [0, 1]": (0.0, 0.0, 0.125), "that is 1 or 2": (1.0, 2.0), ">= 0": (2.0, 0.5, 1.3)}  # the second number's
@@ -152,15 +157,24 @@ def exact_loss(
     return total / terms.numel() if reduction == "mean" else total
 
 
+def exact_slopes(
+    spec: LossSpec, input: Tensor, target: Tensor, reduction: str, parameter: float
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """The exact gradients of both operands, as a function of grad_output."""
+    if spec.is_rational:
+        operands = input.detach().double(), target.detach().double()
+        call = Call.of(spec, *operands, reduction, parameter, torch.float64)
+        return lambda grad_output: _reference.gradients(call, grad_output.double(), (True, True))
+    found = Exact(spec, input, target, reduction, parameter)
+    return lambda grad_output: tuple(
+        found.gradient(i, grad_output)[0].to(x.device) for i, x in enumerate((input, target))
+    )
+
+
 def exact_gradients(
     spec: LossSpec, grad_output: Tensor, input: Tensor, target: Tensor, reduction: str, parameter: float
 ) -> tuple[Tensor, Tensor]:
-    if not spec.is_rational:
-        found = Exact(spec, input, target, reduction, parameter)
-        return tuple(found.gradient(i, grad_output)[0].to(x.device) for i, x in enumerate((input, target)))
-    operands = input.detach().double(), target.detach().double()
-    call = Call.of(spec, *operands, reduction, parameter, torch.float64)
-    return _reference.gradients(call, grad_output.double(), (True, True))
+    return exact_slopes(spec, input, target, reduction, parameter)(grad_output)
 
 
 def error(found: Tensor, exact: Tensor, dtype: torch.dtype, size: Tensor | None = None) -> float:

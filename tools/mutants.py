@@ -37,16 +37,16 @@ MUTANTS = (
     Mutant("_dispatch.py", "        and not transformed()\n", "", "ops/test_transforms.py"),
     Mutant("_dispatch.py", "        and rank <= MAX_DIMS\n", "", "kernels/test_layouts.py ops/test_opinfo.py"),
     Mutant("_dispatch.py", "x.shape == first.shape and x.is_contiguous()", "True", "kernels/test_layouts.py"),
-    Mutant("_private.py", " and not torch.compiler.is_exporting()", "", "ops/test_routes.py"),
+    Mutant("_private.py", " and not torch.compiler.is_exporting()", "", "ops/test_captures.py"),
     Mutant(
         "_dispatch.py",
         "if decomposes or varies or not served:",
         "if decomposes or not served:",
-        "ops/test_keyword_compile.py",
+        "ops/test_compile.py",
     ),
     Mutant("_dispatch.py", " and _private.keeps_what_it_saves()", "", "ops/test_compiled_steps.py"),
     Mutant("_autograd.py", "FOR_THIRD | IGNORE_NAN", "FOR_THIRD", "ops/test_compiled_steps.py"),
-    Mutant("_dispatch.py", "bool(wanting) and whole and", "bool(wanting) and", "kernels/test_gradients.py"),
+    Mutant("_dispatch.py", "bool(wanting) and whole and", "bool(wanting) and", "kernels/test_operands.py"),
     # The nodes of autograd's graph.
     Mutant("_autograd.py", 'pop("unspent", False)', 'get("unspent", False)', "ops/test_one_pass.py"),
     Mutant("_autograd.py", "if _keeps_graph():", "if False:", "ops/test_one_pass.py ops/test_saved_tensors.py"),
@@ -62,7 +62,7 @@ MUTANTS = (
         "_private.py",
         "            return losses if losses.stride() == wanted.stride() else wanted.copy_(losses)",
         "            return losses",
-        "ops/test_keyword_compile.py",
+        "ops/test_compile.py",
     ),
     # Closed forms, on every route.
     Mutant("_closed_forms.py", "(tangent == 0) & ~slope.isfinite()", "False & slope.isnan()", "ops/test_routes.py"),
@@ -89,12 +89,12 @@ MUTANTS = (
         "ops/test_routes.py",
     ),
     # Numbers that vary in a compiled step.
-    Mutant("_varying.py", "NO_INDEX = -(2**63)", "NO_INDEX = -100", "ops/test_keyword_compile.py"),
+    Mutant("_varying.py", "NO_INDEX = -(2**63)", "NO_INDEX = -100", "ops/test_compile.py"),
     Mutant(
         "_varying.py",
         "like.new_ones((), dtype=widest(like.device)) * number",
         "like.new_full((), number, dtype=widest(like.device))",
-        "ops/test_keyword_compile.py",
+        "ops/test_compile.py",
     ),
     # What the shortest way of a call lets through.
     Mutant(

@@ -85,6 +85,7 @@ def accepts(ours: inspect.Signature, theirs: inspect.Signature) -> None:
             assert getattr(ours.parameters[name], of) == getattr(theirs.parameters[name], of)
 
 
+@pytest.mark.any_numbers
 @pytest.mark.rows_too
 def test_signatures_are_pytorchs(spec):
     if not hasattr(F, spec.function):
@@ -110,6 +111,7 @@ def drawn(spec, shape, dtype, device="cpu"):
     return input, target, *third
 
 
+@pytest.mark.any_numbers
 @pytest.mark.rows_too
 @pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"reduction": "none"}])
 def test_function_and_module_are_pytorchs(spec, device, options):
@@ -130,6 +132,7 @@ def test_function_and_module_are_pytorchs(spec, device, options):
         assert f"{name}={value!r}" in repr(module)
 
 
+@pytest.mark.any_numbers
 @pytest.mark.rows_too
 @pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated")
 @pytest.mark.parametrize(
@@ -145,6 +148,7 @@ def test_legacy_arguments(spec, size_average, reduce, reduction):
     assert getattr(cudaloss, spec.module)(**given).reduction == reduction
 
 
+@pytest.mark.any_numbers
 @pytest.mark.rows_too
 def test_dtype_option(spec):
     given = drawn(spec, (2, 6), torch.bfloat16)
@@ -152,6 +156,7 @@ def test_dtype_option(spec):
     assert getattr(cudaloss, spec.module)(dtype=torch.float32)(*given).dtype == torch.float32
 
 
+@pytest.mark.any_numbers
 @pytest.mark.rows_too
 def test_docstrings_are_whole_and_their_examples_run(spec):
     for face in (getattr(cudaloss, spec.function), getattr(cudaloss, spec.module)):

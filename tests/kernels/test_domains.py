@@ -3,6 +3,7 @@ namesakes' results, and what they are where a logarithm or a probability ends.""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -11,11 +12,10 @@ import torch.nn.functional as F
 
 import cudaloss
 from calls import Call
-from capturing import CAPTURES, assert_same
 from cudaloss._modes import REDUCTIONS
 from cudaloss._options import Options
 from cudaloss.bench.rivals import COMPOSED
-from oracle import DTYPES, SECONDS, leaf, op, operands, parameters, public
+from oracle import ARITHMETICS, SECONDS, leaf, op, operands, parameters, public
 
 inf, nan = math.inf, math.nan
 
@@ -24,34 +24,32 @@ def leaves(spec, device, shape=(40, 101), dtypes=(torch.float32,) * 2):
     return tuple(leaf(x) for x in operands(shape, dtypes, device))
 
 
-@pytest.mark.each_variant
 @pytest.mark.domains
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("dtypes", [*((d, d) for d in DTYPES), (torch.bfloat16, torch.float32)], ids=str)
-def test_dtypes(spec, device, dtypes, reduction):
-    Call(spec, *leaves(spec, device, dtypes=dtypes), reduction, spec.default).assert_right()
-
-
-@pytest.mark.domains
-@pytest.mark.parametrize("size", [1, 3, 63, 4097, 40_001])
-def test_sizes_and_numbers(spec, device, size):
-    for parameter in parameters(spec):
-        for second in SECONDS[spec.second.interval] if spec.second else (None,):
-            Call(spec, *leaves(spec, device, (size,)), "mean", parameter, second=second).assert_right()
+@pytest.mark.parametrize("dtypes", ARITHMETICS, ids=str)
+def test_dtypes(spec, device, dtypes):
+    for reduction in REDUCTIONS:
+        Call(spec, *leaves(spec, device, dtypes=dtypes), reduction, spec.default).assert_right()
 
 
 @pytest.mark.domains
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_keywords(spec, device, reduction):
+def test_sizes_and_numbers(spec, device):
+    seconds = SECONDS[spec.second.interval] if spec.second else (None,)
+    for size, parameter, second in itertools.product((3, 40_001), parameters(spec), seconds):
+        Call(spec, *leaves(spec, device, (size,)), "mean", parameter, second=second).assert_right()
+
+
+@pytest.mark.domains
+def test_keywords(spec, device):
     input, target = leaves(spec, device)
     mask, weight = torch.rand(40, 101, device=device) < 0.6, torch.rand(101, device=device) + 0.1
-    for options in (
-        Options(mask=mask),
-        Options(weight=weight, scale=0.3),
-        Options(weight=weight, mask=mask, batch_dims=1),
-        Options(normalizer=torch.tensor(7.0, device=device)) if reduction == "mean" else Options(batch_dims=1),
-    ):
-        Call(spec, input, target, reduction, spec.default, options, incoming="random").assert_right()
+    for reduction in REDUCTIONS:
+        for options in (
+            Options(mask=mask),
+            Options(weight=weight, scale=0.3),
+            Options(weight=weight, mask=mask, batch_dims=1),
+            Options(normalizer=torch.tensor(7.0, device=device)) if reduction == "mean" else Options(batch_dims=1),
+        ):
+            Call(spec, input, target, reduction, spec.default, options, incoming="random").assert_right()
 
 
 @pytest.mark.domains
@@ -77,7 +75,6 @@ def test_third_operands_of_elements(spec, device):
 composed_focal = COMPOSED["sigmoid_focal"]  # as torchvision has it
 
 
-@pytest.mark.each_variant
 @pytest.mark.domains
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides:UserWarning")
@@ -202,35 +199,7 @@ def test_a_negative_alpha_is_none(device):
         torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 
 
-# ---- captures, transforms, compilers, errors ----
-
-
-@pytest.mark.domains
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("capture", CAPTURES)
-def test_captured_graphs_keep_values_and_gradients(spec, device, capture):
-    input, target = leaves(spec, device, (4, 6))
-    mask, weight = torch.rand(4, 6, device=device) < 0.7, torch.rand(6, device=device) + 0.1
-    torch._dynamo.reset()
-
-    def call(x, t, mask, weight):
-        return public(spec)(x, t, mask=mask, weight=weight, scale=0.5)
-
-    given = input.detach(), target.detach(), mask, weight
-    replayed = CAPTURES[capture](call, given)
-    assert_same(replayed, call, given)
-
-
-@pytest.mark.domains
-def test_compile(spec, device):
-    input, target = leaves(spec, device, (30, 17))
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x, t: public(spec)(x, t) * 2, fullgraph=True, backend="aot_eager")
-    values = [f(input, target) for f in (compiled, lambda x, t: public(spec)(x, t) * 2)]
-    gradients = [torch.autograd.grad(value, (input, target)) for value in values]
-    torch.testing.assert_close(*values)
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs)
+# ---- transforms, errors ----
 
 
 @pytest.mark.domains

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from calls import Call
-from conftest import OF_KERNELS
+from conftest import KINDS
 from cudaloss._options import NONE
 from drawn import INTEGERS, Values, calls, parameters_of
 from oracle import has_domain, nothing, of_probabilities, op
@@ -19,9 +19,9 @@ drawn = settings(deadline=None, suppress_health_check=[HealthCheck.function_scop
 
 
 def judge(spec, device, examples, **kind):
-    """Draws calls and judges each. Losses that share another's templates (conftest.py) take a third of the examples."""
+    """Draws calls and judges each; of losses that share another's templates (conftest.py) a third as many."""
 
-    @settings(drawn, max_examples=examples if spec in OF_KERNELS else examples // 3)
+    @settings(drawn, max_examples=examples if spec in KINDS else examples // 3)
     @given(data=st.data())
     def judged(data):
         call = data.draw(calls(spec, device, **kind))
@@ -31,12 +31,10 @@ def judge(spec, device, examples, **kind):
     judged()
 
 
-@pytest.mark.every_loss
 def test_operands_alone(spec, device):
     judge(spec, device, 150, keywords=False, dense=False)
 
 
-@pytest.mark.every_loss
 def test_keywords_with_dense_operands(spec, device):
     judge(spec, device, 300, keywords=True, dense=True)
 

@@ -18,6 +18,7 @@ from thirds import allowed
 SEEDS = range(40)
 
 
+@pytest.mark.any_numbers
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1)])
 def test_few_differences_repeated_by_broadcasting(spec, device, shape, weighted):
@@ -30,13 +31,13 @@ def test_few_differences_repeated_by_broadcasting(spec, device, shape, weighted)
         assert call.value_error() <= bar(spec, torch.float32)
 
 
-@pytest.mark.parametrize("shape", [(30, 22), (40, 100)])
-def test_float64_gradients_of_a_scaled_weighted_mean(spec, device, shape):
+@pytest.mark.any_numbers
+def test_float64_gradients_of_a_scaled_weighted_mean(spec, device):
     # Of multiples of 1/64, so that only the factor and its product with the slope are rounded.
     for seed in SEEDS:
         torch.manual_seed(seed)
-        input, target = (torch.randn(shape, dtype=torch.float64).mul(64).round().div(64) for _ in range(2))
-        weight = torch.rand(shape).mul(64).ceil().div(16)
+        input, target = (torch.randn(30, 22, dtype=torch.float64).mul(64).round().div(64) for _ in range(2))
+        weight = torch.rand(30, 22).mul(64).ceil().div(16)
         input, target = input.to(device).requires_grad_(), target.to(device)
         call = Call(spec, input, target, options=Options(weight=weight.to(device), scale=3.0), incoming="1")
         call.assert_right()

@@ -3,33 +3,33 @@ says where it varies, whatever its shape, layout and dtype are, and with a gradi
 
 from __future__ import annotations
 
+import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudaloss
+from capturing import CAPTURES
 from conftest import KINDS
 from cudaloss._build import DEVICES
 from cudaloss._modes import REDUCTIONS
+from cudaloss._specs import SPECS
 from oracle import DTYPES, leaf
-from thirds import BCE, LAYOUTS, SHAPE, THIRDS, incoming, largest, results
-
-
-def chosen(of_kinds):
-    return [third for third in THIRDS.values() if third.spec in KINDS or not of_kinds]
+from thirds import BCE, LAYOUTS, SHAPE, THIRDS, Third, incoming, largest, results
 
 
 def pytest_generate_tests(metafunc):
+    """Of one loss of each kind, and with the marker `any_numbers` of every one."""
     if "third" in metafunc.fixturenames:
-        thirds = chosen(metafunc.config.getoption("kinds"))
+        config, every = metafunc.config, metafunc.definition.get_closest_marker("any_numbers")
+        every = (every or config.getoption("whole")) and not config.getoption("kinds")
+        thirds = [third for third in THIRDS.values() if every or third.spec in KINDS]
+        assert len(thirds) == (len(THIRDS) if every else 2)
         metafunc.parametrize("third", thirds, ids=lambda third: third.name)
-
-
-def test_kinds_have_one_third_operand_each():
-    """Of 1.3 s a test under memcheck there were 821."""
-    assert [third.name for third in chosen(of_kinds=True)] == ["smooth_l1", BCE]
-    assert chosen(of_kinds=False) == list(THIRDS.values())
 
 
 def assert_as_spelled_out(third, call, input, target, p, *, rtol=2e-6, **options):
@@ -69,12 +69,12 @@ def test_varying_tensors_are_the_formula(third, device, layout):
             assert_as_spelled_out(third, third.call, input, target, p, **options)
 
 
-@pytest.mark.parametrize("of_third", DTYPES, ids=str)
+@pytest.mark.any_numbers
 @pytest.mark.parametrize("of_data", DTYPES, ids=str)
-def test_dtypes(third, device, of_data, of_third):
+def test_dtypes(third, device, of_data):
     """A wide third operand does not promote the result, and a narrow one is read as it is."""
     input, target = third.operands(SHAPE, device, of_data)
-    for shape in ((), (8,), (6, 1, 1), SHAPE):
+    for of_third, shape in itertools.product(DTYPES, ((), (8,), (6, 1, 1), SHAPE)):
         p = third.third(shape, device, of_third)
         for reduction in REDUCTIONS:
             rtol = 1e-13 if of_data == torch.float64 else 2e-6
@@ -150,6 +150,7 @@ def test_operands_of_other_layouts(third, device, lies):
             assert_as_spelled_out(third, third.call, input, target, p, reduction=reduction)
 
 
+@pytest.mark.any_numbers
 @pytest.mark.parametrize("shape", [(), (1,), (8,), (6, 1, 1), (5, 1), SHAPE], ids=str)
 def test_gradients_of_the_third_operand(third, device, shape):
     input, target = third.operands(SHAPE, device)
@@ -255,6 +256,7 @@ def test_pos_weight_beyond_the_operands_shape_is_refused(device):
         getattr(cudaloss, BCE)(x, t, pos_weight=torch.ones(3, 8, device=device))
 
 
+@pytest.mark.any_numbers
 def test_modules_keep_a_tensor_as_a_buffer(third, device):
     input, target = third.operands(SHAPE, device)
     p = third.third((8,), device)
@@ -267,3 +269,174 @@ def test_modules_keep_a_tensor_as_a_buffer(third, device):
     other = getattr(cudaloss, third.module)(**{third.parameter: torch.ones(8, device=device)})
     other.load_state_dict({third.parameter: p})
     assert torch.equal(other(input, target), third.call(input, target, p))
+
+
+# ---- graphs, transforms, autocast, checks of ops ----
+
+
+def of_both(third, shape, device="cpu"):
+    return *third.operands((4, 6), device), third.third(shape, device)
+
+
+def assert_same(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
+
+
+def test_numbers_in_graphs(third):
+    """A number is a constant of the graph, whichever way it goes to the op."""
+    x, t, _ = of_both(third, ())
+
+    def call(x, t):
+        return third.call(x, t, 0.75)
+
+    for replayed in (
+        make_fx(call)(x, t),
+        *(CAPTURES[name](call, (x, t)) for name in ("export", "jit.trace", "compile")),
+    ):
+        assert_same(results(replayed, (x * 2, t)), results(lambda x, t: third.spelled_out(x, t, 0.75), (x * 2, t)))
+
+
+def test_vmap(third, device):
+    """Over the third operand alone, and over all operands: what batch_dims and broadcasting give."""
+    x, t, p = (*third.operands((5, 4, 6), device), third.third((5, 6), device))
+    for reduction in ("mean", "sum"):
+
+        def call(x, t, p, reduction=reduction):
+            return third.call(x, t, p, reduction=reduction)
+
+        found = torch.func.vmap(call)(x, t, p)
+        assert_same([found], [third.call(x, t, p[:, None], reduction=reduction, batch_dims=1)])
+        found = torch.func.vmap(call, in_dims=(None, None, 0))(x[0], t[0], p)
+        assert_same([found], [torch.stack([call(x[0], t[0], row) for row in p])])
+        gradients = torch.func.vmap(torch.func.grad(call, argnums=(0, 2)))(x, t, p)
+        whole = (leaf(x), t, leaf(p))
+        value = third.spelled_out(whole[0], t, whole[2][:, None], reduction=reduction, batch_dims=1).sum()
+        assert_same(gradients, torch.autograd.grad(value, (whole[0], whole[2])))
+
+
+def test_forward_mode(third, device):
+    tensors = of_both(third, (6,), device)
+    tangents = [torch.randn_like(x) for x in tensors]
+    expected = torch.func.jvp(third.spelled_out, tensors, tuple(tangents))
+    assert_same(torch.func.jvp(third.call, tensors, tuple(tangents)), expected)
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(*pair) for pair in zip(tensors, tangents, strict=True)]
+        assert_same(forward_ad.unpack_dual(third.call(*duals)), expected)
+
+
+@pytest.mark.any_numbers
+def test_gradcheck(third):
+    x, t = third.operands((4, 6), "cpu", torch.float64)
+    tensors = [leaf(y) for y in (x, t, third.third((6,), "cpu", torch.float64))]
+    mask = torch.rand((4, 6)) < 0.7
+    for options in ({}, {"reduction": "none"}, {"mask": mask, "batch_dims": 1}):
+        call = partial(third.call, **options)
+        assert torch.autograd.gradcheck(call, tensors, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(call, tensors)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_pytorchs_checks_of_ops(third, device, requires_grad):
+    x, t, p = of_both(third, (6,), device)
+    x, t = x.requires_grad_(requires_grad), t.requires_grad_(requires_grad)
+    op = getattr(torch.ops.cudaloss, third.name).default
+    for options in ({"reduction": "none"}, {"mask": torch.rand((4, 6), device=device) < 0.7, "batch_dims": 1}):
+        torch.library.opcheck(op, (x, t), {third.keyword: p, **options})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(third, device, dtype):
+    x, t, p = of_both(third, (6,), device)
+    expected = results(lambda x, t: third.call(x.to(dtype).float(), t, p), (x, t))
+    with torch.autocast(device, dtype):
+        narrow = leaf(x.to(dtype))
+        value = third.call(narrow, t, p)
+        assert value.dtype == torch.float32 == third.call(narrow, t.to(dtype), p.to(dtype)).dtype
+    torch.testing.assert_close(value.detach(), expected[0])
+    value.backward()
+    assert narrow.grad.dtype == dtype
+
+
+def test_saved_tensors_and_second_backwards(third, device):
+    x, t, p = of_both(third, (6,), device)
+    one = leaf(x)
+    value = third.call(one, t, p)
+    first = torch.autograd.grad(value, one, retain_graph=True)
+    assert_same(torch.autograd.grad(value, one), first)
+    wide = lambda y: y.double() if y.is_floating_point() else y  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(wide, lambda y: y.float() if y.dtype == torch.float64 else y):
+        one = leaf(x)
+        value = third.call(one, t, p)
+    assert_same(torch.autograd.grad(value, one), first)
+    (once,) = torch.autograd.grad(third.call(one, t, p), one, create_graph=True)
+    other = leaf(x)
+    (expected,) = torch.autograd.grad(third.spelled_out(other, t, p), other, create_graph=True)
+    if expected.requires_grad and third.name != "quantile":  # whose curvature is 0
+        assert_same(torch.autograd.grad(once.square().sum(), one), torch.autograd.grad(expected.square().sum(), other))
+
+
+# ---- gradients of a third operand that each call has (var), which the kernels make ----
+
+OF_KERNELS = [Third(spec, spec.parameter) for spec in SPECS if spec.has_third_gradient]
+assert OF_KERNELS, "a test of no loss shows nothing"
+of_kernels = pytest.mark.parametrize("of_call", OF_KERNELS, ids=lambda third: third.name)
+
+
+def assert_gradients_as_spelled_out(of_call, device, shape, p, dtype=torch.float32, **options):
+    input, target = of_call.operands(shape, device, dtype)
+    mask = torch.rand(shape, device=device) < 0.6
+    for beside in ({}, {"mask": mask}, {"weight": torch.rand(shape, device=device, dtype=dtype) + 0.1}):
+        ours = results(of_call.call, (input, target, p), **options, **beside)
+        wide = {k: v.double() if k == "weight" else v for k, v in beside.items()}
+        theirs = results(of_call.spelled_out, (input.double(), target.double(), p.double()), **options, **wide)
+        for found, expected, like in zip(ours, theirs, (ours[0], input, target, p), strict=True):
+            assert (found.shape, found.dtype) == (expected.shape, like.dtype)
+            rel = 1.01 * torch.finfo(found.dtype).eps + (3e-6 if found.dtype != torch.float64 else 1e-14)
+            tiny = torch.finfo(found.dtype).smallest_normal
+            torch.testing.assert_close(
+                found.double(), expected, rtol=rel, atol=max(tiny, rel * largest(expected)), equal_nan=True
+            )
+
+
+@of_kernels
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_of_third_operands_of_any_layout(of_call, device, layout):
+    p = LAYOUTS[layout](lambda shape: of_call.third(shape, device))
+    for reduction in REDUCTIONS:
+        for batch_dims in (0, 1, 2) if reduction != "none" else (0,):
+            assert_gradients_as_spelled_out(of_call, device, SHAPE, p, reduction=reduction, batch_dims=batch_dims)
+
+
+@of_kernels
+@pytest.mark.parametrize("of_third", DTYPES, ids=str)
+@pytest.mark.parametrize("of_data", DTYPES, ids=str)
+def test_gradients_of_third_operands_of_any_dtype(of_call, device, of_data, of_third):
+    for shape in ((), (8,), (6, 1, 1), SHAPE):
+        assert_gradients_as_spelled_out(of_call, device, SHAPE, of_call.third(shape, device, of_third), of_data)
+
+
+@of_kernels
+@pytest.mark.parametrize("size", [0, 1, 65, 4097, 32_769, 100_003])
+def test_gradients_of_third_operands_of_any_size(of_call, device, size):
+    for reduction in REDUCTIONS:
+        assert_gradients_as_spelled_out(of_call, device, (size,), of_call.third((size,), device), reduction=reduction)
+    assert_gradients_as_spelled_out(of_call, device, (3, size), of_call.third((size,), device), batch_dims=1)
+
+
+@of_kernels
+def test_the_third_operand_may_want_a_gradient_alone(of_call, device):
+    """One op more than a step without it; again with the graph kept, batched, and differentiated once more."""
+    tensors = *of_call.operands((3, 5), device, torch.float64), of_call.third((3, 5), device, torch.float64)
+    input, target, p = tensors[0], tensors[1], leaf(tensors[2])
+    value = of_call.call(input, target, p)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profiled:
+        value.backward(retain_graph=True)
+    names = [event.name for event in profiled.events() if event.name.startswith("cudaloss::")]
+    assert names == (["cudaloss::_pointwise_gradients"] if device in DEVICES else [])
+    first, p.grad = p.grad, None
+    value.backward()
+    assert torch.equal(p.grad, first)
+    leaves = [leaf(x) for x in tensors]
+    assert torch.autograd.gradcheck(of_call.call, leaves, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(of_call.call, leaves)

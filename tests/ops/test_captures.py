@@ -1,5 +1,5 @@
-"""A graph that was captured from a call gives the same values and the same gradients when it is replayed, however it
-was captured, with or without grad, and whatever the loss, the reduction and the options are."""
+"""A graph that was captured from a call gives the same values and the same gradients when it is replayed with other
+numbers, however it was captured, and whatever the kind of loss, the reduction and the options are."""
 
 from __future__ import annotations
 
@@ -8,144 +8,112 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudaloss
-from capturing import CAPTURES, Module, assert_same
+from capturing import CALLS, CAPTURES, Module, assert_captured, assert_same, calls
 from cudaloss import _private
-from cudaloss._modes import REDUCTIONS
-from oracle import of_probabilities, op, operands, suited, torch_op
+from cudaloss._modes import FOR_INPUT, FOR_TARGET, pack
+from oracle import of_probabilities, op, operands, torch_op
 
 SHAPE = (4, 6)
+of_calls = pytest.mark.parametrize(("kind", "name"), CALLS, ids=["-".join(call) for call in CALLS])
 
 
 def function(spec):
     return getattr(cudaloss, spec.function)
 
 
-# What follows input and target, and the keywords that it is given as.
-CALLS = {
-    "plain": (),
-    "mask": ("mask",),
-    "weight": ("weight",),
-    "normalizer": ("normalizer",),
-    "mask and weight": ("mask", "weight"),
-    "per sample": ("batch_dims",),
-    "weight per sample": ("weight", "batch_dims", "scale"),
-    "number": ("number",),
-}
-
-
-@pytest.fixture
-def tensors(device):
-    input, target = torch.randn(2, *SHAPE, device=device) * 2  # none at a kink
-    if of_probabilities(suited[0]):  # beyond [0, 1] terms of both signs would cancel
-        target = target.sigmoid()
-    beside = {
-        "mask": torch.rand(SHAPE, device=device) < 0.7,
-        "weight": torch.rand(SHAPE[1:], device=device) + 0.1,
-        "normalizer": torch.tensor(7.0, device=device),
-    }
-    return input, target, beside
-
-
-def called(function, given, reduction):
-    """The call of ``function(input, target, *tensors)``, with the options of CALLS."""
-    of_tensors = [name for name in given if name in ("mask", "weight", "normalizer")]
-    fixed = {name: value for name, value in {"batch_dims": 1, "scale": 0.5}.items() if name in given}
-    if "number" in given:
-        fixed["normalizer"] = 7
-
-    def call(input, target, *beside):
-        return function(input, target, reduction=reduction, **dict(zip(of_tensors, beside, strict=True)), **fixed)
-
-    return call, of_tensors
-
-
-def plainly(spec, given, reduction):
-    """The same from PyTorch's own element-wise loss."""
-
-    def call(input, target, *, mask=None, weight=None, normalizer=None, batch_dims=0, scale=1.0, reduction):
-        value = torch_op(spec)(input, target, "none")
-        unweighted = weight is None or spec.mean_over_count
-        counts = torch.ones_like(value) if unweighted else weight.expand(value.shape)
-        counts = counts if mask is None else torch.where(mask, counts, 0)
-        value = (value if mask is None else torch.where(mask, value, 0)) * (1 if weight is None else weight)
-        if reduction != "none":
-            value, counts = (x.sum(tuple(range(batch_dims, 2))) for x in (value, counts))
-        if reduction == "mean":
-            value = value / (counts if normalizer is None else normalizer)
-        return value * scale
-
-    return called(call, given, reduction)[0]
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("given", CALLS)
+@of_calls
 @pytest.mark.parametrize("capture", CAPTURES)
-def test_captured_graphs_keep_values_and_gradients(spec, tensors, capture, given):
-    input, target, beside = tensors
-    torch._dynamo.reset()
-    for reduction in REDUCTIONS:
-        if reduction != "mean" and {"normalizer", "number"} & set(CALLS[given]):
-            continue
-        call, names = called(function(spec), CALLS[given], reduction)
-        arguments = input, target, *(beside[name] for name in names)
-        replayed = CAPTURES[capture](call, arguments)
-        assert_same(replayed, plainly(spec, CALLS[given], reduction), arguments)
+def test_captured_graphs_keep_values_and_gradients(device, kind, name, capture):
+    for call in calls(kind, name, device):
+        assert_captured(capture, call)
 
 
+@of_calls
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-@pytest.mark.parametrize("given", CALLS)
-def test_captured_backwards(spec, tensors, mode, given):
+def test_captured_backwards(device, kind, name, mode):
     """A whole step's graph, and that of ``torch.func.grad``, which is differentiated once more when it is replayed."""
-    input, target, beside = tensors
-    if not spec.is_rational:  # whose formulas may cancel when autograd differentiates them once more
-        input, target = input.double(), target.double()
-    for reduction in ("mean", "none"):
-        if reduction == "none" and {"normalizer", "number"} & set(CALLS[given]):
-            continue
-        call, names = called(function(spec), CALLS[given], reduction)
-        plain = plainly(spec, CALLS[given], reduction)
-        arguments = input, target, *(beside[name] for name in names)
+    for call, tensors, others in calls(kind, name, device, torch.float64):  # second derivatives may cancel
 
         def step(x, *rest, call=call):
             x = x.detach().requires_grad_()
-            value = (call(x, *rest) * 2).sum()
-            return torch.autograd.grad(value, x)[0] * x
+            return torch.autograd.grad((call(x, *rest) * 2).sum(), x)[0] * x
 
-        graph = make_fx(step, tracing_mode=mode)(*arguments)
-        others = input * 1.5, *arguments[1:]
-        torch.testing.assert_close(graph(*others), step(*others, call=plain), rtol=2e-5, atol=1e-6)
-        graph = make_fx(torch.func.grad(lambda *a: (call(*a) * 2).sum()), tracing_mode=mode)(*arguments)  # noqa: B023
-        expected = torch.func.grad(lambda *a: (plain(*a) * 2).sum())  # noqa: B023
+        torch.testing.assert_close(make_fx(step, tracing_mode=mode)(*tensors)(*others), step(*others))
+        gradient = torch.func.grad(lambda *x, call=call: (call(*x) * 2).sum())
         found = []
-        for gradient in (graph, expected):
-            x = input.clone().requires_grad_()
-            once = gradient(x, *arguments[1:])
+        for each in (make_fx(gradient, tracing_mode=mode)(*tensors), gradient):
+            x = others[0].clone().requires_grad_()
+            once = each(x, *others[1:])
             twice = torch.autograd.grad(once.square().sum() + 0 * x.sum(), x)[0]  # once may be a constant
             found.append((once.detach(), twice))
-        for ours, theirs in zip(*found, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=1e-6)
+        torch.testing.assert_close(*found)
+
+
+INDUCED = [(kind, name) for kind in ("difference", "classes") for name in ("plain", "none", "all")]
+INDUCED += [(kind, "all") for kind in ("two operands and third", "index", "vectors and labels", "three vectors")]
+INDUCED += [("distributions", "none")]
+
+
+@pytest.mark.parametrize(("kind", "name"), INDUCED, ids=["-".join(call) for call in INDUCED])
+def test_inductor(device, kind, name):
+    """Which checks the strides that fake kernels predict, and plans the memory of a step with other work around it."""
+    call, (first, *rest), _ = calls(kind, name, device)[0]
+    torch._dynamo.reset()
+
+    def step(x):
+        return call(x * 2, *rest)
+
+    compiled = torch.compile(step, fullgraph=True)
+    for factor in (1.0, 3.0):
+        found = []
+        for each in (compiled, step):
+            x = first.clone().requires_grad_()
+            value = each(x)
+            found.append((value.detach(), *torch.autograd.grad((value * factor).sum(), x)))
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["difference", "classes", "three vectors", "distributions"])
+def test_compile_with_dynamic_sizes(device, kind):
+    call, tensors, _ = calls(kind, "plain", device)[0]
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for repeats in (1, 2, 3):
+        assert_same(compiled, call, [x.repeat(repeats, *[1] * (x.dim() - 1)) for x in tensors])
+
+
+def plainly(spec, *, mask=None, weight=None):
+    """A mean from PyTorch's own element-wise loss."""
+
+    def call(input, target):
+        value = torch_op(spec)(input, target, "none")
+        counts = torch.ones_like(value) if weight is None or spec.mean_over_count else weight.expand(value.shape)
+        value = value if weight is None else value * weight
+        value, counts = (x if mask is None else torch.where(mask, x, 0) for x in (value, counts))
+        return value.sum() / counts.sum()
+
+    return call
 
 
 def private(kind):
     return getattr(torch.ops.cudaloss, f"_pointwise_{kind}")
 
 
-def test_private_ops_are_differentiable_by_themselves(spec, tensors):
-    from cudaloss._modes import FOR_INPUT, FOR_TARGET, pack
-
-    input, target, beside = tensors
+def test_private_ops_are_differentiable_by_themselves(spec, device):
+    input, target = 2 * torch.randn(2, *SHAPE, device=device)
+    target = target.sigmoid() if of_probabilities(spec) else target
+    weight, mask = torch.rand(SHAPE[1:], device=device) + 0.1, torch.rand(SHAPE, device=device) < 0.7
     how = pack("mean", torch.float32, spec.mode) | FOR_INPUT | FOR_TARGET
-    one, given = torch.ones((), device=input.device), (1.0, beside["weight"], beside["mask"])
-    for options in ((), given):
-        names = () if not options else ("weight", "mask")
-        plain = plainly(spec, names, "mean")
-        rest = () if not options else options[1:]
+    one = torch.ones((), device=device)
+    for options in ((), (1.0, weight, mask)):
+        plain = plainly(spec, weight=weight, mask=mask) if options else plainly(spec)
 
         def leaves(options=options):
             return [x.clone().requires_grad_() for x in (input, target)]
 
-        def expected(x, t, plain=plain, rest=rest):
-            value = plain(x, t, *rest)
+        def expected(x, t, plain=plain):
+            value = plain(x, t)
             return value, *torch.autograd.grad(value, (x, t), create_graph=True)
 
         calls = {
@@ -207,22 +175,23 @@ def test_function_modes_see_the_function(spec):
     assert torch.equal(found, expected) and found.requires_grad
 
 
-@pytest.mark.kinds
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("given", [(), ("mask",), ("weight",), ("number",)])
-def test_onnx_export(spec, given):
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("difference", name) for name in ("plain", "mask and weight")),
+        *((kind, "none") for kind in ("difference, general", "two operands", "two operands, general")),
+    ],
+)
+def test_onnx_export(kind, name):
     pytest.importorskip("onnxscript")
     evaluator = pytest.importorskip("onnx.reference").ReferenceEvaluator
-    input, target = operands(SHAPE, (torch.float32,) * 2, "cpu")
-    beside = {"mask": torch.rand(SHAPE) < 0.7, "weight": torch.rand(SHAPE[1:]) + 0.1}
-    for reduction in ("mean",) if given else REDUCTIONS:
-        call, names = called(function(spec), given, reduction)
-        arguments = input, target, *(beside[name] for name in names)
-        program = torch.onnx.export(Module(call), arguments, dynamo=True, verbose=False)
+    for call, tensors, _ in calls(kind, name, "cpu"):
+        program = torch.onnx.export(Module(call), tensors, dynamo=True, verbose=False)
         assert program is not None
-        feeds = dict(zip((x.name for x in program.model.graph.inputs), (x.numpy() for x in arguments), strict=True))
+        feeds = dict(zip((x.name for x in program.model.graph.inputs), (x.numpy() for x in tensors), strict=True))
         (found,) = evaluator(program.model_proto).run(None, feeds)
-        torch.testing.assert_close(torch.from_numpy(found), call(*arguments))
+        torch.testing.assert_close(torch.from_numpy(found), call(*tensors))
 
 
 # ---- under the compiler ----
@@ -254,16 +223,14 @@ def test_none_decomposes_under_a_compiler(spec, device):
     torch.testing.assert_close(leaf.grad, other.grad)
 
 
-@pytest.mark.parametrize("given", [(), ("mask",), ("weight", "batch_dims")])
-def test_compiled_autograd(spec, tensors, given):
-    input, target, beside = tensors
-    call, names = called(function(spec), given, "mean")
-    arguments = target, *(beside[name] for name in names)
-    expected = input.clone().requires_grad_()
-    plainly(spec, given, "mean")(expected, *arguments).sum().backward()
+@pytest.mark.parametrize("name", ["plain", "mask", "all per sample"])
+@pytest.mark.parametrize("kind", ["difference", "two operands", "classes", "three vectors"])
+def test_compiled_autograd(device, kind, name):
+    call, tensors, _ = calls(kind, name, device)[0]
+    expected, leaf = (tensors[0].clone().requires_grad_() for _ in range(2))
+    call(expected, *tensors[1:]).sum().backward()
     torch._dynamo.reset()
-    leaf = input.clone().requires_grad_()
-    value = call(leaf, *arguments).sum()
+    value = call(leaf, *tensors[1:]).sum()
     compiler = lambda graph: torch.compile(graph, backend="eager", fullgraph=True)  # noqa: E731
     with torch._dynamo.compiled_autograd._enable(compiler):
         value.backward()

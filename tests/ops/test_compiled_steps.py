@@ -75,7 +75,6 @@ def step(spec, device, request):
     return Step(spec, device, request.param)
 
 
-@pytest.mark.kinds
 def test_a_backward_takes_the_memory_once(spec, step):
     for factors in ((1.0, 1.0), (0.3, 0.5), (0.5, 0.5)):
         held = step.forward()
@@ -89,7 +88,6 @@ def test_a_backward_takes_the_memory_once(spec, step):
         assert held[0]._version == before
 
 
-@pytest.mark.kinds
 def test_not_outside_of_a_backward_nor_if_the_forward_ran_in_one(spec, step):
     """A compiler may then have planned the memory between the two."""
     held = step.forward()
@@ -100,7 +98,6 @@ def test_not_outside_of_a_backward_nor_if_the_forward_ran_in_one(spec, step):
     assert all(torch.equal(a, b) for a, b in zip(found, step.right(spec, 0.3), strict=True))
 
 
-@pytest.mark.kinds
 def test_a_copy_has_the_right_gradients(spec, step):
     """What hooks on saved tensors return: also where an earlier gradient was that no backward took."""
     for factor in (0.3, 1.0, 0.3):
@@ -111,7 +108,6 @@ def test_a_copy_has_the_right_gradients(spec, step):
             assert all(torch.equal(a, b) for a, b in zip(found, step.right(spec, factor), strict=True))
 
 
-@pytest.mark.kinds
 def test_no_part_is_taken(spec, step):
     """A gradient beside one that hooks have replaced."""
     held = step.forward()
@@ -122,7 +118,6 @@ def test_no_part_is_taken(spec, step):
     assert all(torch.equal(a, b) for a, b in zip(found, step.right(spec, 0.3), strict=True))
 
 
-@pytest.mark.kinds
 def test_graphs_that_save_copies_have_two_passes(spec, device):
     """A compiler may reuse the memory of a copy that its own graph has restored."""
     from torch.autograd.graph import saved_tensors_hooks
@@ -168,9 +163,11 @@ OPTIONS = {
 }
 
 
-@pytest.mark.kinds
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in OPTIONS), ("none", torch.float16), ("mask", torch.float16)],
+    ids=str,
+)
 def test_factors_of_a_compiled_step(spec, device, name, dtype):
     """The same bits as in eager mode: without options, with each, and with flags that a plain call does not have."""
     options = {k: x.to(device) if isinstance(x, torch.Tensor) else x for k, x in OPTIONS[name].items()}
@@ -187,7 +184,6 @@ def test_factors_of_a_compiled_step(spec, device, name, dtype):
         assert torch.equal(found, right)
 
 
-@pytest.mark.kinds
 def test_one_of_several_threads_takes_it(spec, step):
     held, found = step.forward(), []
     barrier = threading.Barrier(4)

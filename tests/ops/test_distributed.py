@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from conftest import KINDS
 from cudaloss import distributed
-from cudaloss._specs import SPECS
 from oracle import op, torch_op
 from processes import found_by_all
 
@@ -100,7 +100,7 @@ def find(device: str) -> dict[tuple[str, str, str], list[Tensor]]:
     found, model = {}, DistributedDataParallel(network(device))
     for case in SHARES:
         own = make_batches(case, device)[dist.get_rank()]
-        for spec in SPECS:
+        for spec in KINDS:
             for mean in MEANS:
                 found[spec.name, case, mean] = [x.cpu() for x in train_own_part(model, own, op(spec), mean)]
     return found

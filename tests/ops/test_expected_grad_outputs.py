@@ -107,16 +107,28 @@ def test_bits_of_rows(name):
     assert_same_bits(*CALLS[name]())
 
 
+of_dtypes = pytest.mark.parametrize("dtypes", [(x, x) for x in DTYPES] + [(x, torch.float32) for x in HALVES], ids=str)
+
+
 @pytest.mark.every_loss
-@pytest.mark.parametrize("dtypes", [(x, x) for x in DTYPES] + [(x, torch.float32) for x in HALVES], ids=str)
-@pytest.mark.parametrize("size", [64, 5003, 1 << 18])
-def test_bits_of_elements(spec, dtypes, size):
+@of_dtypes
+def test_bits_of_elements(spec, dtypes):
+    assert_bits_of_elements(spec, dtypes, 5003)
+
+
+def assert_bits_of_elements(spec, dtypes, size):
     """Aligned and not, with results of each dtype: the forward's kernels can then differ in their arithmetic."""
     input, target = operands((size,), dtypes, "cuda")
     shifted = [torch.cat([x[:1], x])[1:] for x in (input, target)]
     for dtype in (None, torch.float32, torch.float64, dtypes[0]):
         for x, t in ((input, target), shifted):
             assert_same_bits(partial(op(spec), target=t, dtype=dtype), [x.detach().requires_grad_()])
+
+
+@of_dtypes
+@pytest.mark.parametrize("size", [64, 1 << 18])
+def test_bits_of_few_and_many_elements(spec, dtypes, size):
+    assert_bits_of_elements(spec, dtypes, size)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

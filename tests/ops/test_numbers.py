@@ -72,7 +72,6 @@ def test_nested_tensors_with_options(spec):
         function(spec)(nested, nested, scale=2.0)
 
 
-@pytest.mark.kinds
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize("options", [{"scale": 2.0}, {"weight": True}], ids=str)
 def test_sizes_that_depend_on_data_compile(spec, reduction, options):

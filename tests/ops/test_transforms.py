@@ -1,4 +1,5 @@
-"""torch.func, forward-mode AD, torch.compile, fake tensors, inference mode, autocast: the same numbers everywhere."""
+"""torch.func, forward-mode AD, inference mode, autocast, subclasses: the same numbers everywhere, with keywords and
+without."""
 
 from __future__ import annotations
 
@@ -6,108 +7,189 @@ import copy
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.func import grad, hessian, jvp, vmap
 
 import cudaloss
 from cudaloss import _reference
 from cudaloss._call import Call
-from cudaloss._modes import FOR_INPUT, FOR_TARGET, REDUCTIONS, pack
-from oracle import op, operands, parameters, torch_op
+from cudaloss._modes import REDUCTIONS
+from oracle import op, operands, spelled_out, torch_op
+
+SHAPE = (6, 7)
 
 
 @pytest.fixture
 def pair(device):
-    return operands((6, 7), (torch.float32, torch.float32), device)
+    return operands(SHAPE, (torch.float32,) * 2, device)
 
 
-# torch 2.15's opcheck clones its arguments and asks the clones, which are no leaves, for their .grad.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_opcheck_of_the_public_op(spec, device):
-    public = getattr(torch.ops.cudaloss, spec.name).default
-    for reduction in REDUCTIONS:
-        for requires_grad in (False, True):
-            tensors = [x.requires_grad_(requires_grad) for x in operands((3, 4), (torch.float32,) * 2, device)]
-            torch.library.opcheck(public, (*tensors, reduction))
-    broadcast = torch.randn(3, 1, device=device, requires_grad=True), torch.randn(4, device=device)
-    torch.library.opcheck(public, broadcast)
-    mixed = operands((3, 4), (torch.bfloat16, torch.float32), device)
-    torch.library.opcheck(public, mixed, {"dtype": torch.float16})
+@pytest.fixture
+def mask(device):
+    mask = torch.rand(SHAPE, device=device) < 0.6
+    mask[:, 0] = True
+    return mask
 
 
-@pytest.mark.kinds
-def test_opcheck_of_the_private_ops(spec, device):
-    def check(kind, *arguments):
-        private = getattr(torch.ops.cudaloss, f"_pointwise_{kind}").default
-        torch.library.opcheck(private, arguments)
-        return private(*arguments)
+@pytest.fixture
+def weight(device):
+    return torch.rand(SHAPE, device=device) + 0.1
 
-    input, target = operands((3, 4), (torch.float32, torch.bfloat16), device)
-    weight, mask = torch.rand(4, device=device) + 0.1, torch.tensor([[True, False, True, True]], device=device)
-    seven = torch.tensor(7.0, device=device)
-    for reduction in REDUCTIONS:
-        for given in ((), (0.5, weight, mask), (0.5, None, None, seven), (1.0, None, None, None, 3.0)):
-            how = pack(reduction, torch.float32, spec.mode, batch_dims=1 if given else 0)
-            for flags in (0, FOR_INPUT, FOR_TARGET, FOR_INPUT | FOR_TARGET):
-                call = input, target, how | flags, 0.5, *given
-                value, denominators = check("forward", *call)
-                if not flags:
-                    continue
-                grad_output = torch.ones_like(value)
-                check("gradients", grad_output, denominators, *call)
-                with torch.no_grad():
-                    check("compiled_gradients", grad_output, denominators, *call)
-                    if reduction == "none":
-                        continue
-                    # Not of what finishes their gradients, whose fake says that it returns the same memory.
-                    check("compiled_forward_with_grads", *call)
-                    if not given:
-                        check("compiled_loss_with_grad", *call)
+
+def same(spec, transformed, *arguments):
+    """`transformed(function, ...)` of ours and of the spelled-out one."""
+    torch.testing.assert_close(transformed(op(spec), *arguments), transformed(spelled_out(spec), *arguments))
+
+
+# ---- torch.func ----
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_func_grad(spec, pair, reduction):
-    for parameter in parameters(spec):
-        call = lambda f: lambda a, b: f(spec)(a, b, reduction, parameter)  # noqa: B023, E731
-        ours = torch.func.grad(call(op), argnums=(0, 1))(*pair)
-        theirs = torch.func.grad(call(torch_op), argnums=(0, 1))(*pair)
-        torch.testing.assert_close(ours, theirs)
+def test_func_grad(spec, pair, mask, weight, reduction):
+    normalizer = torch.tensor(7.0, device=weight.device)
+    for given in ({}, {"mask": mask}, {"weight": weight[0]}, {"mask": mask[:, :1], "weight": weight, "scale": 0.3}):
+        same(spec, lambda f, a, b, g=given: grad(lambda a, b: f(a, b, reduction, **g), argnums=(0, 1))(a, b), *pair)
+        keep = {**given, "batch_dims": 1}
+        same(spec, lambda f, a, b, g=keep: grad(lambda a: f(a, b, reduction, **g).square().sum())(a), *pair)
+    of_weight = lambda f, a, b, w: grad(lambda w: f(a, b, reduction, weight=w, mask=mask))(w)  # noqa: E731
+    same(spec, of_weight, *pair, weight)
+    of_normalizer = lambda f, a, b, n: grad(lambda n: f(a, b, normalizer=n, mask=mask))(n)  # noqa: E731
+    same(spec, of_normalizer, *pair, normalizer)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("in_dims", [(0, 0), (1, 1), (0, None), (None, 0)])
-def test_func_vmap(spec, pair, reduction, in_dims):
-    input, target = (x if dim is not None else x[0] for x, dim in zip(pair, in_dims, strict=True))
-    ours = torch.func.vmap(lambda a, b: op(spec)(a, b, reduction), in_dims=in_dims)(input, target)
-
-    def row(x, dim, i):
-        return x if dim is None else x.select(dim, i)
-
-    rows = [
-        op(spec)(row(input, in_dims[0], i), row(target, in_dims[1], i), reduction)
-        for i in range(pair[0].shape[1 if in_dims == (1, 1) else 0])
-    ]
-    torch.testing.assert_close(ours, torch.stack(rows))
-
-
-def test_func_per_sample_gradients(spec, pair):
-    ours = torch.func.vmap(torch.func.grad(lambda a, b: op(spec)(a, b)))(*pair)
-    theirs = torch.func.vmap(torch.func.grad(lambda a, b: torch_op(spec)(a, b)))(*pair)
-    torch.testing.assert_close(ours, theirs)
+@pytest.mark.parametrize("in_dims", [(0, 0, 0, 0), (1, 1, 1, 1), (0, 0, None, None), (None, None, 0, None)], ids=str)
+def test_func_vmap(spec, pair, mask, weight, reduction, in_dims):
+    tensors = [x if dim is not None else x[0] for x, dim in zip((*pair, mask, weight), in_dims, strict=True)]
+    # one value an example, where every argument has its own
+    for per_example in (
+        lambda a, b, m, w: op(spec)(a, b, reduction, mask=m, weight=w),
+        lambda a, b, m, w: op(spec)(a, b, reduction) + 0 * w.sum(),
+    ):
+        found = vmap(per_example, in_dims=in_dims)(*tensors)
+        count = next(x.shape[dim] for x, dim in zip(tensors, in_dims, strict=True) if dim is not None)
+        rows = [
+            per_example(*(x if dim is None else x.select(dim, i) for x, dim in zip(tensors, in_dims, strict=True)))
+            for i in range(count)
+        ]
+        torch.testing.assert_close(found, torch.stack(rows))
 
 
-def test_func_jvp_and_hessian(spec, pair):
-    input, target = (x.flatten()[4:12].clone() for x in pair)
-    tangent = torch.randn_like(input)
-    value, slope = torch.func.jvp(lambda a: op(spec)(a, target), (input,), (tangent,))
-    torch.testing.assert_close(value, torch_op(spec)(input, target))
-    gradient = torch.func.grad(lambda a: op(spec)(a, target))(input)
-    torch.testing.assert_close(slope, (gradient * tangent).sum())
-    hessian = torch.func.hessian(lambda a: op(spec)(a, target))(input)
-    expected = torch.autograd.functional.hessian(lambda a: torch_op(spec)(a, target), input)
-    torch.testing.assert_close(hessian, expected)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_vmap_is_batch_dims(spec, pair, mask, weight, reduction):
+    call = lambda a, b, m, w: op(spec)(a, b, reduction, mask=m, weight=w)  # noqa: E731
+    kept = op(spec)(*pair, reduction, mask=mask, weight=weight, batch_dims=1)
+    torch.testing.assert_close(vmap(call)(*pair, mask, weight), kept)
+    nested = lambda a, b, m, w: op(spec)(a, b, reduction, mask=m, weight=w, batch_dims=1)  # noqa: E731
+    deep = [x.view(2, 3, 7) for x in (*pair, mask, weight)]
+    torch.testing.assert_close(vmap(nested)(*deep), kept.view(2, 3))
+
+
+def test_per_sample_gradients(spec, pair, mask, weight):
+    one = lambda f: grad(lambda a, b, m, w: f(a, b, mask=m, weight=w))  # noqa: E731
+    same(spec, lambda f, *xs: vmap(one(f))(*xs), *pair, mask, weight)
+    same(spec, lambda f, *xs: vmap(grad(lambda a, b: f(a, b)))(*xs), *pair)
+    a = pair[0].clone().requires_grad_()
+    op(spec)(a, pair[1], mask=mask, weight=weight, batch_dims=1).sum().backward()
+    torch.testing.assert_close(vmap(one(op(spec)))(*pair, mask, weight), a.grad)
+
+
+def test_nothing_leaks_under_a_transform(spec, pair, mask):
+    input, target = (torch.where(mask, x, float("nan")) for x in pair)
+    call = lambda a, b: op(spec)(a, b, mask=mask)  # noqa: E731
+    for gradient, clean in zip(
+        grad(call, argnums=(0, 1))(input, target), grad(call, argnums=(0, 1))(*pair), strict=True
+    ):
+        assert torch.equal(gradient, clean)
+    value, slope = jvp(call, (input, target), (torch.ones_like(input),) * 2)
+    assert value.isfinite() and slope.isfinite()
+    value = vmap(grad(lambda a, b: op(spec)(a, b, "sum", ignore_nan=True)))(pair[0], target)
+    assert value.isfinite().all() and (value[~mask] == 0).all()
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_jvp_and_forward_ad(spec, pair, mask, weight, reduction):
+    tangents = torch.randn(3, *SHAPE, device=weight.device)
+
+    def slopes(f):
+        function = lambda a, b, w: f(a, b, reduction, mask=mask, weight=w, batch_dims=1)  # noqa: E731
+        return jvp(function, (*pair, weight), tuple(tangents))
+
+    torch.testing.assert_close(slopes(op(spec)), slopes(spelled_out(spec)))
+    for given in ({}, {"mask": mask, "weight": weight, "batch_dims": 1}):
+        with forward_ad.dual_level():
+            a = forward_ad.make_dual(pair[0], tangents[0])
+            found = forward_ad.unpack_dual(op(spec)(a, pair[1], reduction, **given))
+        plain = lambda a, given=given: spelled_out(spec)(a, pair[1], reduction, **given)  # noqa: E731
+        torch.testing.assert_close(tuple(found), jvp(plain, (pair[0],), (tangents[0],)))
+
+
+def test_hessian(spec, pair, mask, weight):
+    input, target, m, w = (x.flatten()[4:12].clone() for x in (*pair, mask, weight))
+    m[:2] = torch.tensor([True, False])
+    for given in ({}, {"mask": m, "weight": w}):
+        same(spec, lambda f, a, given=given: hessian(lambda a: f(a, target, **given))(a), input)
+    mixed = lambda f, a, w: hessian(lambda a, w: f(a, target, mask=m, weight=w), argnums=(0, 1))(a, w)  # noqa: E731
+    same(spec, mixed, input, w)
+
+
+def test_batched_backwards(spec, pair, mask):
+    for reduction, batch_dims, chosen in (("none", 0, None), ("none", 0, mask), ("mean", 1, mask)):
+
+        def batched(f, reduction=reduction, batch_dims=batch_dims, mask=chosen):
+            a = pair[0].clone().requires_grad_()
+            value = f(a, pair[1], reduction, mask=mask, batch_dims=batch_dims)
+            ones = torch.ones_like(value)
+            backward = lambda g: torch.autograd.grad(value, a, g, retain_graph=True)[0]  # noqa: E731
+            both = vmap(backward)(torch.stack([ones, 2 * ones]))
+            lists = torch.autograd.grad(
+                value, a, torch.stack([ones, 3 * ones]), is_grads_batched=True, retain_graph=True
+            )
+            return both, lists[0]
+
+        torch.testing.assert_close(batched(op(spec)), batched(spelled_out(spec)))
+
+
+# ---- modes ----
+
+
+def test_inference_mode_and_no_grad(spec, pair, mask, weight):
+    given = {"mask": mask, "weight": weight, "batch_dims": 1}
+    expected, plain = op(spec)(*pair, **given), op(spec)(*pair)
+    with torch.inference_mode():
+        assert torch.equal(op(spec)(*pair), plain)
+        assert torch.equal(op(spec)(pair[0].clone(), pair[1].clone()), plain)
+        assert torch.equal(op(spec)(*pair, **given), expected)
+        made_here = {**given, "mask": mask.clone(), "weight": weight.clone()}
+        assert torch.equal(op(spec)(pair[0].clone(), pair[1].clone(), **made_here), expected)
+    with torch.no_grad():
+        assert not op(spec)(pair[0].clone().requires_grad_(), pair[1]).requires_grad
+        value = op(spec)(pair[0].requires_grad_(), pair[1], **{**given, "weight": weight.requires_grad_()})
+    assert torch.equal(value, expected) and not value.requires_grad
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_autocast_gives_float32(spec, device, low):
+    input, target = (x.requires_grad_() for x in operands((5, 100), (low, torch.float32), device))
+    mask, weight = torch.rand(5, 100, device=device) < 0.6, torch.rand(100, device=device).to(low)
+    whole = torch.randint(0, 5, (5, 100), dtype=torch.uint8, device=device)
+    for given in ({}, {"mask": mask}, {"mask": mask, "weight": weight, "batch_dims": 1}, {"ignore_nan": True}):
+        with torch.autocast(device, dtype=low):
+            value = op(spec)(input, target, **given)
+            assert op(spec)(input, target.to(low), **given).dtype == torch.float32
+            assert getattr(cudaloss, spec.function)(input, target, **given).dtype == torch.float32
+            assert op(spec)(input, whole, **given).dtype == torch.float32
+            assert op(spec)(input, target, **given, dtype=low).dtype == low
+            assert op(spec)(input, target.double(), **given).dtype == torch.float64
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value, op(spec)(input.float(), target, **given))
+        found = torch.autograd.grad(value.sum(), (input, target))
+        assert [g.dtype for g in found] == [low, torch.float32]
+
+
+# ---- transforms around the backward of a graph that was built outside of them ----
 
 
 def batched_backward(function, pair, transform, options):
@@ -139,23 +221,12 @@ def test_transforms_around_a_backward(spec, pair, transform, options):
     torch.testing.assert_close(ours, expected)
 
 
-def test_batched_gradients(spec, pair):
-    def gradient(function):
-        input, target = (x.detach().requires_grad_() for x in pair)
-        grad_outputs = torch.stack([torch.ones_like(input), torch.full_like(input, 2.0)])
-        return torch.autograd.grad(function(input, target, "none"), input, grad_outputs, is_grads_batched=True)[0]
-
-    torch.testing.assert_close(gradient(op(spec)), gradient(torch_op(spec)))
-
-
-@pytest.mark.kinds
 def test_functionalize(spec, pair):
     """PyTorch has no autograd.Function under it: the formulas are plain ops there."""
     ours = torch.func.functionalize(lambda a, b: op(spec)(a * 2, b))(*pair)
     torch.testing.assert_close(ours, op(spec)(pair[0] * 2, pair[1]))
 
 
-@pytest.mark.kinds
 def test_a_mean_of_nothing_under_transforms(spec, pair):
     """NaN, as in the kernels, with gradients of 0; also where the data that is left out is NaN."""
     input, mask = torch.full_like(pair[0], torch.nan), torch.zeros_like(pair[0], dtype=torch.bool)
@@ -163,118 +234,7 @@ def test_a_mean_of_nothing_under_transforms(spec, pair):
     assert value.isnan() and gradient(torch.ones_like(value))[0].eq(0).all()
 
 
-def test_forward_mode_ad(spec, pair):
-    input, target = pair
-    tangent = torch.randn_like(input)
-    with forward_ad.dual_level():
-        value, slope = forward_ad.unpack_dual(op(spec)(forward_ad.make_dual(input, tangent), target))
-    gradient = torch.autograd.grad(op(spec)(input.requires_grad_(), target), input)[0]
-    torch.testing.assert_close(value, op(spec)(input, target))
-    torch.testing.assert_close(slope, (gradient * tangent).sum())
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile(spec, device, dynamic):
-    torch._dynamo.reset()
-    function = getattr(cudaloss, spec.function)
-    compiled = torch.compile(lambda a, b: function(a * 2, b), fullgraph=True, dynamic=dynamic)
-    for size in (16, 33):
-        input, target = (x.requires_grad_() for x in operands((3, size), (torch.float32,) * 2, device))
-        ours, expected = compiled(input, target), function(input * 2, target)
-        torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
-        torch.testing.assert_close(
-            torch.autograd.grad(ours, (input, target)), torch.autograd.grad(expected, (input, target))
-        )
-
-
-@pytest.mark.kinds
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_compile_of_the_op_and_of_unusual_operands(spec, device, reduction):
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda a, b: op(spec)(a, b, reduction), fullgraph=True)
-    input, target = operands((2, 3, 4, 4), (torch.bfloat16, torch.float32), device)
-    for a, b in (
-        (input, target),
-        (input.to(memory_format=torch.channels_last), target.to(memory_format=torch.channels_last)),
-        (input.to(memory_format=torch.channels_last), target),
-        (input[:, :1], target),
-        (input[..., ::2], target[..., 1::2]),
-    ):
-        a = a.detach().requires_grad_()
-        ours, expected = compiled(a, b), op(spec)(a, b, reduction)
-        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(
-            torch.autograd.grad(ours.sum(), a)[0], torch.autograd.grad(expected.sum(), a)[0], rtol=8e-3, atol=0
-        )
-
-
-def test_compile_traces_to_the_fused_kernels(spec, device):
-    torch._dynamo.reset()
-    targets = []
-
-    def backend(graph, _):
-        targets.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
-        return graph.forward
-
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-
-    def compiler(graph, inputs):
-        backend(graph, inputs)
-        return make_boxed_func(graph.forward)
-
-    function = getattr(cudaloss, spec.function)
-    compiled = torch.compile(function, backend=aot_autograd(fw_compiler=compiler), fullgraph=True)
-    input, target = operands((8, 8), (torch.float32,) * 2, device)
-    compiled(input.requires_grad_(), target).backward()
-    names = ("forward_with_grads", "finish_grads") if spec.second_default else ("loss_with_grad", "finish_grad")
-    assert {f"cudaloss._pointwise_compiled_{name}.default" for name in names} <= set(targets)
-    assert not any(name.startswith("aten.sub") for name in targets)
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_fake_tensors_predict_the_result(spec, device, reduction):
-    input, target = operands((2, 3, 4, 5), (torch.float16, torch.float32), device)
-    input = input.to(memory_format=torch.channels_last)
-    for a, b in ((input, target), (input, target.to(memory_format=torch.channels_last)), (input, target[:1])):
-        real = op(spec)(a, b, reduction)
-        with FakeTensorMode() as mode:
-            fake = op(spec)(mode.from_tensor(a), mode.from_tensor(b), reduction)
-        assert (fake.shape, fake.dtype, fake.device) == (real.shape, real.dtype, real.device)
-        assert fake.stride() == real.stride()
-
-
-def test_meta_tensors(spec):
-    input = torch.empty(2, 3, device="meta", requires_grad=True)
-    value = op(spec)(input, torch.empty(2, 3, device="meta"))
-    assert value.is_meta and value.shape == ()
-    value.backward()
-    assert input.grad.shape == (2, 3)
-
-
-def test_inference_mode_and_no_grad(spec, pair):
-    expected = op(spec)(*pair)
-    with torch.inference_mode():
-        assert torch.equal(op(spec)(*pair), expected)
-        assert torch.equal(op(spec)(pair[0].clone(), pair[1].clone()), expected)
-    with torch.no_grad():
-        assert not op(spec)(pair[0].requires_grad_(), pair[1]).requires_grad
-
-
-@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
-def test_autocast_gives_float32(spec, device, low):
-    input, target = (x.requires_grad_() for x in operands((50,), (low, low), device))
-    with torch.autocast(device, dtype=low):
-        value = op(spec)(input, target)
-        assert getattr(cudaloss, spec.function)(input, target).dtype == torch.float32
-        assert op(spec)(input.double(), target).dtype == torch.float64
-        assert op(spec)(input, target, dtype=low).dtype == low
-    assert value.dtype == torch.float32
-    torch.testing.assert_close(value, torch_op(spec)(input.float(), target.float()))
-    value.backward()
-    assert input.grad.dtype == low
-
-
+@pytest.mark.any_numbers
 def test_modules_and_deepcopy_and_state(spec):
     module = getattr(cudaloss, spec.module)()
     assert copy.deepcopy(module).reduction == "mean"

@@ -181,6 +181,7 @@ def test_a_covered_gpu(monkeypatch, capsys):
     assert printed.count("passed") == 2 * len(PUBLIC)
 
 
+@pytest.mark.any_numbers
 @pytest.mark.rows_too
 def test_a_wrong_result_is_seen(monkeypatch, spec):
     right = getattr(cudaloss, spec.function)

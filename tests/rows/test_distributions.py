@@ -3,15 +3,18 @@ impossible, rows that are not finite, and layouts. What all losses of vectors do
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+import exact_vectors
 from cudaloss import jsd_with_logits, kl_div_with_logits
 from exact_distributions import kl_div_of_torch, student_and_teacher
 from exact_rows import error
 from exact_vectors import LOSSES, ULPS, assert_right, long
 from oracle import DTYPES, HALVES
+from wide import Wide, numbers
 
 NAMES = "kl_div_with_logits", "jsd_with_logits"
 BETAS = (0.5, 0.01, 0.9)
@@ -39,6 +42,20 @@ of_losses = pytest.mark.parametrize("name", NAMES)
 def own(name, place):
     """The loss's own arguments, of one of several calls."""
     return {"beta": BETAS[place % 3]} if name == "jsd_with_logits" else {}
+
+
+@of_losses
+@of_pairs
+def test_float64_judges_float32(monkeypatch, pair, name):
+    """The truth of float32 operands (wide.py) is at most some hundredths of a last place beside double-doubles'."""
+    operands = student_and_teacher((6, 33), **PAIRS[pair])
+    found = LOSSES[name].truth(*operands, temperature=3.7)
+    monkeypatch.setattr(exact_vectors, "numbers", lambda *_: numbers(torch.zeros((), dtype=torch.float64)))
+    exact = LOSSES[name].truth(*operands, temperature=3.7)
+    assert isinstance(exact.losses, Wide) and not isinstance(found.losses, Wide)
+    (ours, truths), sizes = ((x.losses, *x.gradients) for x in (found, exact)), (exact.sizes, *exact.gradient_sizes)
+    for number, truth, size in zip(ours, truths, sizes, strict=True):
+        assert (np.abs(truth - number) <= 2.0**-28 * np.maximum(np.abs(truth), size)).all()
 
 
 # ---- how far apart, and how certain ----

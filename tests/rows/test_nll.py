@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 import cudaloss
-from capturing import CAPTURES, assert_captured
 from exact_rows import assert_same_bits, error
 from oracle import DTYPES
 
@@ -144,7 +143,7 @@ def test_index_out_of_range(device, bad):
     assert input.grad[[0, 1, 3, 4]].isfinite().all()
 
 
-# ---- autograd, captures, transforms ----
+# ---- autograd, transforms ----
 
 OPTIONS = {
     "plain": {},
@@ -159,27 +158,6 @@ of_options = pytest.mark.parametrize("name", OPTIONS)
 
 def on(device, name):
     return {key: x.to(device) if isinstance(x, torch.Tensor) else x for key, x in OPTIONS[name].items()}
-
-
-@of_options
-@pytest.mark.parametrize("capture", CAPTURES)
-def test_captures(device, name, capture):
-    assert_captured(capture, cudaloss.nll_loss, drawn((6, 9), torch.float32, device), on(device, name))
-
-
-@of_options
-def test_compile(device, name):
-    input, target = drawn((6, 9), torch.float32, device)
-    given = on(device, name)
-    torch._dynamo.reset()
-    found = []
-    for function in (torch.compile(cudaloss.nll_loss, fullgraph=True), cudaloss.nll_loss):
-        leaf = input.clone().requires_grad_()
-        value = function(leaf, target, **given)
-        (value * 2).sum().backward()
-        found.append((value.detach(), leaf.grad))
-    for ours, expected in zip(*found, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-7)
 
 
 @of_options

@@ -1,4 +1,4 @@
-"""Losses of rows under autograd, transforms, captures and graphs: the contract of the pointwise ones."""
+"""Losses of rows under autograd, transforms and CUDA graphs: the contract of the pointwise ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import cudaloss
-from capturing import CAPTURES, assert_captured
 
 SHAPE = (6, 9)
 
@@ -82,46 +81,6 @@ def test_value_and_gradients(request, device, kind, name):
         found.append((value, *torch.autograd.grad(value, wanted, torch.ones_like(value) * 3)))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
-@of_options
-@of_targets
-@pytest.mark.parametrize("capture", CAPTURES)
-def test_captures(request, device, kind, name, capture):
-    assert_captured(capture, cudaloss.cross_entropy, request.getfixturevalue(kind), options(device)[name])
-
-
-@of_options
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compile(operands, device, name, backend):
-    input, target = operands
-    given = options(device)[name]
-    torch._dynamo.reset()
-
-    def step(input, target):
-        return cudaloss.cross_entropy(input * 2, target, **given)
-
-    compiled = torch.compile(step, fullgraph=True, backend=backend)
-    for _ in range(2):
-        found = []
-        for function in (compiled, step):
-            leaf = input.clone().requires_grad_()
-            value = function(leaf, target)
-            (value * 2).sum().backward()
-            found.append((value.detach(), leaf.grad))
-        for ours, expected in zip(*found, strict=True):
-            torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_compile_with_dynamic_sizes(device):
-    torch._dynamo.reset()
-    compiled = torch.compile(cudaloss.cross_entropy, fullgraph=True, dynamic=True, backend="aot_eager")
-    for rows, classes in ((4, 7), (9, 11), (2, 30)):
-        leaf = torch.randn(rows, classes, device=device, requires_grad=True)
-        target = torch.randint(classes, (rows,), device=device)
-        value = compiled(leaf, target)
-        torch.testing.assert_close(value, F.cross_entropy(leaf, target))
-        value.backward()
 
 
 @of_targets

@@ -11,7 +11,7 @@ import cudaloss
 import exact_rows
 from exact_rows import as_input, assert_same_bits, error
 from oracle import DTYPES
-from wide import Wide
+from wide import numbers
 
 of_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # Of a single rounding, of a few, and of a half's one.
@@ -54,7 +54,7 @@ def assert_right(input, target, incoming=None, bound=None, **own):
     losses = cudaloss.cross_entropy(leaf, target, reduction="none", **own)
     assert losses.dtype == input.dtype
     incoming = torch.rand_like(losses) + 0.5 if incoming is None else incoming
-    factor = Wide(incoming.detach().cpu().double().numpy().reshape(-1, 1))
+    factor = numbers(input, incoming)(incoming.reshape(-1, 1))
     total = truth.counts.sum() if not target.is_floating_point() else len(truth.losses)
     mean = cudaloss.cross_entropy(leaf, target, **own)
     exact = [(truth.losses, None), [as_input(x * factor, input) for x in (truth.for_input, truth.sizes)]]
@@ -381,7 +381,8 @@ def test_options(device, shape, batch_dims):
     mask.view(-1)[0], target.view(-1)[-1] = True, -100
     class_weight = torch.rand(shape[1], device=device) + 0.5
     truth = exact_rows.cross_entropy(input, target, class_weight)
-    given = [Wide(x.reshape(-1).double().cpu().numpy()) for x in (weight, mask)]
+    number = numbers(input)
+    given = [number(x.reshape(-1)) for x in (weight, mask)]
     kept = (shape[0], -1) if batch_dims else (1, -1)
     each, counts = ((x * given[0] * given[1]) for x in (truth.losses, truth.counts))
     sums, totals = each.reshape(kept).sum(-1), counts.reshape(kept).sum(-1)
@@ -401,7 +402,7 @@ def test_options(device, shape, batch_dims):
         assert error(value, expected) <= 2.0
         incoming = torch.rand_like(value) + 0.5
         value.backward(incoming)
-        factor = Wide(incoming.reshape(-1).double().cpu().numpy()) * of_rows
+        factor = number(incoming.reshape(-1)) * of_rows
         factor = np.broadcast_to(factor[:, None], (len(factor), each.size // len(factor))).reshape(-1)
         exact = truth.for_input * (factor * given[0] * given[1])[:, None]
         assert error(leaf.grad, as_input(exact, input)) <= 4.0  # of four factors, each rounded

@@ -1,4 +1,4 @@
-"""Losses of vectors under autograd, transforms, captures and graphs: the contract of the pointwise ones."""
+"""Losses of vectors under autograd, transforms and graphs: the contract of the pointwise ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from capturing import CAPTURES, assert_captured
 from exact_vectors import LOSSES, OF_DIM, drawn
 
 SHAPE = (6, 5)
@@ -19,9 +18,6 @@ OWN = {
     "kl_div_with_logits": {"temperature": 2.5, "dim": -1},
     "jsd_with_logits": {"beta": 0.25, "temperature": 2.5, "dim": -1},
 }
-# Captures take seconds, and their code is all losses': of this one only some.
-SHARED = "kl_div_with_logits"
-CAPTURED = [(name, option) for name in LOSSES for option in ("none", "all") if (name, option) != (SHARED, "none")]
 
 
 def options(name, device="cpu", dtype=torch.float32):
@@ -40,7 +36,6 @@ def options(name, device="cpu", dtype=torch.float32):
 
 
 of_options = pytest.mark.parametrize("option", options("cosine_similarity"))
-COMPILED = [(name, x) for name in LOSSES for x in options(name) if name != SHARED or x in ("none", "all")]
 
 
 def spelled_out(name, *operands, reduction="mean", weight=None, mask=None, normalizer=None, scale=1.0, **own):
@@ -76,39 +71,6 @@ def test_value_and_gradients(device, name, option):
             found.append(gradients_of(change(function(*leaves, **given)), leaves))
         for ours, theirs in zip(*found, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(("name", "option"), CAPTURED)
-@pytest.mark.parametrize("capture", CAPTURES)
-def test_captures(device, name, option, capture):
-    first, second, *third = drawn(name, SHAPE, torch.float32, device)
-    given = dict(zip(LOSSES[name].names[2:], third, strict=True)) | options(name, device)[option]
-    assert_captured(capture, LOSSES[name].ours, (first, second), given)
-
-
-@pytest.mark.parametrize(("name", "option"), COMPILED)
-def test_compile(device, name, option):
-    operands, given = drawn(name, SHAPE, torch.float32, device), options(name, device)[option]
-    torch._dynamo.reset()
-    backend = "inductor" if option == "all" and name != SHARED else "aot_eager"  # one takes seconds
-    found = []
-    for function in (torch.compile(LOSSES[name].ours, fullgraph=True, backend=backend), LOSSES[name].ours):
-        leaves = leaves_of(name, operands)
-        found.append(gradients_of(function(*leaves, **given) * 2, leaves))
-    for ours, expected in zip(*found, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
-
-
-@of_losses
-def test_compile_with_dynamic_sizes(device, name):
-    torch._dynamo.reset()
-    compiled = torch.compile(LOSSES[name].ours, fullgraph=True, dynamic=True, backend="aot_eager")
-    for shape in ((4, 7), (9, 11), (2, 30)):
-        operands = drawn(name, shape, torch.float32, device)
-        leaves, others = leaves_of(name, operands), leaves_of(name, operands)
-        found = gradients_of(compiled(*leaves), leaves)
-        for ours, theirs in zip(found, gradients_of(LOSSES[name].theirs(*others), others), strict=True):
-            torch.testing.assert_close(ours, theirs)
 
 
 @of_losses

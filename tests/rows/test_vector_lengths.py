@@ -23,7 +23,7 @@ of_cases = pytest.mark.parametrize(("name", "own"), CASES.values(), ids=CASES)
 @of_cases
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_length(device, name, own, dtype):
-    for length in range(1, 71):
+    for length in range(1, 36 if dtype == torch.float64 else 71):
         assert_right(name, drawn(name, (6, length), dtype, device), **own)
 
 

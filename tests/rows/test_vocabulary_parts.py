@@ -12,7 +12,7 @@ from cudaloss._sharded_vocabulary import Place, part, part_backward
 from cudaloss._specs import OF_ROWS
 from exact_rows import error
 from oracle import DTYPES
-from wide import Wide
+from wide import numbers
 
 HOW = pack("none", torch.float64, next(x for x in OF_ROWS if x.name == "cross_entropy").mode) | BELOW_AUTOGRAD
 # Up to 1,024 classes a GPU's general kernel; of 40,000 several tiles, of 200,001 more than shared memory holds.
@@ -39,7 +39,7 @@ def drawn(shape, dtype, device):
 def by_numpy(input, target, place, grads):
     """Log-sums, the targets' logits and the logits' gradients, in extended precision."""
     dim = min(input.dim() - 1, 1)
-    x, (of_sum, of_target) = (Wide(y.detach().cpu().double().numpy()) for y in (input, grads))
+    x, (of_sum, of_target) = (numbers(input)(y) for y in (input, torch.stack([*grads])))
     classes = np.arange(x.shape[dim]).reshape(-1, *(1,) * (x.ndim - dim - 1))
     is_target = classes == np.expand_dims(target.cpu().numpy() - place.first, dim)
     others = np.where(is_target, -np.inf, x)

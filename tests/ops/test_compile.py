@@ -1,6 +1,8 @@
-"""Calls with keywords under torch.compile, and what compilers ask of an op: schemas, fake tensors, meta tensors."""
+"""Calls under torch.compile, and what compilers ask of an op: schemas, fake tensors, meta tensors."""
 
 from __future__ import annotations
+
+import functools
 
 import pytest
 import torch
@@ -9,7 +11,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cudaloss
-from cudaloss._modes import REDUCTIONS
+from conftest import KINDS
+from cudaloss._modes import FOR_INPUT, FOR_TARGET, REDUCTIONS, pack
 from oracle import op, operands, spelled_out
 
 
@@ -30,15 +33,15 @@ def selecting(shape, device):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compile(spec, device, dynamic):
+def test_compile(spec, device, backend, dynamic):
     torch._dynamo.reset()
     function = getattr(cudaloss, spec.function)
 
     def plain(a, b, m, w):
-        whole = function(a * 2, b, mask=m, weight=w, scale=0.5)
+        whole = function(a * 2, b, mask=m, weight=w, scale=0.5) + function(a * 2, b)
         return whole + function(a, b, mask=m, weight=w[0], batch_dims=1)
 
-    compiled = torch.compile(plain, fullgraph=True, dynamic=dynamic)
+    compiled = torch.compile(plain, fullgraph=True, dynamic=dynamic, backend=backend)
     for size in (16, 33):
         assert_compiled(compiled, plain, selecting((3, size), device))
 
@@ -69,7 +72,6 @@ def test_compile_of_the_op_and_of_a_module(spec, device):
     assert_compiled(compiled, both, selecting((4, 65), device))
 
 
-@pytest.mark.kinds
 @pytest.mark.parametrize("name", ["normalizer", "scale"])
 def test_compile_with_numbers_that_change(spec, device, name):
     """From the second on they are symbols of the compiler's."""
@@ -88,10 +90,10 @@ def test_compile_with_numbers_that_change(spec, device, name):
         torch.testing.assert_close(a.grad, b.grad)
 
 
-@pytest.mark.kinds
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_compile_of_unusual_layouts(spec, device, reduction):
+def test_compile_of_unusual_layouts(device, reduction):
     torch._dynamo.reset()
+    spec = KINDS[0]
     input, target, mask, weight = selecting((2, 3, 4, 4), device)
     plain = lambda a, b, m, w: op(spec)(a, b, reduction, mask=m, weight=w, batch_dims=1)  # noqa: E731
     compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
@@ -105,22 +107,101 @@ def test_compile_of_unusual_layouts(spec, device, reduction):
         assert_compiled(compiled, plain, tensors)
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_compile_of_the_op_and_of_unusual_operands(device, reduction):
+    torch._dynamo.reset()
+    spec = KINDS[0]  # layouts know no losses
+    compiled = torch.compile(lambda a, b: op(spec)(a, b, reduction), fullgraph=True)
+    input, target = operands((2, 3, 4, 4), (torch.bfloat16, torch.float32), device)
+    for a, b in (
+        (input, target),
+        (input.to(memory_format=torch.channels_last), target.to(memory_format=torch.channels_last)),
+        (input.to(memory_format=torch.channels_last), target),
+        (input[:, :1], target),
+        (input[..., ::2], target[..., 1::2]),
+    ):
+        a = a.detach().requires_grad_()
+        ours, expected = compiled(a, b), op(spec)(a, b, reduction)
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            torch.autograd.grad(ours.sum(), a)[0], torch.autograd.grad(expected.sum(), a)[0], rtol=8e-3, atol=0
+        )
+
+
+def test_compile_traces_to_the_fused_kernels(spec, device):
+    torch._dynamo.reset()
+    targets = []
+
+    def backend(graph, _):
+        targets.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compiler(graph, inputs):
+        backend(graph, inputs)
+        return make_boxed_func(graph.forward)
+
+    function = getattr(cudaloss, spec.function)
+    compiled = torch.compile(function, backend=aot_autograd(fw_compiler=compiler), fullgraph=True)
+    input, target = operands((8, 8), (torch.float32,) * 2, device)
+    compiled(input.requires_grad_(), target).backward()
+    names = ("forward_with_grads", "finish_grads") if spec.second_default else ("loss_with_grad", "finish_grad")
+    assert {f"cudaloss._pointwise_compiled_{name}.default" for name in names} <= set(targets)
+    assert not any(name.startswith("aten.sub") for name in targets)
+
+
 # torch 2.15's opcheck clones its arguments and asks the clones, which are no leaves, for their .grad.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_opcheck_of_the_public_op(spec, device):
     public = getattr(torch.ops.cudaloss, spec.name).default
     input, target, mask, weight = selecting((3, 4), device)
-    normalizer = torch.tensor(3.0, device=device)
-    for reduction in REDUCTIONS:
-        for requires_grad in (False, True):
-            tensors = [x.clone().requires_grad_(requires_grad) for x in (input, target)]
-            given = {"mask": mask, "weight": weight, "batch_dims": 1, "scale": 0.5}
-            torch.library.opcheck(public, (*tensors, reduction), given)
-    tensors = [x.clone().requires_grad_() for x in (input, target)]
-    torch.library.opcheck(public, tensors, {"normalizer": normalizer, "ignore_nan": True, "mask": mask[0]})
-    torch.library.opcheck(public, tensors, {"weight": weight.clone().requires_grad_(), "mask": mask})
+    leaves = [x.clone().requires_grad_() for x in (input, target)]
+    given = {"mask": mask, "weight": weight, "batch_dims": 1, "scale": 0.5}
+    mixed = [x.to(dtype) for x, dtype in zip((input, target), (torch.bfloat16, torch.float32), strict=True)]
     whole = torch.randint(0, 9, (4,), dtype=torch.uint8, device=device)
-    torch.library.opcheck(public, (tensors[0], whole), {"weight": weight[0].bfloat16(), "batch_dims": 2})
+    for operands_, keywords in (
+        *(((input, target), {"reduction": reduction, **given}) for reduction in REDUCTIONS),
+        *((leaves, {"reduction": reduction, **x}) for reduction in REDUCTIONS for x in ({}, given)),
+        ((leaves[0][:, :1].detach().requires_grad_(), target[0]), {}),
+        (mixed, {"dtype": torch.float16}),
+        (leaves, {"normalizer": torch.tensor(3.0, device=device), "ignore_nan": True, "mask": mask[0]}),
+        (leaves, {"weight": weight.clone().requires_grad_(), "mask": mask}),
+        ((leaves[0], whole), {"weight": weight[0].bfloat16(), "batch_dims": 2}),
+    ):
+        torch.library.opcheck(public, operands_, keywords)
+
+
+def test_opcheck_of_the_private_ops(device):
+    spec = KINDS[0]  # which one, is a number to these ops
+
+    def check(kind, *arguments):
+        private = getattr(torch.ops.cudaloss, f"_pointwise_{kind}").default
+        torch.library.opcheck(private, arguments)
+        return private(*arguments)
+
+    input, target = operands((3, 4), (torch.float32, torch.bfloat16), device)
+    weight, mask = torch.rand(4, device=device) + 0.1, torch.tensor([[True, False, True, True]], device=device)
+    seven = torch.tensor(7.0, device=device)
+    for reduction in REDUCTIONS:
+        for given in ((), (0.5, weight, mask), (0.5, None, None, seven), (1.0, None, None, None, 3.0)):
+            how = pack(reduction, torch.float32, spec.mode, batch_dims=1 if given else 0)
+            for flags in (0, FOR_INPUT, FOR_TARGET, FOR_INPUT | FOR_TARGET):
+                call = input, target, how | flags, 0.5, *given
+                value, denominators = check("forward", *call)
+                if not flags:
+                    continue
+                grad_output = torch.ones_like(value)
+                check("gradients", grad_output, denominators, *call)
+                with torch.no_grad():
+                    check("compiled_gradients", grad_output, denominators, *call)
+                    if reduction == "none":
+                        continue
+                    # Not of what finishes their gradients, whose fake says that it returns the same memory.
+                    check("compiled_forward_with_grads", *call)
+                    if not given:
+                        check("compiled_loss_with_grad", *call)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -131,6 +212,11 @@ def test_fake_tensors_predict_the_result(spec, device, reduction):
     mask, weight = torch.rand(shape, device=device) < 0.6, torch.rand(shape[1:], device=device)
     whole = torch.randint(0, 9, shape, dtype=torch.uint8, device=device)
     for a, b, given in (
+        *(
+            (x, y, {})
+            for x in (input, last)
+            for y in (target, target.to(memory_format=torch.channels_last), target[:1])
+        ),
         (input, target, {"mask": mask}),
         (last, target.to(memory_format=torch.channels_last), {"mask": mask, "weight": weight, "batch_dims": 1}),
         (last, target, {"weight": weight, "batch_dims": 2}),
@@ -160,19 +246,21 @@ def test_meta_tensors(spec):
         assert value.is_meta and value.shape == shape
         (gradient,) = torch.autograd.grad(value.sum(), input)
         assert gradient.is_meta and gradient.shape == (2, 3, 4)
-    value = op(spec)(input, target, normalizer=torch.empty((), device="meta"), mask=mask)
-    assert value.is_meta and value.shape == ()
+    for given in ({}, {"normalizer": torch.empty((), device="meta"), "mask": mask}):
+        value = op(spec)(input, target, **given)
+        assert value.is_meta and value.shape == ()
+        assert torch.autograd.grad(value, input)[0].shape == input.shape
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
-def test_a_masked_step_of_a_compiled_model(spec, device):
+def test_a_masked_step_of_a_compiled_model(spec, device, backend):
     torch._dynamo.reset()
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 8)).to(device)
     criterion = weighted_module(spec, ignore_nan=True)
     x, y = torch.randn(64, 16, device=device), torch.randn(64, 8, device=device)
     y[::3, 2] = float("nan")
     weight = torch.rand(8, device=device)
-    step = torch.compile(lambda x, y: criterion(model(x), y, weight), fullgraph=True)
+    step = torch.compile(lambda x, y: criterion(model(x), y, weight), fullgraph=True, backend=backend)
     for factor in (1.0, 0.5, 0.3):
         model.zero_grad()
         (factor * step(x, y)).backward()
@@ -224,13 +312,19 @@ _VARYING = {
 }
 
 
+_NUMBERS = [1.5 + 0.25 * step for step in range(20)]
+
+
+@functools.cache
+def compilations_of_pytorch():
+    return compilations(lambda x, v: torch.nn.functional.mse_loss(x, _TARGET) * v, _NUMBERS)
+
+
 @pytest.mark.parametrize("name", _VARYING)
 def test_a_number_that_varies_compiles_as_seldom_as_pytorchs(name):
     """Once, if the sizes and numbers are dynamic; otherwise again when the number first changes."""
-    numbers = [1.5 + 0.25 * step for step in range(20)]
-    plain = compilations(lambda x, v: torch.nn.functional.mse_loss(x, _TARGET) * v, numbers)
-    assert compilations(_VARYING[name], numbers) == plain == 2
-    assert compilations(_VARYING[name], numbers, dynamic=True) == 1
+    assert compilations(_VARYING[name], _NUMBERS) == compilations_of_pytorch() == 2
+    assert compilations(_VARYING[name], _NUMBERS, dynamic=True) == 1
 
 
 @pytest.mark.parametrize("loss", [cudaloss.cross_entropy, cudaloss.nll_loss], ids=lambda loss: loss.__name__)
@@ -255,7 +349,6 @@ def test_the_usual_ignore_index_is_a_wrong_class_beside_another_one():
     )
 
 
-@pytest.mark.kinds
 def test_single_losses_of_a_compiled_call_lie_as_the_kernels(spec, device):
     torch._dynamo.reset()
     compiled = torch.compile(lambda a, b: op(spec)(a, b, "none"), backend="aot_eager", fullgraph=True)

@@ -1,4 +1,5 @@
-"""Gradients of calls with keywords in every mode of plain autograd: checked numerically, retained, hooked, kept."""
+"""Gradients of calls with keywords and without in every mode of plain autograd: checked numerically, retained, hooked,
+kept."""
 
 from __future__ import annotations
 
@@ -25,12 +26,13 @@ def pair(device):
 
 
 def keywords(device, seed=0):
-    """One of each combination that selects or weighs; the mask leaves something of each sample."""
+    """None, and one of each combination that selects or weighs; the mask leaves something of each sample."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand(SHAPE, generator=generator) < 0.6
     mask[:, 0] = True
     mask, weight = mask.to(device), (torch.rand(SHAPE, generator=generator) + 0.1).to(device)
     return {
+        "plain": {},
         "mask": {"mask": mask},
         "weight": {"weight": weight},
         "mask and weight": {"mask": mask, "weight": weight},
@@ -226,11 +228,12 @@ def test_scaled_fp16_gradients_do_not_underflow(spec, device, size):
 @pytest.mark.parametrize(("reduction", "batch_dims"), [("none", 0), ("mean", 1), ("sum", 2)])
 def test_layouts_of_grad_output(spec, device, make, reduction, batch_dims):
     operands_ = (leaf(x) for x in operands((6, 7, 30), (torch.float32,) * 2, device))
-    mask = torch.rand(6, 7, 30, device=device) < 0.6
-    call = Call(spec, *operands_, reduction, options=Options(mask=mask, batch_dims=batch_dims))
-    value = op(spec)(call.input, call.target, reduction, mask=mask, batch_dims=batch_dims)
-    grad_output = make(tuple(value.shape)).to(device)
-    call.assert_gradients(torch.autograd.grad(value, (call.input, call.target), grad_output), grad_output)
+    pair = tuple(operands_)
+    for mask in (None, torch.rand(6, 7, 30, device=device) < 0.6):
+        call = Call(spec, *pair, reduction, options=Options(mask=mask, batch_dims=batch_dims))
+        value = op(spec)(*pair, reduction, mask=mask, batch_dims=batch_dims)
+        grad_output = make(tuple(value.shape)).to(device)
+        call.assert_gradients(torch.autograd.grad(value, pair, grad_output), grad_output)
 
 
 def test_gradient_of_a_sum_of_samples_is_an_expanded_one(spec, pair, given):
