@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := build/wheel-tools
-ROWS := $(addprefix src/cudaloss/,_specs.py _spec.py) $(wildcard src/cudaloss/_rows/*.py)
-BUILD_SOURCES := setup.py tools/compiling.py tools/specs.py tools/toolkit.py $(addprefix src/cudaloss/,_version.py _least_torch.py _source_tree.py)
+ROWS := $(wildcard src/cudaloss/_losses/*.py)
+BUILD_SOURCES := setup.py tools/compiling.py tools/specs.py tools/toolkit.py $(addprefix src/cudaloss/,_version.py _install/least_torch.py _install/source_tree.py)
 SOURCES := $(shell find csrc -type f) $(ROWS) $(BUILD_SOURCES) pyproject.toml
 # Without a GPU nothing runs the CUDA kernels, and none are built. `CUDALOSS_CUDA= make ...` builds them where a toolkit is
 # found, for one architecture, which is enough to see them compile.

@@ -28,8 +28,8 @@ def said(module, name):
     return runpy.run_path(str(ROOT / "src" / "cudaloss" / f"{module}.py"))[name]
 
 
-TORCH_TARGET = said("_least_torch", "LEAST_TORCH")
-tree_hash = said("_source_tree", "tree_hash")
+TORCH_TARGET = said("_install/least_torch", "LEAST_TORCH")
+tree_hash = said("_install/source_tree", "tree_hash")
 
 if sys.platform not in ("linux", "darwin") or sys.maxsize < 2**32:
     sys.exit(
@@ -154,7 +154,7 @@ def write_if_changed(path, text):
 def rows():
     """The losses' rows by name."""
     with specs.without_init():
-        return {spec.name: spec for spec in importlib.import_module("cudaloss._specs").VARIANTS}
+        return {spec.name: spec for spec in importlib.import_module("cudaloss._losses.table").VARIANTS}
 
 
 def has_all_kernels(loss):
@@ -168,7 +168,7 @@ def write_losses():
     unknown = [loss for loss in (*LOSSES, *ROW_LOSSES) if loss not in rows()]
     if unknown:
         folder = "csrc/losses/rows" if unknown[0] in ROW_LOSSES else "csrc/losses"
-        sys.exit(f"cudaloss: {folder} has {unknown[0]}.h, but src/cudaloss/_rows has no row of that name.")
+        sys.exit(f"cudaloss: {folder} has {unknown[0]}.h, but src/cudaloss/_losses has no row of that name.")
     lines = (f"CUDALOSS_LOSS({loss}, {rows()[loss].id}, {has_all_kernels(loss)})\n" for loss in LOSSES)
     write_if_changed(GENERATED / "losses.inc", "".join(lines))
     lines = (f"CUDALOSS_ROW_LOSS({loss}, {rows()[loss].id}, {rows()[loss].reads.title()})\n" for loss in ROW_LOSSES)

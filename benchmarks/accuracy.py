@@ -25,8 +25,8 @@ from rich.table import Table
 from torch import Tensor
 
 import cudaloss
-from cudaloss._modes import DTYPES
-from cudaloss._specs import SPECS, LossSpec
+from cudaloss._call.modes import DTYPES
+from cudaloss._losses.table import SPECS, LossSpec
 from cudaloss.bench import double_double as wide
 from cudaloss.bench import symbolic
 from cudaloss.bench.domains import suited

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-tree_hash = runpy.run_path(str(ROOT / "src" / "cudaloss" / "_source_tree.py"))["tree_hash"]
+tree_hash = runpy.run_path(str(ROOT / "src" / "cudaloss" / "_install/source_tree.py"))["tree_hash"]
 RESULTS = ROOT / "benchmarks" / "results"
 SCRATCH = ROOT / "build" / "gpu_check"
 SITE = SCRATCH / "site"  # where a wheel is installed, outside the environment
@@ -75,8 +75,8 @@ MEMCHECKED_TESTS = (
     "rows/test_linear_jsd.py",
     "rows/test_token_log_prob.py",
 )
-# Tests of numbers and of bits, which launch the kernels of the other tests in the file: with them these files were not at
-# their end after 570 s, every other after 373 (H200, 16 cores).
+# Tests of numbers and of bits, which launch the kernels of the other tests in the file: with them these files were not
+# at their end after 570 s, every other after 373 (H200, 16 cores).
 OF_NUMBERS = {
     "rows/test_distributions.py": ["halves", "temperatures", "offset", "never_negative", "large_logits", "not_finite"],
     "ops/test_expected_grad_outputs.py": ["test_bits", "changes_nothing"],

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
 
 import cudaloss
-from cudaloss import _sharded_eager
+from cudaloss._sharded import eager
 from cudaloss.bench import measure
 from cudaloss.bench.environment import environment
 
@@ -64,8 +64,8 @@ def works(size: int, device: str, mesh: Any) -> dict[str, Callable[[], None]]:
     whole: Any = lambda x, t: F.mse_loss(x, t).full_tensor()  # noqa: E731  # pyright: ignore[reportAttributeAccessIssue]
     found["PyTorch's mse_loss, sharded"] = step(whole, *sharded[:2])
     for name in ("sharded", "sharded, mask"):
-        found[f"{name}, in several nodes"] = mock.patch.object(_sharded_eager, "loss", declined)(found[name])
-    found["sharded, mask, counted first"] = mock.patch.object(_sharded_eager, "_FEW", 0)(found["sharded, mask"])
+        found[f"{name}, in several nodes"] = mock.patch.object(eager, "loss", declined)(found[name])
+    found["sharded, mask, counted first"] = mock.patch.object(eager, "_FEW", 0)(found["sharded, mask"])
     compiled = torch.compile(cudaloss.smooth_l1_loss, fullgraph=True, dynamic=False)
     for name, (x, t, mask) in {"local, compiled": own, "sharded, compiled": sharded}.items():
         found[name] = step(compiled, x, t)

@@ -9,10 +9,10 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-from cudaloss import _reference
-from cudaloss._call import Call as Checked
-from cudaloss._options import NONE, Options
-from cudaloss._specs import LossSpec
+from cudaloss._call.call import Call as Checked
+from cudaloss._losses.options import NONE, Options
+from cudaloss._losses.table import LossSpec
+from cudaloss._reference import definition
 from exact import Exact
 from oracle import EXACT_COUNT, HALVES, OF_HALVES, bar, error, op
 
@@ -84,7 +84,7 @@ class Call:
 
     @property
     def result_dtype(self) -> torch.dtype:
-        return _reference.result_dtype(self.input, self.target, self.dtype, autocast=False)
+        return definition.result_dtype(self.input, self.target, self.dtype, autocast=False)
 
     def keywords(self) -> dict[str, object]:
         given = {name: value for name, value in self.options._asdict().items() if value is not None}
@@ -139,7 +139,7 @@ class Call:
             assert_within(self.spec, gradient, exact, size, lambda turn=turn: theirs()[turn])
 
     def plain(self, *arguments: object) -> Tensor:
-        return _reference.loss(Checked.of(self.spec, *arguments, self.result_dtype, self.options, self.second))
+        return definition.loss(Checked.of(self.spec, *arguments, self.result_dtype, self.options, self.second))
 
     def _repr_pretty_(self, printer, cycle) -> None:  # what Hypothesis prints of a failure
         def show(value: object) -> str:

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import ProfilerActivity, profile
 
 import cudaloss
-from cudaloss._modes import REDUCTIONS
+from cudaloss._call.modes import REDUCTIONS
 
 
 class Module(torch.nn.Module):

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 import oracle
-from cudaloss._build import INFO
-from cudaloss._specs import OF_ROWS, SPECS, VARIANTS, LossSpec, OfDifference, OfTwo
+from cudaloss._install.build import INFO
+from cudaloss._losses.table import OF_ROWS, SPECS, VARIANTS, LossSpec, OfDifference, OfTwo
 
 NO_GPU = None if torch.cuda.is_available() and INFO["cuda"] else "no GPU" if INFO["cuda"] else "built without CUDA"
 

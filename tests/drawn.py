@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from calls import Call
-from cudaloss._options import Options
+from cudaloss._losses.options import Options
 from oracle import DTYPES, SECONDS, SUITED, has_domain, largest_logit, of_probabilities
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

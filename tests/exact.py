@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cudaloss._options import NONE, Options
-from cudaloss._specs import LossSpec
+from cudaloss._losses.options import NONE, Options
+from cudaloss._losses.table import LossSpec
 from cudaloss.bench import symbolic
 from cudaloss.bench.symbolic import Term
 from wide import Wide

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cudaloss
-from cudaloss import _reference
-from cudaloss._call import Call
-from cudaloss._modes import DTYPES
-from cudaloss._specs import LossSpec, OfTwo
+from cudaloss._call.call import Call
+from cudaloss._call.modes import DTYPES
+from cudaloss._losses.table import LossSpec, OfTwo
+from cudaloss._reference import definition
 from cudaloss.bench import symbolic
 from cudaloss.bench.errors import compensated_sum, largest_error
 from exact import Exact
@@ -149,7 +149,7 @@ def exact_loss(
     """The loss in float64, to judge results of `dtype`; a reduction from the exact sum of its float64 terms."""
     if not spec.is_rational:
         return Exact(spec, input, target, reduction, parameter, of_float64=dtype == torch.float64).value
-    terms = _reference.loss(Call.of(spec, input.double(), target.double(), "none", parameter, torch.float64))
+    terms = definition.loss(Call.of(spec, input.double(), target.double(), "none", parameter, torch.float64))
     if reduction == "none":
         return terms
     exactly = compensated_sum(terms) if terms.isfinite().all() else terms.sum().item()
@@ -164,7 +164,7 @@ def exact_slopes(
     if spec.is_rational:
         operands = input.detach().double(), target.detach().double()
         call = Call.of(spec, *operands, reduction, parameter, torch.float64)
-        return lambda grad_output: _reference.gradients(call, grad_output.double(), (True, True))
+        return lambda grad_output: definition.gradients(call, grad_output.double(), (True, True))
     found = Exact(spec, input, target, reduction, parameter)
     return lambda grad_output: tuple(
         found.gradient(i, grad_output)[0].to(x.device) for i, x in enumerate((input, target))

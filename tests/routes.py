@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudaloss
 from capturing import exported
-from cudaloss._specs import OF_ROWS, VARIANTS, LossSpec
+from cudaloss._losses.table import OF_ROWS, VARIANTS, LossSpec
 
 inf, nan = math.inf, math.nan
 TINY = 1e-40  # below float32's normal numbers

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import cudaloss
-from cudaloss._build import DEVICES
-from cudaloss._specs import SPECS, Argument, LossSpec
+from cudaloss._install.build import DEVICES
+from cudaloss._losses.table import SPECS, Argument, LossSpec
 from cudaloss.bench import symbolic
 from oracle import has_domain, leaf, reduced
 

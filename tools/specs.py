@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "cudaloss"
 
 @contextlib.contextmanager
 def without_init() -> Iterator[Path]:
-    """Within it an import of ``cudaloss._specs`` does not run ``cudaloss/__init__.py``. Gives the package's folder."""
+    """Within it an import of ``cudaloss._losses`` does not run ``cudaloss/__init__.py``. Gives the package's folder."""
     ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "cudaloss"}  # a test's
     for name in ours:
         del sys.modules[name]

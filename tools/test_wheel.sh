@@ -10,7 +10,7 @@ suite() {
 import torch
 
 import cudaloss
-from cudaloss._build import INFO
+from cudaloss._install.build import INFO
 
 assert "site-packages" in cudaloss.__file__, f"{cudaloss.__file__} is not the wheel's"
 print(f"cudaloss {cudaloss.__version__}: {INFO}, torch {torch.__version__}")

@@ -20,7 +20,7 @@ ALSO = ("scikit-learn", "ninja", "pip")  # further needs of tests: of the exampl
 # Prints which torch and Python these are, and that tests import the installed package with its binary.
 SAY = """
 import json, sys, torch, cudaloss
-from cudaloss._build import INFO
+from cudaloss._install.build import INFO
 print(json.dumps({
     "python": sys.version.split()[0], "torch": torch.__version__, "torch_cuda": torch.version.cuda,
     "file": cudaloss.__file__, "version": cudaloss.__version__, "build": INFO,

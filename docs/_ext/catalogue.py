@@ -1,8 +1,8 @@
 """Fills the pages of ``docs/losses``: each loss with its formula, its picture, its speed, its accuracy and its API.
 
-``<!-- losses: of_difference -->`` in a page stands for the losses of ``cudaloss._rows.of_difference``, in the order of
-that module, and ``<!-- losses -->`` for a table of all. So a loss that is added to a module is on the page. The figures
-are of the committed report of the GPU check. ``<!-- heads: contrast -->`` stands for the reference of
+``<!-- losses: of_difference -->`` in a page stands for the losses of ``cudaloss._losses.of_difference``, in the order
+of that module, and ``<!-- losses -->`` for a table of all. So a loss that is added to a module is on the page. The
+figures are of the committed report of the GPU check. ``<!-- heads: contrast -->`` stands for the reference of
 ``cudaloss.contrast``.
 """
 
@@ -24,7 +24,7 @@ from sphinx.application import Sphinx
 from cudaloss._heads import FUNCTIONS, MODULES
 from cudaloss._heads import PUBLIC as OF_FILE
 from cudaloss._heads.public import op_name
-from cudaloss._specs import PUBLIC, LossSpec
+from cudaloss._losses.table import PUBLIC, LossSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 # With the line below it, which is for those who read the source: the built page has what it names.
@@ -45,7 +45,7 @@ def report() -> dict[str, Any]:
 
 
 def of_module(module: str) -> tuple[LossSpec, ...]:
-    return importlib.import_module(f"cudaloss._rows.{module}").ROWS
+    return importlib.import_module(f"cudaloss._losses.{module}").ROWS
 
 
 def speed(spec: LossSpec, measured: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import cudaloss
-from cudaloss._specs import LossSpec, OfDifference
+from cudaloss._losses.table import LossSpec, OfDifference
 
 POINTS = 401
 GREY = "#808080"  # is seen on a light page and on a dark one

@@ -11,7 +11,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from cudaloss._heads import FUNCTIONS
 from cudaloss._heads.public import op_name
-from cudaloss._specs import PUBLIC
+from cudaloss._losses.table import PUBLIC
 
 WIDTH = 88  # characters of a literal block that a page shows without scrolling
 

@@ -8,7 +8,7 @@ import typing as _typing
 from importlib import import_module as _import_module
 from importlib import metadata as _metadata
 
-from . import _build  # first: it reports a problem with the binary or with torch
+from ._install import build as _build  # first: it reports a problem with the binary or with torch
 
 try:
     from . import functional, modules

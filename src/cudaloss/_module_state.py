@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ._options import ROWS
+from ._losses.options import ROWS
 
 
 def keep(module: torch.nn.Module, name: str, value: Any) -> None:

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import _dispatch
-from ._checks import check_options
-from ._options import Options
-from ._varying import widest
+from ._call.varying import widest
+from ._losses.options import Options
+from ._ops import dispatch
+from ._ops.checks import check_options
 
 __all__ = ["in_play", "normalizer", "total"]
 
@@ -60,7 +60,7 @@ def in_play(
         tensor(4., dtype=torch.float64)
     """
     options = check_options(Options(weight=weight, mask=mask, ignore_nan=ignore_nan), target, target.shape, "mean")
-    counted = _dispatch.in_play(target, target, None if weight is None else weight.detach(), options)
+    counted = dispatch.in_play(target, target, None if weight is None else weight.detach(), options)
     if counted is None:
         return torch.full((), target.numel(), dtype=widest(target.device), device=target.device)
     return counted

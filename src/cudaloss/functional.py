@@ -1,4 +1,4 @@
-# Generated from the rows in _rows: change these, and run `make faces`.
+# Generated from the rows in _losses: change these, and run `make faces`.
 """The losses as functions, which can replace PyTorch's by changing the import."""
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn._reduction import legacy_get_string
 
-from ._calls import calls_of
-from ._checks import check_size_average
+from ._ops.checks import check_size_average
+from ._public.functions import calls_of
 from .contrast import clip_loss, info_nce_loss, siglip_loss
 from .distillation import linear_jsd_with_logits, linear_sparse_cross_entropy, sparse_cross_entropy
 from .heads import linear_cross_entropy, linear_token_log_prob, token_log_prob

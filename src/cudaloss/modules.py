@@ -1,4 +1,4 @@
-# Generated from the rows in _rows: change these, and run `make faces`.
+# Generated from the rows in _losses: change these, and run `make faces`.
 """The losses as modules, which can replace ``torch.nn``'s by changing the import."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn._reduction import legacy_get_string
 
 from . import functional
-from ._checks import check_size_average
 from ._module_state import changed_options, keep, shown
+from ._ops.checks import check_size_average
 from .contrast import ClipLoss, InfoNCELoss, SigLipLoss
 from .heads import LinearCrossEntropyLoss
 

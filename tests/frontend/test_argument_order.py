@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudaloss
-from cudaloss._specs import PUBLIC, LossSpec
+from cudaloss._losses.table import PUBLIC, LossSpec
 
 of_losses = pytest.mark.parametrize("loss", PUBLIC, ids=lambda loss: loss.name)
 OF_TORCHVISION = {"sigmoid_focal_loss"}

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from bench_rows import made_up
-from cudaloss import _reference
-from cudaloss._call import Call
-from cudaloss._specs import SPECS, LossSpec
+from cudaloss._call.call import Call
+from cudaloss._losses.table import SPECS, LossSpec
+from cudaloss._reference import definition
 from cudaloss.bench import symbolic
 from cudaloss.bench.errors import compensated_sum, largest_error, sum_and_error
 from oracle import leaf, parameters
@@ -63,7 +63,7 @@ def test_formulas_are_read_as_they_are_written(spec: LossSpec, m: ModuleType) ->
     x, t = 3 * torch.randn(500, dtype=torch.float64), torch.rand(500, dtype=torch.float64)
     for third in parameters(spec):
         own = [leaf(y) for y in (x, t)]
-        value = _reference.loss(Call.of(spec, *own, "none", third, torch.float64))
+        value = definition.loss(Call.of(spec, *own, "none", third, torch.float64))
         expected = value, *torch.autograd.grad(value.sum(), own)
         operands = x, t, torch.tensor(third, dtype=torch.float64)
         if m is np:

@@ -18,7 +18,7 @@ import torch
 from markdown_it import MarkdownIt
 
 import cudaloss
-from cudaloss._specs import PUBLIC
+from cudaloss._losses.table import PUBLIC
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -147,8 +147,8 @@ def test_idioms_of_pytorch_and_ours_agree() -> None:
 def test_a_call_runs_the_files_that_the_architecture_names(masked: bool) -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     table = page.partition("## The files of one call")[2].partition("\n## ")[0]
-    named = set(re.findall(r"^\| (?:Python)? ?\| `(\w+\.py)`", table, re.MULTILINE))
-    assert "`_private.py`" in table
+    named = set(re.findall(r"^\| (?:Python)? ?\| `([\w/]+\.py)`", table, re.MULTILINE))
+    assert "`_ops/private.py`" in table
     input = torch.randn(8, requires_grad=True)
     mask = torch.ones(8, dtype=torch.bool) if masked else None
 
@@ -163,7 +163,8 @@ def test_a_call_runs_the_files_that_the_architecture_names(masked: bool) -> None
         step()
     finally:
         sys.setprofile(before)
-    ours = {Path(name).name for name in found if Path(name).parent == Path(cudaloss.__file__).parent}
+    package = Path(cudaloss.__file__).parent
+    ours = {str(path.relative_to(package)) for path in map(Path, found) if path.is_relative_to(package)}
     assert ours == named
 
 
@@ -179,5 +180,5 @@ def test_every_loss_is_on_one_page() -> None:
     """The pages name modules of rows; docs/_ext/catalogue.py writes each module's losses."""
     pages = (ROOT / "docs" / "losses").glob("*.md")
     modules = [name for page in pages for name in re.findall(r"<!-- losses: (\w+) -->", page.read_text())]
-    shown = [spec for name in modules for spec in importlib.import_module(f"cudaloss._rows.{name}").ROWS]
+    shown = [spec for name in modules for spec in importlib.import_module(f"cudaloss._losses.{name}").ROWS]
     assert sorted(spec.id for spec in shown) == sorted(spec.id for spec in PUBLIC)

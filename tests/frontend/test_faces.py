@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 
 import cudaloss
-from cudaloss import _private
-from cudaloss._build import INFO
+from cudaloss._call.modes import FIRST_OF_ROWS
 from cudaloss._heads import FUNCTIONS
 from cudaloss._heads.public import op_name
-from cudaloss._modes import FIRST_OF_ROWS
-from cudaloss._private import compiled_name
-from cudaloss._specs import OF_ROWS, PUBLIC, SPECS
+from cudaloss._install.build import INFO
+from cudaloss._losses.table import OF_ROWS, PUBLIC, SPECS
+from cudaloss._ops import private
+from cudaloss._ops.private import compiled_name
 from oracle import operands, torch_op
 
 PACKAGE = Path(cudaloss.__file__).parent
@@ -66,7 +66,7 @@ def test_ids_are_for_ever():
 def test_private_ops_are_few():
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("cudaloss::")]
     public = {f"cudaloss::{name}" for spec in PUBLIC for name in (spec.name, compiled_name(spec.name))}
-    shared = {f"cudaloss::_pointwise_{kind}" for kind in _private._SCHEMAS}  # by all losses
+    shared = {f"cudaloss::_pointwise_{kind}" for kind in private._SCHEMAS}  # by all losses
     kinds = ["class_sums_", "class_numbers", "class_gradients_", "token_values", "token_gradients", "scaled_gradient_"]
     kinds += ["head_numbers", "head_gradients", "head_step", "head_divergence", "logits_numbers", "logits_gradient"]
     kinds += ["column_logs", "pair_gradients_", "pair_logistic_", "pair_logistic"]

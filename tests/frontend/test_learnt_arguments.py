@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import cudaloss
-from cudaloss._specs import PUBLIC, LossSpec
+from cudaloss._losses.table import PUBLIC, LossSpec
 
 
 def _names(spec: LossSpec) -> list[str]:

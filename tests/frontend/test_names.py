@@ -11,7 +11,7 @@ import pytest
 
 import cudaloss
 from cudaloss._heads import FUNCTIONS, MODULES
-from cudaloss._specs import PUBLIC
+from cudaloss._losses.table import PUBLIC
 
 # What a program imports, and an expression of it that is the module HuberLoss or the function huber_loss.
 IMPORTS = {

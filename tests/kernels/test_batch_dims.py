@@ -9,7 +9,7 @@ import torch
 
 import cudaloss
 from calls import Call
-from cudaloss._options import Options
+from cudaloss._losses.options import Options
 from oracle import leaf, op, operands
 
 
@@ -173,12 +173,12 @@ def test_function_and_module(spec, device):
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_reductions_of_single_elements_are_single_losses(spec, device, reduction, monkeypatch):
     """Segments of one element each took 3 to 12 times as long."""
-    from cudaloss import _private
-    from cudaloss._modes import reduction_of
+    from cudaloss._call.modes import reduction_of
+    from cudaloss._ops import private
 
     seen = []
-    forward = _private.forward
-    monkeypatch.setattr(_private, "forward", lambda *call: seen.append(reduction_of(call[2])) or forward(*call))
+    forward = private.forward
+    monkeypatch.setattr(private, "forward", lambda *call: seen.append(reduction_of(call[2])) or forward(*call))
     input, target = operands((3, 5), (torch.float32,) * 2, device)
     mask = torch.rand(3, 5, device=device) < 0.5
     for options in ({}, {"scale": 0.5}) if reduction == "mean" else ({}, {"scale": 0.5}, {"mask": mask}):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import cudaloss
-from cudaloss._modes import REDUCTIONS
+from cudaloss._call.modes import REDUCTIONS
 from cudaloss.bench import symbolic
 from cudaloss.bench.errors import compensated_sum, largest_error
 from oracle import DTYPES, FACTORED, HALVES, leaf

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import cudaloss
-from cudaloss._build import DEVICES
-from cudaloss._modes import REDUCTIONS
+from cudaloss._call.modes import REDUCTIONS
+from cudaloss._install.build import DEVICES
 from cudaloss.bench.errors import largest_error, ulp
 from oracle import DTYPES, FACTORED, HALVES, largest_logit, leaf
 from thirds import allowed, results

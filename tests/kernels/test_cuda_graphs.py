@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from calls import Call
-from cudaloss._options import Options
+from cudaloss._losses.options import Options
 from oracle import op, operands, spelled_out
 
 pytestmark = [

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 import cudaloss
 from calls import Call
-from cudaloss._modes import REDUCTIONS
-from cudaloss._options import Options
+from cudaloss._call.modes import REDUCTIONS
+from cudaloss._losses.options import Options
 from cudaloss.bench.rivals import COMPOSED
 from oracle import ARITHMETICS, SECONDS, leaf, op, operands, parameters, public
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from calls import Call
-from cudaloss._modes import REDUCTIONS
-from cudaloss._specs import OfTwo
+from cudaloss._call.modes import REDUCTIONS
+from cudaloss._losses.table import OfTwo
 from oracle import ARITHMETICS, MIXED, bar, error, exact_gradients, op, operands, parameters, torch_op
 
 

@@ -10,9 +10,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from calls import Call
-from cudaloss._modes import REDUCTIONS
-from cudaloss._options import Options
-from cudaloss._specs import SPECS
+from cudaloss._call.modes import REDUCTIONS
+from cudaloss._losses.options import Options
+from cudaloss._losses.table import SPECS
 from exact import Exact
 from oracle import error, leaf, op, operands, parameters, spelled_out
 

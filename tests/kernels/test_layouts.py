@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from calls import Call, selecting, with_and_without
-from cudaloss._modes import REDUCTIONS
-from cudaloss._options import NONE
+from cudaloss._call.modes import REDUCTIONS
+from cudaloss._losses.options import NONE
 from oracle import leaf, op, operands
 
 

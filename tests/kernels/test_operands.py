@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from calls import Call, selecting, with_and_without
-from cudaloss._modes import INTEGERS, REDUCTIONS
-from cudaloss._options import NONE, Options
-from cudaloss._specs import OfDifference, OfTwo
+from cudaloss._call.modes import INTEGERS, REDUCTIONS
+from cudaloss._losses.options import NONE, Options
+from cudaloss._losses.table import OfDifference, OfTwo
 from drawn import LARGEST_OF_PRODUCTS
 from exact import Exact
 from oracle import DTYPES, leaf, op

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from calls import Call
 from conftest import KINDS
-from cudaloss._options import NONE
+from cudaloss._losses.options import NONE
 from drawn import INTEGERS, Values, calls, parameters_of
 from oracle import has_domain, nothing, of_probabilities, op
 

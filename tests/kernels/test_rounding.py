@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 import cudaloss
 from calls import Call
-from cudaloss._options import Options
-from cudaloss._specs import SPECS
+from cudaloss._losses.options import Options
+from cudaloss._losses.table import SPECS
 from cudaloss.bench.errors import largest_error
 from oracle import EXACT_COUNT, bar, error, op
 from thirds import allowed

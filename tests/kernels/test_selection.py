@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from calls import Call
-from cudaloss._modes import REDUCTIONS
-from cudaloss._options import Options
+from cudaloss._call.modes import REDUCTIONS
+from cudaloss._losses.options import Options
 from oracle import error, leaf, nothing, op, operands
 
 SHAPE = (4, 6, 50)

@@ -15,9 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import cudaloss
 from capturing import CAPTURES
 from conftest import KINDS
-from cudaloss._build import DEVICES
-from cudaloss._modes import REDUCTIONS
-from cudaloss._specs import SPECS
+from cudaloss._call.modes import REDUCTIONS
+from cudaloss._install.build import DEVICES
+from cudaloss._losses.table import SPECS
 from oracle import DTYPES, leaf
 from thirds import BCE, LAYOUTS, SHAPE, THIRDS, Third, incoming, largest, results
 

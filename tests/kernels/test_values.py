@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from calls import Call
-from cudaloss._build import DEVICES
-from cudaloss._modes import REDUCTIONS
-from cudaloss._specs import OfDifference
+from cudaloss._call.modes import REDUCTIONS
+from cudaloss._install.build import DEVICES
+from cudaloss._losses.table import OfDifference
 from exact import Exact
 from oracle import (
     ARITHMETICS,

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 import cudaloss
-from cudaloss import _private
-from cudaloss._modes import FOR_INPUT, REDUCTIONS, pack
-from cudaloss._specs import PUBLIC, SPECS, LossSpec, OfDifference
+from cudaloss._call.modes import FOR_INPUT, REDUCTIONS, pack
+from cudaloss._losses.table import PUBLIC, SPECS, LossSpec, OfDifference
+from cudaloss._ops import private
 from oracle import leaf
 
 # The losses of elements whose namesake has a weight: both binary cross entropies, mse, l1 and huber.
@@ -111,7 +111,7 @@ def test_a_kept_graph_keeps_its_denominator(device):
     losses = F.huber_loss(x, t, reduction="none")
     for mode, expected in ((huber.mode, (losses * w).mean()), (huber.id, (losses * w).sum() / w.sum())):
         how = pack("mean", torch.float64, mode) | FOR_INPUT
-        value = _private.op("forward")(x, t, how, 1.0, 1.0, w)[0]
+        value = private.op("forward")(x, t, how, 1.0, 1.0, w)[0]
         torch.testing.assert_close(value, expected)
         (slope,) = torch.autograd.grad(value, x, create_graph=True)
         expected_slope = torch.autograd.grad(expected, x, create_graph=True)[0]

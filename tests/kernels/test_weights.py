@@ -11,8 +11,8 @@ import torch
 
 import cudaloss
 from calls import Call
-from cudaloss._modes import REDUCTIONS
-from cudaloss._options import Options
+from cudaloss._call.modes import REDUCTIONS
+from cudaloss._losses.options import Options
 from oracle import DTYPES, error, leaf, op, operands, spelled_out
 
 SHAPE = (4, 6, 50)

@@ -9,8 +9,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudaloss
 from capturing import CALLS, CAPTURES, Module, assert_captured, assert_same, calls
-from cudaloss import _private
-from cudaloss._modes import FOR_INPUT, FOR_TARGET, pack
+from cudaloss._call.modes import FOR_INPUT, FOR_TARGET, pack
+from cudaloss._ops import private as _private
 from oracle import of_probabilities, op, operands, torch_op
 
 SHAPE = (4, 6)

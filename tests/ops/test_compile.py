@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cudaloss
 from conftest import KINDS
-from cudaloss._modes import FOR_INPUT, FOR_TARGET, REDUCTIONS, pack
+from cudaloss._call.modes import FOR_INPUT, FOR_TARGET, REDUCTIONS, pack
 from oracle import op, operands, spelled_out
 
 

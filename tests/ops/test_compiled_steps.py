@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from capturing import private_calls
-from cudaloss import _private
-from cudaloss._modes import EXPECTS, FOR_INPUT, FOR_TARGET, pack
+from cudaloss._call.modes import EXPECTS, FOR_INPUT, FOR_TARGET, pack
+from cudaloss._ops import private
 from oracle import leaf, op, operands
 
 OPS = torch.ops.cudaloss
@@ -146,9 +146,9 @@ def test_options_by_which_graphs_save_copies(module, option, value):
     config = importlib.import_module(module)
     if not hasattr(config, option):
         pytest.skip("this torch does not have it")
-    assert _private.keeps_what_it_saves()
+    assert private.keeps_what_it_saves()
     with config.patch({option: value}):
-        assert not _private.keeps_what_it_saves()
+        assert not private.keeps_what_it_saves()
 
 
 OPTIONS = {

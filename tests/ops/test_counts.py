@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from cudaloss import _dispatch, _private, _reference
-from cudaloss._modes import INTEGERS, pack
-from cudaloss._options import Options
+from cudaloss._call.modes import INTEGERS, pack
+from cudaloss._losses.options import Options
+from cudaloss._ops import dispatch, private
+from cudaloss._reference import definition
 from oracle import DTYPES
 
 SHAPE = (6, 5, 8)
@@ -25,8 +26,8 @@ LIES = {
 
 
 def both(input, target, weight, options):
-    ours = _dispatch.in_play(input, target, weight, options)
-    theirs = _reference.in_play(torch.broadcast_shapes(input.shape, target.shape), target, weight, options)
+    ours = dispatch.in_play(input, target, weight, options)
+    theirs = definition.in_play(torch.broadcast_shapes(input.shape, target.shape), target, weight, options)
     return ours, theirs
 
 
@@ -61,16 +62,16 @@ def test_any_target(device, dtype):
 
 def test_the_reference_counts_what_the_kernels_do_not(device):
     x, weight = torch.randn(8, device=device), torch.rand(8, device=device, requires_grad=True)
-    _dispatch.in_play(x, x, weight, Options()).backward()
+    dispatch.in_play(x, x, weight, Options()).backward()
     assert torch.equal(weight.grad, torch.ones_like(weight))
     many = torch.randn(1, 2, 1, 2, 1, 2, 2, device=device)
-    assert _dispatch.in_play(many, many, None, Options(mask=many > 0)) == (many > 0).sum()
+    assert dispatch.in_play(many, many, None, Options(mask=many > 0)) == (many > 0).sum()
 
 
 def test_a_captured_count_keeps_the_gradient_of_a_weight(device):
     x, weight = torch.randn(8, device=device), torch.rand(8, device=device)
     how = pack("mean", torch.float64)
-    count = lambda weight: _private.op("denominators")(x, x, how, 1.0, 1.0, weight)[:, 0].sum()  # noqa: E731
+    count = lambda weight: private.op("denominators")(x, x, how, 1.0, 1.0, weight)[:, 0].sum()  # noqa: E731
     graph = make_fx(count)(weight)
     leaf = weight.clone().requires_grad_()
     found = graph(leaf)

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import cudaloss
-from cudaloss import _dispatch, _private
-from cudaloss._modes import BELOW_AUTOGRAD, FOR_INPUT, MAY_DECLINE, pack
+from cudaloss._call.modes import BELOW_AUTOGRAD, FOR_INPUT, MAY_DECLINE, pack
+from cudaloss._ops import dispatch
+from cudaloss._ops import private as _private
 from oracle import op
 
 X = torch.ones(3)
@@ -464,6 +465,6 @@ def test_nested_weights_and_masks(spec, name):
 def test_an_allocation_that_fails_is_an_error_at_once(spec, monkeypatch):
     """And is not taken for an op that declines, and tried again by another."""
     huge = torch.zeros(1).expand(1 << 50)
-    monkeypatch.setattr(_dispatch._reference, "loss", None)
+    monkeypatch.setattr(dispatch._reference, "loss", None)
     with pytest.raises(RuntimeError, match="the result could not be allocated"):
         op(spec)(huge, huge, "none")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import cudaloss
-from cudaloss._modes import BELOW_AUTOGRAD, DTYPES, EXPECTS, FOR_INPUT, pack
+from cudaloss._call.modes import BELOW_AUTOGRAD, DTYPES, EXPECTS, FOR_INPUT, pack
 from oracle import HALVES, op, operands, torch_op
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]

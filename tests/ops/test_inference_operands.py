@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import cudaloss
-from cudaloss._specs import OF_ROWS
+from cudaloss._losses.table import OF_ROWS
 from oracle import operands, public
 
 SHAPE = (6, 5)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import cudaloss
-from cudaloss._options import Options
+from cudaloss._losses.options import Options
 from oracle import op, operands
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import cudaloss
 import routes
-from cudaloss._options import Options
+from cudaloss._losses.options import Options
 from exact import Exact
 from routes import FIRST, FIRST_OF_ELEMENTS, SECOND, Case, fused
 
@@ -249,7 +249,7 @@ def test_wrong_labels_in_a_compiled_call(loss, backend, device):
 @pytest.mark.filterwarnings("ignore")
 def test_this_test_can_fail(device, monkeypatch):
     """With the formula that autograd differentiates step by step, it finds what it was written for."""
-    monkeypatch.setattr("cudaloss._closed_forms._composes", lambda: True)
+    monkeypatch.setattr("cudaloss._losses.closed_forms._composes", lambda: True)
     case = next(case for case in ALL if case.name == "binary_cross_entropy").on(device)
     with pytest.raises(AssertionError, match="vmap"):
         test_values_and_gradients(case, ())

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 import cudaloss
 import oracle
 from conftest import KINDS
-from cudaloss._specs import SPECS
+from cudaloss._losses.table import SPECS
 from oracle import op, operands, parameters
 from processes import found_by_all
 from sharding import (

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cudaloss
-from cudaloss import _sharded_eager
+from cudaloss._sharded import eager
 from processes import found_by_all
 from sharding import PROCESSES
 
@@ -46,13 +46,13 @@ def check_the_same_as_in_several(mesh: DeviceMesh) -> None:
 
 
 def check_many_are_the_same_as_in_several(mesh: DeviceMesh) -> None:
-    with mock.patch.object(_sharded_eager, "_FEW", 0):
+    with mock.patch.object(eager, "_FEW", 0):
         same_as_in_several(mesh)
 
 
 def same_as_in_several(mesh: DeviceMesh) -> None:
     # The sum of few elements is divided after it has been summed over the processes, in float64, not before.
-    ulps = 1 if _sharded_eager._FEW else 0
+    ulps = 1 if eager._FEW else 0
     for dtype in (torch.float32, torch.bfloat16):
         x, t, w, mask = operands(mesh, dtype).values()
         nothing, one = torch.zeros_like(mask), torch.full((), 3.0)
@@ -175,8 +175,8 @@ def check_two_meshes(mesh: DeviceMesh) -> None:
 def check_no_gradients(mesh: DeviceMesh) -> None:
     x, t, _, mask = operands(mesh).values()
     leaf = x.detach().requires_grad_()
-    for mode, few in itertools.product((torch.no_grad, torch.inference_mode), (0, _sharded_eager._FEW)):
-        with mock.patch.object(_sharded_eager, "_FEW", few):
+    for mode, few in itertools.product((torch.no_grad, torch.inference_mode), (0, eager._FEW)):
+        with mock.patch.object(eager, "_FEW", few):
             wanted: Any = cudaloss.mse_loss(leaf, t, mask=mask)
             with mode():
                 found: Any = cudaloss.mse_loss(leaf, t, mask=mask)
@@ -185,10 +185,10 @@ def check_no_gradients(mesh: DeviceMesh) -> None:
 
 
 def check_calls_that_are_known_are_few(mesh: DeviceMesh) -> None:
-    for columns in range(1, 2 * _sharded_eager._LIMIT):
+    for columns in range(1, 2 * eager._LIMIT):
         x = distribute_tensor(torch.zeros(4, columns), mesh, ROWS)
         cudaloss.mse_loss(x, x)
-    assert 0 < len(_sharded_eager._known) <= _sharded_eager._LIMIT
+    assert 0 < len(eager._known) <= eager._LIMIT
 
 
 CHECKS = {name.removeprefix("check_"): check for name, check in globals().items() if name.startswith("check_")}
@@ -196,7 +196,7 @@ CHECKS = {name.removeprefix("check_"): check for name, check in globals().items(
 
 def find() -> dict[str, Any]:
     mesh, faults = init_device_mesh("cpu", (PROCESSES,)), {}
-    _sharded_eager._LIMIT = 64
+    eager._LIMIT = 64
     for name, check in CHECKS.items():
         torch.manual_seed(0)
         try:

@@ -13,9 +13,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.func import grad, hessian, jvp, vmap
 
 import cudaloss
-from cudaloss import _reference
-from cudaloss._call import Call
-from cudaloss._modes import REDUCTIONS
+from cudaloss._call.call import Call
+from cudaloss._call.modes import REDUCTIONS
+from cudaloss._reference import definition
 from oracle import op, operands, spelled_out, torch_op
 
 SHAPE = (6, 7)
@@ -215,7 +215,7 @@ BACKWARD_TRANSFORMS = {
 @pytest.mark.parametrize("transform", BACKWARD_TRANSFORMS)
 def test_transforms_around_a_backward(spec, pair, transform, options):
     def plain(input, target, reduction):  # PyTorch's own huber_loss_backward has no forward-mode AD
-        return _reference.loss(Call.usual(spec, input, target, reduction, input.dtype))
+        return definition.loss(Call.usual(spec, input, target, reduction, input.dtype))
 
     ours, expected = (batched_backward(f, pair, BACKWARD_TRANSFORMS[transform], options) for f in (op(spec), plain))
     torch.testing.assert_close(ours, expected)

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 import cudaloss
-from cudaloss import _C, _binary
-from cudaloss._least_torch import LEAST_TORCH
-from cudaloss._specs import LossSpec, OfDifference
+from cudaloss import _C
+from cudaloss._install import binary as _binary
+from cudaloss._install.least_torch import LEAST_TORCH
+from cudaloss._losses.table import LossSpec, OfDifference
 from tools.faces import source
 
 SUFFIX = EXTENSION_SUFFIXES[0]
@@ -43,9 +44,9 @@ del os.environ["CUDALOSS_REQUIRE_COMPILED"]
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     import cudaloss
-    from cudaloss import _reference
-    from cudaloss._call import Call
-    from cudaloss._specs import PUBLIC
+    from cudaloss._call.call import Call
+    from cudaloss._losses.table import PUBLIC
+    from cudaloss._reference import definition
 found["warnings"] = [(w.category.__name__, str(w.message), w.filename) for w in said]
 found["losses"] = []
 for spec in PUBLIC:
@@ -56,7 +57,7 @@ for spec in PUBLIC:
     third = [torch.rand(7, 30) if spec.differentiable_third else torch.ones(7)] * (len(spec.operands) - 2)
     value = getattr(cudaloss, spec.function)(x, y, *third, reduction="mean", **spec.needed)
     value.backward()
-    expected = _reference.loss(Call.usual(spec, x, y, "mean", torch.float32, third=third[0] if third else None))
+    expected = definition.loss(Call.usual(spec, x, y, "mean", torch.float32, third=third[0] if third else None))
     same = torch.equal(value, expected) and torch.equal(x.grad, torch.autograd.grad(expected, x)[0])
     found["losses"].append(same)
 from cudaloss.__main__ import main
@@ -186,7 +187,7 @@ def test_no_torch(tmp_path):
 def test_a_loss_that_was_not_compiled(tmp_path):
     """The binary of another state of the source."""
     folder = package(tmp_path, binary())
-    rows, functional = (folder / "cudaloss" / name for name in ("_specs.py", "functional.py"))
+    rows, functional = (folder / "cudaloss" / name for name in ("_losses/table.py", "functional.py"))
     of_d = 'terms=OfDifference((lambda d, _: d.cosh(),)), formula="cosh(d)", source="t"'
     row = f'LossSpec(id=63, name="cosh", module="CoshLoss", {of_d})'
     rows.write_text(f"{rows.read_text()}\nSPECS += ({row},)\nPUBLIC += SPECS[-1:]\n")

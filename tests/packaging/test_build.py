@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from cudaloss import _build
+from cudaloss._install import build
 
 
 def test_the_binary_names_no_place_of_the_build() -> None:
-    if not _build.INFO["losses"]:
+    if not build.INFO["losses"]:
         pytest.skip("no binary")
     binary = Path(sys.modules["cudaloss._C"].__file__ or "").read_bytes()
     assert b"csrc/torch/ops.cpp" in binary  # errors name the source and the line

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import cudaloss
-from cudaloss import _C, _build
+from cudaloss import _C
 from cudaloss.__main__ import main
-from cudaloss._least_torch import LEAST_TORCH
-from cudaloss._specs import PUBLIC
+from cudaloss._install import build
+from cudaloss._install.least_torch import LEAST_TORCH
+from cudaloss._losses.table import PUBLIC
 from cudaloss.diagnostics import facts, fit, report, selftest
 from cudaloss.diagnostics.coverage import codes, covering
 from cudaloss.diagnostics.facts import Driver, Gpu
@@ -149,8 +150,8 @@ def test_paths():
 
 def pretend(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
     """A CUDA build of WHEEL's architectures on a machine with `gpu`, whose tensors are the CPU's."""
-    monkeypatch.setattr(_build, "INFO", {**_build.INFO, "cuda": "13.0", "cuda_architectures": WHEEL})
-    monkeypatch.setattr(facts, "INFO", _build.INFO)
+    monkeypatch.setattr(build, "INFO", {**build.INFO, "cuda": "13.0", "cuda_architectures": WHEEL})
+    monkeypatch.setattr(facts, "INFO", build.INFO)
     monkeypatch.setattr(facts, "gpus", lambda: ([gpu], ""))
     monkeypatch.setattr(facts, "driver", lambda: NEW)
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
@@ -307,7 +308,7 @@ def test_on_a_gpu():
 
 def test_the_words_are_those_of_a_launch():
     """For this build, if the arguments describe no other."""
-    info = _build.INFO
+    info = build.INFO
     text = _C.explain_uncovered(3, 5)
     assert f"with CUDA {info['cuda'] or 'none'}, has kernels for {info['cuda_architectures'] or 'none'}," in text
     assert "no NVIDIA driver was found" in _C.explain_old_driver(0)
@@ -317,7 +318,7 @@ def test_the_words_are_those_of_a_launch():
 def test_every_cause_is_documented():
     page = (ROOT / "docs" / "diagnostics.md").read_text()
     folder = ROOT / "src" / "cudaloss"
-    sources = [folder / "_binary.py", *sorted((folder / "diagnostics").glob("*.py"))]
+    sources = [folder / "_install/binary.py", *sorted((folder / "diagnostics").glob("*.py"))]
     causes = {cause for path in sources for cause in re.findall(r'(?:Fault|Problem)\(\s*"([\w-]+)"', path.read_text())}
     assert len(causes) > 12
     assert causes == set(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE))
@@ -325,7 +326,7 @@ def test_every_cause_is_documented():
 
 def test_the_least_torch_is_said_once(monkeypatch):
     least = "{}.{}".format(*LEAST_TORCH)
-    assert _build.INFO["torch_target"] == least
+    assert build.INFO["torch_target"] == least
     requirements = re.findall(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     assert requirements and set(requirements) == {least}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cudaloss import _C
-from cudaloss._build import INFO
+from cudaloss._install.build import INFO
 from tools import matrix
 
 ROOT = Path(__file__).resolve().parents[2]

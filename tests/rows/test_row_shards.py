@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cudaloss
-from cudaloss._specs import OF_ROWS
+from cudaloss._losses.table import OF_ROWS
 from processes import found_by_all
 from sharding import (
     BARS,

@@ -10,7 +10,7 @@ import torch
 
 import cudaloss
 from capturing import private_calls
-from cudaloss._build import DEVICES
+from cudaloss._install.build import DEVICES
 from oracle import DTYPES
 
 SHAPE = (9, 21)

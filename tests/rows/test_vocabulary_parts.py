@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from cudaloss._modes import BELOW_AUTOGRAD, pack
-from cudaloss._sharded_vocabulary import Place, part, part_backward
-from cudaloss._specs import OF_ROWS
+from cudaloss._call.modes import BELOW_AUTOGRAD, pack
+from cudaloss._losses.table import OF_ROWS
+from cudaloss._sharded.vocabulary import Place, part, part_backward
 from exact_rows import error
 from oracle import DTYPES
 from wide import numbers

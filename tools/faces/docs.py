@@ -8,8 +8,8 @@ from types import ModuleType
 
 import torch
 
-from cudaloss._options import ROWS, Row
-from cudaloss._specs import Argument, LossSpec, OfDifference
+from cudaloss._losses.options import ROWS, Row
+from cudaloss._losses.table import Argument, LossSpec, OfDifference
 from tools.faces import row_docs
 
 _FUNCTION = """``{formula}``, {of}in one pass over memory.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from textwrap import fill, indent
 
-from cudaloss._options import Row, options_of
-from cudaloss._specs import Argument, LossSpec
+from cudaloss._losses.options import Row, options_of
+from cudaloss._losses.table import Argument, LossSpec
 from tools.faces.vector_docs import FIRST_OPERAND, FUNCTION_DOC, LABEL, MODULE_DOC, OTHER_OPERAND
 
 _FUNCTION_DOC = """``{formula}`` of each row of classes, fused.

@@ -1,4 +1,4 @@
-"""The source of the public functions and modules, from the rows of ``_specs``.
+"""The source of the public functions and modules, from the rows of ``_losses.table``.
 
 It is text in the repository: people can search it, set breakpoints in it and see its changes in a review, and an import
 compiles none. A loss's own parameter is a named argument in it (``beta``).
@@ -13,8 +13,8 @@ from textwrap import indent
 
 from cudaloss._heads import FUNCTIONS, MODULES
 from cudaloss._heads import PUBLIC as HEADS
-from cudaloss._options import Row, options_of
-from cudaloss._specs import PUBLIC, Argument, LossSpec
+from cudaloss._losses.options import Row, options_of
+from cudaloss._losses.table import PUBLIC, Argument, LossSpec
 from tools.faces.docs import function_doc, module_doc
 
 
@@ -23,7 +23,7 @@ def _of_heads(kind: int) -> str:
     return "\n".join(f"from .{file} import {', '.join(names[kind])}" for file, names in HEADS.items() if names[kind])
 
 
-_GENERATED = "# Generated from the rows in _rows: change these, and run `make faces`."
+_GENERATED = "# Generated from the rows in _losses: change these, and run `make faces`."
 _FUNCTIONS_HEAD = f"""\
 {_GENERATED}
 \"\"\"The losses as functions, which can replace PyTorch's by changing the import.\"\"\"
@@ -35,8 +35,8 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn._reduction import legacy_get_string
 
-from ._calls import calls_of
-from ._checks import check_size_average
+from ._ops.checks import check_size_average
+from ._public.functions import calls_of
 {_of_heads(0)}
 """
 _MODULES_HEAD = f"""\
@@ -52,7 +52,7 @@ from torch import Tensor
 from torch.nn._reduction import legacy_get_string
 
 from . import functional
-from ._checks import check_size_average
+from ._ops.checks import check_size_average
 from ._module_state import changed_options, keep, shown
 {_of_heads(1)}
 """

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _private
-from .._varying import widest
+from .._call.varying import widest
+from .._ops import private
 
 NUMBERS = 4
 LOG_SUM, OWN, MEAN, SHARES = range(NUMBERS)
@@ -48,13 +48,13 @@ class Block(NamedTuple):
 
 
 _SUMS = 5
-_LIBRARY = _private.LIBRARY
+_LIBRARY = private.LIBRARY
 
 
 def _define(schema: str, fake: Callable[..., Any] | None = None) -> Any:
     """Declares a compiled op. Autograd does not see it."""
     name = schema.partition("(")[0]
-    _LIBRARY.define(schema, tags=_private.TAGS)
+    _LIBRARY.define(schema, tags=private.TAGS)
     _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
     if fake:  # register_fake takes 0.7 ms of the import for each op, because it looks for the caller's source
         _LIBRARY.impl(name, fake, "Meta")

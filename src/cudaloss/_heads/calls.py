@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _dispatch, _private
-from .._checks import is_autocast
-from .._dispatch import PLAIN_TENSORS, is_captured
-from .._modes import DTYPES
-from .._ops import KERNELS
-from .._options import Options
-from .._private import is_compiled
-from .._row_checks import check
+from .._call.modes import DTYPES
+from .._losses.options import Options
+from .._ops import dispatch, private
+from .._ops.checks import is_autocast
+from .._ops.dispatch import PLAIN_TENSORS, is_captured
+from .._ops.private import is_compiled
+from .._ops.row_checks import check
+from .._public.ops import KERNELS
 from . import checks, plans, row_losses
 from .blocks import Block, bent
 from .nodes import HeadNumbers, HeadStep, LogitsNumbers, TokenValues, sharded
@@ -49,11 +49,11 @@ def _are_served(*tensors: Tensor | None) -> bool:
     """Whether the kernels take the tensors, as far as their kind goes."""
     given = [x for x in tensors if x is not None]
     device = given[0].device
-    if _dispatch.transformed() or (is_captured() and not is_compiled()):
+    if dispatch.transformed() or (is_captured() and not is_compiled()):
         return False
     if not is_captured() and any(type(x) not in PLAIN_TENSORS for x in given):
         return False
-    return all(_dispatch._is_readable(x, device) and device.type != "meta" for x in given)
+    return all(dispatch._is_readable(x, device) and device.type != "meta" for x in given)
 
 
 def _is_head(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -68,7 +68,7 @@ def _wants_gradient(*tensors: Tensor | None) -> bool:
 
 def _plan(memory: str) -> str:
     """The plan of a call. Hooks on saved tensors (checkpoints, offloading) do not see what a fast plan keeps."""
-    return "least" if _private.has_hooks() else memory
+    return "least" if private.has_hooks() else memory
 
 
 def _keeps_logits(head: Head, memory: str) -> bool:
@@ -102,7 +102,7 @@ def _local_of(operands: tuple[Any, ...], beside: tuple[Any, ...]) -> Any:
     """What this process has of a head whose classes are sharded; None if they are not, or in a way that only PyTorch's
     own ops take."""
     module = sys.modules.get("torch.distributed.tensor")
-    if module is None or not isinstance(operands[1], module.DTensor) or is_captured() or _dispatch.transformed():
+    if module is None or not isinstance(operands[1], module.DTensor) or is_captured() or dispatch.transformed():
         return None
     return sharded().local_of(operands, beside)
 

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _checks, _row_checks
-from .._modes import INDICES
+from .._call.modes import INDICES
+from .._ops import checks as _checks
+from .._ops import row_checks
 
 PLANS = ("fast", "least")
 
@@ -142,5 +143,5 @@ def check_beta(value: Any) -> float:
 
 def check_bend(target: Tensor, temperature: Any, softcap: Any) -> tuple[float, float]:
     """The temperature, and the softcap or 0."""
-    _, _, softcap = _row_checks.check_numbers(target, -100, 0.0, softcap)
+    _, _, softcap = row_checks.check_numbers(target, -100, 0.0, softcap)
     return check_temperature(temperature), softcap

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _checks
-from .._modes import DTYPES
-from .._private import is_compiled
-from .._varying import as_tensor
+from .._call.modes import DTYPES
+from .._call.varying import as_tensor
+from .._ops import checks as _checks
+from .._ops.private import is_compiled
 from . import calls, checks, pairs, row_losses
 from .blocks import Block
 from .nodes import _by_torch

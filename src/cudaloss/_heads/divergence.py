@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _checks, _private
-from .._call import Call
-from .._modes import BELOW_AUTOGRAD, FOR_INPUT, FOR_TARGET
-from .._ops import KERNELS
-from .._options import Options
-from .._specs import OF_ROWS
-from .._vector_checks import at_ends
+from .._call.call import Call
+from .._call.modes import BELOW_AUTOGRAD, FOR_INPUT, FOR_TARGET
+from .._losses.options import Options
+from .._losses.table import OF_ROWS
+from .._ops import checks as _checks
+from .._ops import private
+from .._ops.vector_checks import at_ends
+from .._public.ops import KERNELS
 from . import calls, checks, plans, row_losses
 from .blocks import define
 from .calls import _are_served, _is_head, _under_autocast, _wants_gradient
@@ -42,10 +43,10 @@ class Divergence(NamedTuple):
         self, student: Tensor, teacher: Tensor, reduction: str, dtype: torch.dtype, options: Options
     ) -> Tensor:
         """The same; the student's gradient overwrites its logits."""
-        numbers = {"parameter": self.temperature, "second": self.beta}
-        call = at_ends(Call(_JSD, student, teacher, reduction, dtype, options, **numbers))
+        call = Call(_JSD, student, teacher, reduction, dtype, options, None, self.temperature, self.beta)
+        call = at_ends(call)
         wanted = FOR_INPUT if call.input is student else FOR_TARGET
-        return _private.forward_over_(*call.packed(wanted | BELOW_AUTOGRAD))
+        return private.forward_over_(*call.packed(wanted | BELOW_AUTOGRAD))
 
 
 def most_rows(student: Head, teacher: Head) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _private
+from .._ops import private
 from . import plans, row_losses
 from .blocks import Block, by_torch, scaled_gradient_, token_gradients, token_values
 from .places import OfPlaces, Places
@@ -150,7 +150,7 @@ def _scaled(gradient: Tensor | None, factor: Tensor, dtype: torch.dtype, in_plac
     """The gradient times grad_output, rounded once."""
     if gradient is None:
         return None
-    if _private.is_compiled():
+    if private.is_compiled():
         return (gradient * factor).to(dtype)
     out = gradient if gradient.dtype == dtype and in_place else torch.empty_like(gradient, dtype=dtype)
     scaled_gradient_(gradient, factor.double(), out)
@@ -184,6 +184,6 @@ class HeadStep(torch.autograd.Function):
         rest = (None,) * (len(ctx.needs_input_grad) - 3)
         if torch.is_grad_enabled():
             return *_by_torch(grad_output, (input, weight, bias), ctx.thorough), *rest
-        in_place = not _private.is_compiled() and not _keeps_graph()
+        in_place = not private.is_compiled() and not _keeps_graph()
         pairs = zip(grads, (input, weight, bias), strict=True)
         return *(None if of is None else _scaled(of, grad_output, x.dtype, in_place) for of, x in pairs), *rest

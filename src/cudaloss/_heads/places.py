@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._varying import widest
+from .._call.varying import widest
 from .blocks import LOG_SUM, Block, bent
 
 SCHEMA = "Tensor? indices, Tensor? z, Tensor? of_z"

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .. import _private
-from .._dispatch import is_captured
-from .._varying import as_tensor
+from .._call.varying import as_tensor
+from .._ops import private
+from .._ops.dispatch import is_captured
 
 # What an op's schema calls an argument's type. It has no arguments of other types.
 _TYPES = {
@@ -101,7 +101,7 @@ def public(function: _F) -> _F:
         found = function(*args, **given)
         return found if schema.endswith("> Tensor") else list(found) if isinstance(found, tuple) else [found]
 
-    _private.define_composite(schema, kernel)
+    private.define_composite(schema, kernel)
     op = getattr(torch.ops.cudaloss, name)
 
     @functools.wraps(function)

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _dispatch, _private
-from .._call import Call
-from .._modes import BELOW_AUTOGRAD, FOR_INPUT, pack
-from .._options import Options
-from .._specs import OF_ROWS
-from .._varying import NO_INDEX
+from .._call.call import Call
+from .._call.modes import BELOW_AUTOGRAD, FOR_INPUT, pack
+from .._call.varying import NO_INDEX
+from .._losses.options import Options
+from .._losses.table import OF_ROWS
+from .._ops import dispatch, private
 from .blocks import LOG_SUM, MEAN, OWN, SHARES, Block
 
 CROSS_ENTROPY, NLL = (next(spec for spec in OF_ROWS if spec.name == name) for name in ("cross_entropy", "nll"))
@@ -91,7 +91,7 @@ def value(loss: CrossEntropy, numbers: Tensor, target: Tensor, counts: Tensor | 
         options = options._replace(weight=_product(own_weight, loss.sample_weight))
         of_two, index = numbers[: OWN + 1].t(), torch.full_like(target, OWN)
         call = Call(CROSS_ENTROPY, of_two, index, loss.reduction, loss.dtype, options, parameter=loss.z_loss)
-        return _dispatch.loss(call)
+        return dispatch.loss(call)
     log_sum, own = torch.logaddexp(numbers[LOG_SUM], numbers[OWN]), numbers[OWN]
     kept, of_each = 1.0 - loss.smoothing, loss.smoothing / loss.classes
     found = kept * (log_sum - own)
@@ -113,7 +113,7 @@ def value(loss: CrossEntropy, numbers: Tensor, target: Tensor, counts: Tensor | 
 def reduced(found: Tensor, reduction: str, dtype: torch.dtype, options: Options) -> Tensor:
     """The reduction of the losses of rows."""
     first = torch.zeros_like(found, dtype=torch.int64, requires_grad=False)
-    return _dispatch.loss(Call(NLL, -found.unsqueeze(1), first, reduction, dtype, options, parameter=0.0))
+    return dispatch.loss(Call(NLL, -found.unsqueeze(1), first, reduction, dtype, options, parameter=0.0))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -125,7 +125,7 @@ def value_over(loss: CrossEntropy, logits: Tensor, block: Block) -> Tensor:
     how = pack(loss.reduction, loss.dtype, CROSS_ENTROPY.mode) | FOR_INPUT | BELOW_AUTOGRAD
     options = loss.scale, loss.sample_weight, block.counts, loss.normalizer, None
     own = loss.class_weight, loss.smoothing, NO_INDEX, block.softcap
-    return _private.forward_over_(logits, block.target, how, loss.z_loss, *options, *own)
+    return private.forward_over_(logits, block.target, how, loss.z_loss, *options, *own)
 
 
 def log_prob(numbers: Tensor) -> Tensor:

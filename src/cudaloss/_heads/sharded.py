@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from .._sharded_plan import collectives
+from .._sharded.plan import collectives
 from .blocks import LOG_SUM, MEAN, NUMBERS, OWN, SHARES
 
 

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _checks, _dispatch
-from .._dispatch import is_captured
-from .._modes import DTYPES
-from .._options import Options
-from .._private import is_compiled
-from .._shapes import rows_shape
-from .._varying import widest
+from .._call.modes import DTYPES
+from .._call.shapes import rows_shape
+from .._call.varying import widest
+from .._losses.options import Options
+from .._ops import checks as _checks
+from .._ops import dispatch
+from .._ops.dispatch import is_captured
+from .._ops.private import is_compiled
 from . import calls, checks, plans, row_losses
 from .blocks import LOG_SUM, Block, bent
 from .calls import _are_served, _flat, _like_logits, _wants_gradient
@@ -113,7 +114,7 @@ def _of_logits(
     indices, p = _of_counted(indices.long(), p, counts)
     if counts is not None:
         logits = torch.where(counts.unsqueeze(1), logits, 0)
-    if not (is_captured() or _dispatch.transformed()) and type(indices) is Tensor:
+    if not (is_captured() or dispatch.transformed()) and type(indices) is Tensor:
         check_indices(indices, logits.shape[-1])
     return reduction.of(_by_definition(logits, indices, p, temperature, softcap), shape)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import functional
-from .._specs import SPECS, LossSpec
+from .._losses.table import SPECS, LossSpec
 from .domains import suited
 from .measure import Work
 from .modes import PLAIN, WITH_THIRD, Call, Dtypes, Idiom, Loss, Mode

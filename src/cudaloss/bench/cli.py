@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .._build import DEVICES
+from .._install.build import DEVICES
 from . import files, plan, suites, tables
 from .cases import COMPARABLE, Row
 from .environment import environment

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import __version__
-from .._build import INFO
+from .._install.build import INFO
 
 
 def _processor() -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .._modes import DTYPES
-from .._specs import SPECS
+from .._call.modes import DTYPES
+from .._losses.table import SPECS
 
 Shape = tuple[int, ...]
 Loss = Callable[..., Tensor]

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import _reference
-from .._call import Call
-from .._specs import LossSpec
+from .._call.call import Call
+from .._losses.table import LossSpec
+from .._reference import definition
 from .modes import Loss
 
 LIBRARY_ROW = 4096  # elements of a row, for a library whose loss is for rows
@@ -56,8 +56,8 @@ def rival(spec: LossSpec) -> Loss:
         return getattr(F, spec.function)
 
     def defined(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        dtype = _reference.result_dtype(x, y, None, False)
-        return _reference.loss(Call.usual(spec, x, y, reduction, dtype))
+        dtype = definition.result_dtype(x, y, None, False)
+        return definition.loss(Call.usual(spec, x, y, reduction, dtype))
 
     return COMPOSED.get(spec.name, defined)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import sympy
 
-from .._specs import LossSpec, OfDifference
+from .._losses.table import LossSpec, OfDifference
 
 Number = Any  # of a module's type, or a float
 Expression = Any  # SymPy's; its stubs hardly fit

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from .. import _build
-from .._binary import AGAIN
-from .._specs import PUBLIC
+from .._install import build
+from .._install.binary import AGAIN
+from .._losses.table import PUBLIC
 from . import facts, fit, selftest
 
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # PyTorch's dispatch keys, under which compiled kernels are registered
@@ -22,11 +22,11 @@ KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # PyTorch's dispatch keys, under which co
 def _here() -> fit.Here:
     gpus, said = facts.gpus()
     binary = None
-    if _build.FAULT is None:
+    if build.FAULT is None:
         from .. import _C as binary  # pyright: ignore[reportAttributeAccessIssue]
     return fit.Here(
-        info=_build.INFO,
-        fault=_build.FAULT,
+        info=build.INFO,
+        fault=build.FAULT,
         binary=binary,
         torch=facts.torch_here(),
         driver=facts.driver(),

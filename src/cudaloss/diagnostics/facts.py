@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import __version__
-from .._build import FAULT, INFO
+from .._install.build import FAULT, INFO
 from .coverage import codes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .._binary import FROM_SDIST, Fault
+from .._install.binary import FROM_SDIST, Fault
 from .coverage import Code, codes, covering
 from .facts import Driver, Gpu
 

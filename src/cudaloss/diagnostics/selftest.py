@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _reference, functional
-from .._call import Call
-from .._options import NONE, Options
-from .._specs import LossSpec
+from .. import functional
+from .._call.call import Call
+from .._losses.options import NONE, Options
+from .._losses.table import LossSpec
+from .._reference import definition
 from ..bench.domains import suited
 
 TOLERANCE = 1e-6  # of the largest element of the exact result: 8 units in the last place of float32
@@ -46,7 +47,7 @@ def _calls_of_vectors(spec: LossSpec) -> list[Case]:
             third = torch.randint(2, rows, generator=generator) * 2 - 1 if len(spec.operands) > 2 else None
 
         def exact(x: Tensor, t: Tensor) -> Tensor:
-            return _reference.loss(Call.usual(spec, x, t, "mean", torch.float64, options, third))
+            return definition.loss(Call.usual(spec, x, t, "mean", torch.float64, options, third))
 
         own = dict(zip(spec.operands[2:], (third,), strict=False))
         beside = {"weight": options.weight, "mask": options.mask, "batch_dims": options.batch_dims}
@@ -76,7 +77,7 @@ def _pointwise_calls(spec: LossSpec) -> list[Case]:
 
     def call(options: Options) -> Case:
         def exact(x: Tensor, t: Tensor) -> Tensor:
-            return _reference.loss(Call.usual(spec, x, t, "mean", torch.float64, options))
+            return definition.loss(Call.usual(spec, x, t, "mean", torch.float64, options))
 
         return Case(input, target, {**spec.needed, **options._asdict()}, exact)
 
@@ -103,9 +104,9 @@ def _calls_of_rows(spec: LossSpec) -> list[Case]:
         **numbers: float,
     ) -> Case:
         def exact(x: Tensor, t: Tensor) -> Tensor:
-            own = {"parameter": numbers.get("z_loss", 0.0), "second": numbers.get("label_smoothing", 0.0)}
-            call = Call(spec, x, t, "mean", torch.float64, options, class_weight, **own)
-            return _reference.loss(call._replace(softcap=numbers.get("softcap", 0.0)))
+            z_loss, smoothing, softcap = (numbers.get(name, 0.0) for name in ("z_loss", "label_smoothing", "softcap"))
+            call = Call(spec, x, t, "mean", torch.float64, options, class_weight, z_loss, smoothing)
+            return definition.loss(call._replace(softcap=softcap))
 
         beside = {"sample_weight": options.weight, "mask": options.mask, "batch_dims": options.batch_dims}
         return Case(input, target, {"weight": class_weight, **numbers, **beside}, exact)

@@ -1,1 +1,0 @@
-"""The losses' rows, with the formulas that they name."""
