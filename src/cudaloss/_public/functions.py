@@ -13,26 +13,24 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .._call.varying import as_tensor
 from .._losses.options import options_of
-from .._losses.table import PUBLIC, LossSpec
+from .._losses.table import PUBLIC, Argument, LossSpec
 from .._ops import checks
 from .._ops.dispatch import is_captured
 from .._ops.private import compiled_name
 from .ops import KERNELS
 
+PACKAGE = __name__.partition(".")[0]
 BY_NAME = {spec.name: spec for spec in PUBLIC}
 
 
 def _public(spec: LossSpec) -> Callable[..., Tensor]:
     """The function of `spec`, whose module imports this one."""
-    return getattr(sys.modules[f"{__package__}.functional"], spec.function)
+    return getattr(sys.modules[f"{PACKAGE}.functional"], spec.function)
 
 
-def _for_op(spec: LossSpec, input: Tensor, own: dict[str, Any]) -> dict[str, Any]:
+def _for_op(third: Argument, input: Tensor, own: dict[str, Any]) -> dict[str, Any]:
     """The arguments in the form for the op. Its third operand has one name for a float and another for a tensor, or is
     always a tensor."""
-    third = spec.parameter
-    if third is None:
-        return own
     value = own.pop(third.name)
     if third.default is not None:
         return {**own, f"{third.name}_tensor" if isinstance(value, Tensor) else third.name: value}
@@ -48,33 +46,42 @@ def _is_compiled() -> bool:
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
 
 
-def _as_tensor(normalizer: Any, input: Tensor, reduction: Any) -> Tensor | None:
-    if normalizer is None or isinstance(normalizer, Tensor):
+def _as_tensor(normalizer: Any, input: Tensor, reduction: Any) -> Tensor:
+    if isinstance(normalizer, Tensor):
         return normalizer
     return as_tensor(checks.check_number_normalizer(normalizer, reduction), input)
 
 
 def _unusual(spec: LossSpec) -> Callable[..., Tensor]:
-    """What the function of `spec` calls except in the commonest cases."""
-    thorough, beside = KERNELS[spec.name].thorough, [row.name for row in options_of(spec) if row.name != "dtype"]
+    """What the function of `spec` calls except in the commonest cases. A compiler guards each attribute that it reads in
+    a call (155 lines of guards for smooth L1; with the spec's attributes in the call 182), so they are read here."""
+    thorough, beside = KERNELS[spec.name].thorough, tuple(row.name for row in options_of(spec) if row.name != "dtype")
     op, compiled = (getattr(torch.ops.cudaloss, name) for name in (spec.name, compiled_name(spec.name)))
+    own_names = {*spec.operands, *(row.name for row in spec.arguments)}
+    places = tuple((place, name) for place, name in enumerate(spec.given) if name in own_names)
+    further, reductions, third, of_rows = spec.operands[2:], spec.reductions, spec.parameter, spec.of_rows
+    needs_same_shape = spec.same_shape
 
     def call(input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, *options: Any) -> Any:
-        named = {**spec.named(own), "dtype": dtype, **dict(zip(beside, options, strict=True))}
-        operands = input, target, *(named.pop(name) for name in spec.operands[2:])
+        named = {name: own[place] for place, name in places}
+        named = {**named, "dtype": dtype, **dict(zip(beside, options, strict=True))}
+        operands = input, target, *(named.pop(name) for name in further)
         tensors = *operands, *own[:1], *options[:3]
         if has_torch_function(tensors):  # a subclass, fx's Proxy, a mode
             return handle_torch_function(_public(spec), tensors, *operands, reduction=reduction, **named)
-        if spec.same_shape:
+        if needs_same_shape:
             checks.check_same_shape(input, target)
         if torch.compiler.is_compiling() or is_captured():
             # A trace contains the op, which takes only tensors.
-            checks.check_reduction(spec, reduction)
-            named["normalizer"] = _as_tensor(named["normalizer"], input, reduction)
-            traced = compiled if _is_compiled() else op
-            return traced(*operands, reduction=reduction, **_for_op(spec, input, named))
+            if reduction not in reductions:
+                checks.check_reduction(spec, reduction)
+            if named["normalizer"] is not None:
+                named["normalizer"] = _as_tensor(named["normalizer"], input, reduction)
+            if third is not None:
+                named = _for_op(third, input, named)
+            return (compiled if _is_compiled() else op)(*operands, reduction=reduction, **named)
         result = thorough(input, target, reduction, own, dtype, *options)
-        if not spec.of_rows and input.shape != target.shape:
+        if not of_rows and input.shape != target.shape:
             warnings.warn(
                 f"Using a target size ({target.size()}) that is different to the input size ({input.size()}). This "
                 "will likely lead to incorrect results due to broadcasting. Please ensure they have the same size.",

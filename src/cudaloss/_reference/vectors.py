@@ -225,6 +225,7 @@ def _triplet_slopes(row: VectorOperands, needed: Sequence[bool]) -> Slopes:
         of_other = ((norms[2] <= norms[1]).to(least.dtype) + (norms[2] < norms[1]).to(least.dtype)) / 2
         far, of_other = far * (1 - of_other), other[0] * of_other
         for_positive, for_negative = -near - of_other, far + of_other
-    active = ~(norms[0] - least + row.numbers.margin < 0)  # NaN stays NaN
+    apart = norms[0] - least
+    active, nothing = ~(apart + row.numbers.margin < 0), torch.where(apart.isnan(), apart, 0)  # NaN stays NaN
     wanted = zip((near - far, for_positive, for_negative), needed, strict=True)
-    return tuple(torch.where(active, slope, 0) if want else None for slope, want in wanted)
+    return tuple(torch.where(active, slope + nothing, 0) if want else None for slope, want in wanted)
