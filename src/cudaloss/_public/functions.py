@@ -53,8 +53,8 @@ def _as_tensor(normalizer: Any, input: Tensor, reduction: Any) -> Tensor:
 
 
 def _unusual(spec: LossSpec) -> Callable[..., Tensor]:
-    """What the function of `spec` calls except in the commonest cases. A compiler guards each attribute that it reads in
-    a call (155 lines of guards for smooth L1; with the spec's attributes in the call 182), so they are read here."""
+    """What the function of `spec` calls except in the commonest cases. A compiler guards each attribute that it reads
+    in a call (155 lines of guards for smooth L1, with the spec's attributes in the call 182): they are read here."""
     thorough, beside = KERNELS[spec.name].thorough, tuple(row.name for row in options_of(spec) if row.name != "dtype")
     op, compiled = (getattr(torch.ops.cudaloss, name) for name in (spec.name, compiled_name(spec.name)))
     own_names = {*spec.operands, *(row.name for row in spec.arguments)}
