@@ -89,6 +89,7 @@ OF_FUNCTORS = [
         "kernels/test_properties",
         "kernels/test_values",
         "kernels/test_rounding",
+        "kernels/test_gradients",
         "ops/test_one_pass",
         "ops/test_opinfo",
         "packaging/test_diagnostics",
