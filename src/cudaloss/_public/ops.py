@@ -133,7 +133,7 @@ def _fused(spec: LossSpec) -> Callable[..., Tensor | None]:
             or ignore_nan is not False
         ):
             options = _usual_options(reduction, weight, mask, normalizer, scale, batch_dims, ignore_nan)
-            if options is None:
+            if options is None or (way is None and is_captured()):
                 return None
             if batch_dims and batch_dims == input.dim() - lacking:  # single losses: dispatch.loss has a shorter way
                 return None
@@ -162,7 +162,6 @@ def _usual_options(reduction, weight, mask, normalizer, scale, batch_dims, ignor
         or type(batch_dims) is not int
         or not 0 <= batch_dims <= MAX_DIMS
         or type(ignore_nan) is not bool
-        or dispatch.is_captured()
         or (weight is not None and not is_usual(weight, DTYPES))
         or (mask is not None and not is_usual(mask, (torch.bool,)))
     ):
