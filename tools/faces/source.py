@@ -52,8 +52,8 @@ from torch import Tensor
 from torch.nn._reduction import legacy_get_string
 
 from . import functional
-from ._ops.checks import check_size_average
 from ._module_state import changed_options, keep, shown
+from ._ops.checks import check_size_average
 {_of_heads(1)}
 """
 

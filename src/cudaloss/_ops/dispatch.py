@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,13 @@ _is_included = torch._C._dispatch_tls_is_dispatch_key_included
 def is_captured() -> bool:
     """Whether a mode or a trace sees the called ops, and may replay them."""
     return _dispatch_modes() > 0 or _is_tracing() or _is_included(_PRE_DISPATCH)
+
+
+def is_usual(tensor: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
+    """Whether it is a plain tensor of one of the dtypes that no gradient is wanted for."""
+    if type(tensor) not in PLAIN_TENSORS or tensor.dtype not in dtypes:
+        return False
+    return not (tensor.requires_grad and torch.is_grad_enabled())
 
 
 def _is_readable(tensor: Tensor, device: torch.device) -> bool:

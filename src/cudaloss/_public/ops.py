@@ -31,9 +31,9 @@ from .._losses.options import Options, options_of
 from .._losses.spec import BATCHMEAN, REDUCTIONS
 from .._losses.table import PUBLIC, LossSpec
 from .._ops import autograd, checks, dispatch, private, row_checks, vector_checks
-from .._ops.dispatch import PLAIN_TENSORS
+from .._ops.dispatch import PLAIN_TENSORS, is_usual
 from . import entry
-from .usual import is_usual, usual_of
+from .usual import usual_of
 
 Loss = Callable[..., Any]
 

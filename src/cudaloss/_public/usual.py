@@ -16,16 +16,10 @@ from torch import Tensor
 
 from .._call.modes import DTYPES, FOR_THIRD, INTEGERS, LOSS
 from .._losses.table import LossSpec
-from .._ops.dispatch import PLAIN_TENSORS
+from .._ops.dispatch import PLAIN_TENSORS, is_usual
 
 Usual = Callable[[Tensor, Tensor, tuple[Any, ...]], "tuple[int, float, tuple[Any, ...]] | None"]
 _is_grad_enabled = torch.is_grad_enabled
-
-
-def is_usual(tensor: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
-    if type(tensor) not in PLAIN_TENSORS or tensor.dtype not in dtypes:
-        return False
-    return not (tensor.requires_grad and _is_grad_enabled())
 
 
 def _of_elements(spec: LossSpec) -> Usual:
