@@ -8,9 +8,11 @@ import threading
 import pytest
 import torch
 
+import cudaloss
 from capturing import private_calls
 from cudaloss._call.modes import EXPECTS, FOR_INPUT, FOR_TARGET, pack
 from cudaloss._ops import private
+from cudaloss._ops.private import compiled_name
 from oracle import leaf, op, operands
 
 OPS = torch.ops.cudaloss
@@ -199,3 +201,29 @@ def test_one_of_several_threads_takes_it(spec, step):
         thread.join()
     assert len({gradients[0].data_ptr() for gradients in found}) == 4
     assert sum(shares(gradients, held)[0] for gradients in found) == 1
+
+
+def test_an_exported_call_has_the_public_op():
+    """Also with Dynamo as the front end, which reads this flag of every supported torch."""
+
+    class Call(torch.nn.Module):
+        def forward(self, input, target):
+            assert torch.compiler._is_exporting_flag
+            return cudaloss.mse_loss(input, target)
+
+    assert torch.compiler._is_exporting_flag is False
+    for strict in (True, False):
+        graph = torch.export.export(Call(), (torch.ones(2), torch.ones(2)), strict=strict).graph
+        assert [node.target for node in graph.nodes if node.op == "call_function"] == [OPS.mse.default]
+
+
+def test_a_compiled_call_has_the_twin_op():
+    found = []
+
+    def backend(graph, _):
+        found.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    torch._dynamo.reset()
+    torch.compile(cudaloss.mse_loss, backend=backend, fullgraph=True)(torch.ones(2), torch.ones(2))
+    assert found == [getattr(OPS, compiled_name("mse"))]

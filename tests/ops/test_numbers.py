@@ -11,6 +11,7 @@ import torch
 
 import cudaloss
 from cudaloss._losses.options import Options
+from cudaloss._losses.table import OfTwo
 from oracle import op, operands
 
 
@@ -92,3 +93,16 @@ def test_sizes_that_depend_on_data_compile(spec, reduction, options):
     expected = loss(input, target, weight, keep)
     torch.testing.assert_close(found.detach(), expected)
     assert (x.grad[~keep] == 0).all() and x.grad[keep].isfinite().all()
+
+
+@pytest.mark.every_loss
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_jagged_tensors_have_the_losses_of_their_elements(spec):
+    if spec.needed or not isinstance(spec.terms, OfTwo):
+        pytest.skip("PyTorch's nested tensors lack an op of the formula, or it has a third operand")
+    x, t = (0.1 + 0.8 * torch.rand(6) for _ in range(2))
+    offsets = torch.tensor([0, 2, 6])
+    jagged = [torch.nested.nested_tensor_from_jagged(values, offsets) for values in (x, t)]
+    expected = function(spec)(x, t, reduction="none", **spec.flag_values)
+    found = function(spec)(*jagged, reduction="none", **spec.flag_values)
+    torch.testing.assert_close(found.values(), expected)

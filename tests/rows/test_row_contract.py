@@ -14,6 +14,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import cudaloss
+from cudaloss._call.call import Call
+from cudaloss._losses.table import OF_ROWS
+from cudaloss._reference import classes, definition
 
 SHAPE = (6, 9)
 
@@ -398,3 +401,22 @@ def test_a_mean_of_each_row(operands, device, loss, backend):
         (gradient,) = torch.autograd.grad(found, input, torch.ones_like(found))
         (plain,) = torch.autograd.grad(loss(input, target, reduction="sum"), input)
         torch.testing.assert_close(gradient, plain)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_wrong_class_has_nan_slopes_in_the_reference(name, weighted, monkeypatch):
+    """As on a GPU, where nothing raises an error for it."""
+    of_cpu = classes._indices
+
+    def of_gpu(target, selected, count):
+        wrong = (target < 0) | (target >= count)
+        return of_cpu(torch.where(wrong, 0, target), selected, count)[0], wrong
+
+    monkeypatch.setattr(classes, "_indices", of_gpu)
+    input, target = torch.randn(3, 4).log_softmax(1), torch.tensor([1, 7, 2])
+    (spec,) = (spec for spec in OF_ROWS if spec.function == name)
+    call = Call(spec, input, target, "sum", torch.float32, third=torch.ones(4) if weighted else None, parameter=0.0)
+    (slope, *_) = definition.gradients(call, torch.ones(()), (True, False, False))
+    assert slope[1].isnan().all() and slope[[0, 2]].isfinite().all()
+    assert definition.loss(call).isnan()

@@ -151,7 +151,7 @@ class _Sides(NamedTuple):
     @classmethod
     def of(cls, x: Tensor, t: Tensor, gamma: float) -> _Sides:
         above = x.detach().sign().relu()
-        z, wrong = -_folded(x), torch.lerp(t, 1 - t, above)  # exactly one of the two
+        z, wrong = -_folded(x), above * (1 - t) + (1 - above) * t  # one of the two
         e = (-z).exp()
         s, tail, tilt = e / (1 + e), torch.log1p(e), 1 - 2 * wrong
         far = wrong == 0

@@ -252,5 +252,5 @@ class LossSpec:
 
     @property
     def mode(self) -> int:
-        """The loss's part of a private op's mode (``_modes.LOSS``)."""
+        """The loss's part of a private op's mode (``LOSS`` in ``_call/modes.py``)."""
         return self.id | self.mean_over_count << 8 | self.bits << 9

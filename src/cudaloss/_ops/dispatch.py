@@ -1,4 +1,4 @@
-"""Which calls the compiled kernels serve, in how many passes; the private ops under autograd and transforms."""
+"""Which calls of plain tensors the compiled kernels serve, and in how many passes; the reference has the others."""
 
 from __future__ import annotations
 

@@ -42,8 +42,9 @@ def _for_op(third: Argument, input: Tensor, own: dict[str, Any]) -> dict[str, An
 
 
 def _is_compiled() -> bool:
-    """Whether torch.compile captures the call. An exported graph has the public op."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    """Whether torch.compile captures the call. An exported graph has the public op. Reads the flag of is_exporting()
+    itself: in torch 2.11 a trace of that function is always True, and each number would be compiled anew."""
+    return torch.compiler.is_compiling() and not torch.compiler._is_exporting_flag
 
 
 def _as_tensor(normalizer: Any, input: Tensor, reduction: Any) -> Tensor:

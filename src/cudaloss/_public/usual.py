@@ -123,7 +123,7 @@ def _of_vectors(spec: LossSpec) -> Usual:
             wants = FOR_THIRD if third.requires_grad and _is_grad_enabled() else 0
             return modes[swap] | wants, number, (third, eps)
         if third is not None:
-            return modes[0], number, (third.detach(), eps)
+            return modes[0], number, (third.detach() if third.requires_grad else third, eps)
         return modes[0], number, (None, beta) if has_beta else ()
 
     return usual

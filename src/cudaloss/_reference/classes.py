@@ -81,6 +81,7 @@ class RowOperands(NamedTuple):
     index: Any  # with size 1 along the classes; None: the target has probabilities
     chosen: Any  # the same; 0 for rows that do not count
     smoothing: float = 0.0
+    wrong: Tensor | None = None  # rows whose index is no class, with size 1 along the classes; None: none
 
     def layout(self) -> tuple[torch.Size, torch.dtype, int]:
         """The losses' shape, the dtype of the arithmetic, and the operands' dimension that losses lack."""
@@ -135,11 +136,11 @@ def operands(call: Call, selected: Tensor | None, compute: torch.dtype) -> RowOp
     counts = None if selected is None else selected.unsqueeze(dim)
     if counts is not None and not call.spec.takes_indices_alone:  # else `chosen` is enough, with one number for a row
         x = torch.where(counts, x, 0)
-    classes, index = x.shape[dim], None
+    classes, index, wrong = x.shape[dim], None, None
     if not target.is_floating_point():
-        index, wrong = _indices(target, selected, classes)
-        index = index.unsqueeze(dim)
-        x = x if wrong is None else x * torch.where(wrong, torch.nan, x.new_ones(())).unsqueeze(dim)
+        index, wrong = (None if i is None else i.unsqueeze(dim) for i in _indices(target, selected, classes))
+        assert index is not None
+        x = x if wrong is None else torch.where(wrong, torch.nan, x)
     cap_slope = None
     if call.softcap != 0:
         bent = torch.tanh(x / call.softcap)
@@ -151,11 +152,13 @@ def operands(call: Call, selected: Tensor | None, compute: torch.dtype) -> RowOp
         q = _smoothed(savable(target, compute), smoothing, classes)
         q = q if counts is None else torch.where(counts, q, 0)
     else:
-        chosen = x.new_full(index.shape, 1 - smoothing) if weight is None else weight[index] * (1 - smoothing)
+        of_index = x.new_ones(index.shape) if weight is None else weight.gather(0, index.flatten()).view(index.shape)
+        chosen = of_index * (1 - smoothing)  # a product: new_full would add a guard on a symbolic number
         chosen = chosen if counts is None else torch.where(counts, chosen, 0)  # its slope is finite beside a NaN
-        q = None if smoothing == 0 else x.new_full((), smoothing / classes).expand(x.shape)
+        q = None if smoothing == 0 else (x.new_ones(()) * (smoothing / classes)).expand(x.shape)
     definition = Classes(dim, call.spec.takes_indices_alone, call.parameter)
-    return RowOperands(definition, cap_slope, x, q, None if q is None else over_classes, index, chosen, smoothing)
+    over_classes = None if q is None else over_classes
+    return RowOperands(definition, cap_slope, x, q, over_classes, index, chosen, smoothing, wrong)
 
 
 def value(row: RowOperands) -> Tensor:
@@ -173,4 +176,5 @@ def slopes(row: RowOperands, needed: Sequence[bool]) -> Slopes:
     for_input, for_q, *_ = row.definition.slopes(wanted, *row[2:7])
     assert for_input is not None
     for_input = for_input if row.cap_slope is None else for_input * row.cap_slope
+    for_input = for_input if row.wrong is None else torch.where(row.wrong, torch.nan, for_input)
     return for_input, None if for_q is None else for_q * (1 - row.smoothing)

@@ -65,6 +65,7 @@ def _compute_dtype(call: Call) -> torch.dtype:
 def _terms(call: Call) -> _Terms:
     kind, compute, weight = _KINDS[call.spec.reads], _compute_dtype(call), call.options.weight
     selected = kind.selected(call)
+    selected = None if selected is None else savable(selected, torch.bool)
     weight = None if weight is None else savable(weight, compute)
     weight = weight if weight is None or selected is None else torch.where(selected, weight, 0)
     return _Terms(kind, kind.operands(call, selected, compute), weight, selected)
