@@ -1,6 +1,6 @@
 """A row for each loss. Everything that works alike for all losses is made from the rows: ops, functions, modules,
-documentation, tests, benchmarks. A new pointwise loss is a row here and a functor in ``csrc/losses/<name>.h``; a loss of
-rows has its functor in ``csrc/losses/rows/<name>.h`` and its formulas in ``_reference/classes.py`` or
+documentation, tests, benchmarks. A new pointwise loss is a row here and a functor in ``csrc/losses/<name>.h``; a loss
+of rows has its functor in ``csrc/losses/rows/<name>.h`` and its formulas in ``_reference/classes.py`` or
 ``_reference/vectors.py``."""
 
 from __future__ import annotations
