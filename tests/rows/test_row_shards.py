@@ -194,6 +194,17 @@ def check_a_class_of_bytes_that_is_no_ignore_index(mesh) -> None:
         torch.testing.assert_close(found.full_tensor(), wanted)
 
 
+def check_an_ignored_class_is_no_part(mesh) -> None:
+    """The parts' numbers have targets of their own, 1, 3, 5, ..., which the call's ignore_index does not mean."""
+    x, t = torch.randn(8, 8), torch.arange(8)
+    for ignored in (1, 3):
+        wanted = torch.nn.functional.cross_entropy(x, t, ignore_index=ignored)
+        sharded, target = distribute_tensor(x, mesh, [CLASSES]), distribute_tensor(t, mesh, [Replicate()])
+        for of_input in (sharded, sharded.clone().requires_grad_()):
+            found = cudaloss.cross_entropy(of_input, target, ignore_index=ignored)
+            torch.testing.assert_close(found.full_tensor(), wanted)
+
+
 def check_what_moves(mesh) -> None:
     """The count's and the value's sums over rows, and one all-gather of numbers of rows; nothing backward."""
     x, t = logits_and_target(8)
@@ -229,6 +240,7 @@ CHECKS = (
     check_a_target_that_is_ruled_out,
     check_what_is_left_out,
     check_a_class_of_bytes_that_is_no_ignore_index,
+    check_an_ignored_class_is_no_part,
     check_what_moves,
     check_derivatives_of_higher_orders,
     check_an_index_out_of_range,

@@ -13,7 +13,7 @@ def joint_shape(input: Tensor, target: Tensor) -> torch.Size:
 
 
 def broadcast(*shapes: Sequence[int]) -> torch.Size:
-    """``torch.broadcast_shapes``, 27 us faster if all sizes are ints: PyTorch's also serves symbolic ones."""
+    """``torch.broadcast_shapes``, in 2 us in place of 14 if all sizes are ints: PyTorch's also serves symbolic ones."""
     found = [1] * max(map(len, shapes))
     for shape in shapes:
         for place, size in enumerate(reversed(shape), start=1):

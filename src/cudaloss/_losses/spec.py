@@ -196,14 +196,16 @@ class LossSpec:
         names = {{"third": third, "second": second}.get(name, name): value for name, value in places.items()}
         return {name: own.get(name, value) for name, value in {**names, **flags}.items()}
 
-    def named(self, own: tuple[Any, ...]) -> dict[str, Any]:
-        """The arguments of a call, from the values of :attr:`given`."""
+    @functools.cached_property
+    def places(self) -> tuple[tuple[int, str], ...]:
+        """Which of :attr:`given` the function has, and where."""
         names = {*self.operands, *(row.name for row in self.arguments)}
-        return {name: value for name, value in zip(self.given, own, strict=True) if name in names}
+        return tuple((place, name) for place, name in enumerate(self.given) if name in names)
 
     def own(self, third: Any, second: Any) -> dict[str, Any]:
         """The arguments of a loss of elements by their names, with the variant's flags."""
-        return self.named((third, second, *self.flag_values.values())) if self.arguments else {}
+        given = third, second, *self.flag_values.values()
+        return {name: given[place] for place, name in self.places}
 
     @property
     def has_third_gradient(self) -> bool:

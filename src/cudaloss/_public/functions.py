@@ -55,12 +55,16 @@ def _as_tensor(normalizer: Any, input: Tensor, reduction: Any) -> Tensor:
 
 def _unusual(spec: LossSpec) -> Callable[..., Tensor]:
     """What the function of `spec` calls except in the commonest cases. A compiler guards each attribute that it reads
-    in a call (155 lines of guards for smooth L1, with the spec's attributes in the call 182): they are read here."""
+    in a call, and checks the guards in each step; so the spec's are read here."""
     thorough, beside = KERNELS[spec.name].thorough, tuple(row.name for row in options_of(spec) if row.name != "dtype")
     op, compiled = (getattr(torch.ops.cudaloss, name) for name in (spec.name, compiled_name(spec.name)))
-    own_names = {*spec.operands, *(row.name for row in spec.arguments)}
-    places = tuple((place, name) for place, name in enumerate(spec.given) if name in own_names)
-    further, reductions, third, of_rows = spec.operands[2:], spec.reductions, spec.parameter, spec.of_rows
+    places, further, reductions, third, of_rows = (
+        spec.places,
+        spec.operands[2:],
+        spec.reductions,
+        spec.parameter,
+        spec.of_rows,
+    )
     needs_same_shape = spec.same_shape
 
     def call(input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, *options: Any) -> Any:

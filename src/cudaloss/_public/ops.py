@@ -35,8 +35,6 @@ from .._ops.dispatch import PLAIN_TENSORS, is_usual
 from . import entry
 from .usual import usual_of
 
-Loss = Callable[..., Any]
-
 
 class Kernel(NamedTuple):
     """The parts of a public op, called as ``f(input, target, reduction, own, dtype, *options)``, where `own` has the

@@ -146,7 +146,6 @@ def operands(call: Call, selected: Tensor | None, compute: torch.dtype) -> RowOp
         bent = torch.tanh(x / call.softcap)
         x, cap_slope = call.softcap * bent, 1 - bent * bent
     weight = None if call.third is None else savable(call.third, compute)
-    over_classes = None if weight is None else _over_input(weight, dim, x).expand(x.shape)
     chosen = None
     if index is None:
         q = _smoothed(savable(target, compute), smoothing, classes)
@@ -157,7 +156,7 @@ def operands(call: Call, selected: Tensor | None, compute: torch.dtype) -> RowOp
         chosen = chosen if counts is None else torch.where(counts, chosen, 0)  # its slope is finite beside a NaN
         q = None if smoothing == 0 else (x.new_ones(()) * (smoothing / classes)).expand(x.shape)
     definition = Classes(dim, call.spec.takes_indices_alone, call.parameter)
-    over_classes = None if q is None else over_classes
+    over_classes = None if weight is None or q is None else _over_input(weight, dim, x).expand(x.shape)
     return RowOperands(definition, cap_slope, x, q, over_classes, index, chosen, smoothing, wrong)
 
 
