@@ -200,7 +200,8 @@ __global__ void __launch_bounds__(kGradientThreads) class_gradients(const __grid
                                                   Vector<E, n> out;
 #pragma unroll
                                                   for (int j = 0; j < n; ++j) {
-                                                    T z = widen<T>(x.element[j]), slope = T(1), factor = of_exp;
+                                                    T z = widen<T>(x.element[j]), factor = of_exp;
+                                                    [[maybe_unused]] T slope = T(1);
                                                     if constexpr (kForm != RowForm::Plain)
                                                       z = bend.template bent<kForm>(z, slope);
                                                     const T e = exp_of<E>((z - high) - low);

@@ -248,7 +248,11 @@ struct RowOfDistributions {
     for (int k = 0; k < kKept; ++k) part.element[k] = x[kBegin + k];
     return part;
   }
-  // The input's gradient from a slope and a base that were kept.
+  __device__ __forceinline__ static OfKept<Read> of_kept(double of_slope, double of_base) {
+    return {constant_of(of_slope, Read()), static_cast<Read>(of_base)};
+  }
+  // The input's gradient from a slope and a base that were kept. Without the base for halves, where it only corrects:
+  // beside a small q - p its own error would show.
   __device__ __forceinline__ static Read for_input(const OfKept<Read>& of, Read slope, Read base) {
     return kKeepsBase ? fused(slope, of.slope.hi, fused(of.base, base, slope * of.slope.lo)) : slope * of.slope.hi;
   }
@@ -266,25 +270,26 @@ struct RowOfDistributions {
       store(g.grad_input, of_first, j, value);
     }
   }
-  template <class Loss>
-  __device__ __forceinline__ void write_gradients(const SeenClasses<G, Read>& seen, const Loss& loss,
+  // A: the arithmetic. The gradient of a loss that is not centred has the bits of write_kept's.
+  template <class A, class Loss>
+  __device__ __forceinline__ void write_gradients(const SeenClasses<A, Read>& seen, const Loss& loss,
                                                   const DistributionRow& found, double by, int64_t of_first,
                                                   int64_t of_second) const {
-    // Not for halves if it only corrects: beside a small q - p its own error would show.
-    constexpr bool kWithBase = kKeepsBase || Loss::kIsCentred;
-    const K of_slope = static_cast<K>(by * found.of_slope),
-            of_base = static_cast<K>(by * found.of_slope * found.of_base);
-    const K raised = static_cast<K>(found.raised), mean = static_cast<K>(found.mean), of_p = static_cast<K>(found.of_p),
-            of_row = static_cast<K>(by);
+    using N = Scalar<A>;
+    const double by_slope = by * found.of_slope, by_base = by_slope * found.of_base;
+    const OfKept<Read> of = of_kept(by_slope, by_base);
+    const N of_slope = static_cast<N>(by_slope), of_base = static_cast<N>(by_base);
+    const N raised = static_cast<N>(found.raised), mean = static_cast<N>(found.mean), of_p = static_cast<N>(found.of_p),
+            of_row = static_cast<N>(by);
     each([&](int32_t j, const Read(&x)[n], const Read(&t)[n], V*) {
       Read value[n];
-      K for_target[n];
+      N for_target[n];
 #pragma unroll
       for (int k = 0; k < n; ++k) {
         const auto one = seen.of(x[k], t[k]);
-        const auto term = loss.template term<G>(one.q, one.p, one.d);
-        value[k] =
-            static_cast<Read>(kWithBase ? fused(term.slope, of_slope, term.base * of_base) : term.slope * of_slope);
+        const auto term = loss.template term<A>(one.q, one.p, one.d);
+        value[k] = Loss::kIsCentred ? static_cast<Read>(fused(term.slope, of_slope, term.base * of_base))
+                                    : for_input(of, static_cast<Read>(term.slope), static_cast<Read>(term.base));
         for_target[k] = grad_target(one.p * of_p, term.of_target + raised, mean) * of_row;
       }
       if (g.rows.grad_input.data) store(g.grad_input, of_first, j, value);

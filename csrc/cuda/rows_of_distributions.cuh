@@ -49,11 +49,12 @@ __device__ __forceinline__ void row_of_distributions(const DistributionParameter
   const double by = as_double(WithRest<F>{task.factor.hi, task.factor.lo}) * loss.temperature;
   if (keeps) {
     const double of_slope = by * found.of_slope;
-    return row.write_kept({constant_of(of_slope, Read()), static_cast<Read>(found.of_base * of_slope)}, of_first);
+    return row.write_kept(Row::of_kept(of_slope, of_slope * found.of_base), of_first);
   }
-  if constexpr (Row::kKeepsBase) {
+  // Halves in float, but from the operands of which input's gradient alone would be kept: it must have the same bits.
+  if (Row::kKeepsBase || (!Loss::kIsCentred && g.stages)) {
     row.write_gradients(seen, loss, found, by, of_first, of_second);
-  } else {
+  } else if constexpr (!Row::kKeepsBase) {
     row.write_gradients(seen.in_float(), loss, found, by, of_first, of_second);
   }
 }

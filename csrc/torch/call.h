@@ -26,7 +26,7 @@ inline Reads reads_of(int64_t loss) {
 }
 
 // How an op works, in one int: each further argument costs the dispatcher 0.25 us, a string or a ScalarType 0.5.
-// src/cudaloss/_modes.py packs it.
+// src/cudaloss/_call/modes.py packs it.
 struct Mode {
   Reduction reduction;
   ScalarType dtype;            // of the loss
@@ -40,7 +40,7 @@ struct Mode {
   bool expects;              // a forward may make its gradients for the grad_output that it expects
   int flags;                 // of the loss itself
   int64_t batch_dims;
-  int64_t loss;  // the id of its row in _rows/
+  int64_t loss;  // the id of its row in _losses/
 
   explicit Mode(int64_t packed)
       : reduction(static_cast<Reduction>(packed & 3)),
@@ -57,7 +57,7 @@ struct Mode {
         flags(packed >> 25 & 0xf),
         batch_dims(packed >> 8 & 0x7f),
         loss(packed >> 16 & 0xff) {
-    require(packed >= 0 && (packed & 3) < 3, "mode must be one of _modes.py's");
+    require(packed >= 0 && (packed & 3) < 3, "mode must be packed by _call/modes.py");
   }
 
  private:

@@ -29,7 +29,7 @@ inline std::optional<bool> runs_backward() {
 
 // Where they are. A copy that hooks on saved tensors have made can be where an earlier gradient was: it is then taken
 // too. That is right, because its record comes with it, and because no graph makes such copies
-// (`_private.keeps_what_it_saves`).
+// (`keeps_what_it_saves` in Python).
 class UntakenGradients {
   static constexpr size_t kMost = 1 << 16;  // of forwards without a backward, which nobody counts
   std::mutex mutex_;

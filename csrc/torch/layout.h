@@ -263,7 +263,7 @@ inline Tensor empty_dense(const Tensor& like, ScalarType dtype) {
 }
 
 // New memory in the shape of `like`: in its layout if that is dense; contiguous if it is expanded; otherwise in its
-// order of dimensions. src/cudaloss/_private.py predicts the same.
+// order of dimensions. src/cudaloss/_ops/private.py predicts the same.
 inline Tensor empty_as(const Tensor& like, ScalarType dtype) {
   if (is_dense(like)) return empty_dense(like, dtype);
   const auto sizes = like.sizes(), strides = like.strides();

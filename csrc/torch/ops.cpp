@@ -1,4 +1,4 @@
-// The private ops of all losses on each backend, on the LibTorch stable ABI; src/cudaloss/_private.py has their
+// The private ops of all losses on each backend, on the LibTorch stable ABI; src/cudaloss/_ops/private.py has their
 // schemas. An op that declines returns undefined tensors, which are None in Python. So are gradients that nobody asks
 // for.
 #include <torch/csrc/stable/library.h>
