@@ -55,7 +55,12 @@ def test_alignment(spec, device, size):
     tensors = operands((size,), (torch.float32, torch.float32), device)
     shifted = tuple(torch.cat([x.new_zeros(1), x])[1:] for x in tensors)
     assert shifted[0].data_ptr() % 16 != tensors[0].data_ptr() % 16
-    assert_same_bits(bits(spec, *tensors), bits(spec, *shifted))
+    (value, *gradients), (other, *others) = bits(spec, *tensors), bits(spec, *shifted)
+    assert_same_bits(gradients, others)
+    if device == "cuda" and spec.kernels == "general":  # another kernel, which adds in another order
+        assert torch.nextafter(value, other) == other
+    else:
+        assert torch.equal(value, other)
 
 
 @pytest.mark.cuda

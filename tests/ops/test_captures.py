@@ -55,6 +55,7 @@ INDUCED += [(kind, "all") for kind in ("two operands and third", "index", "vecto
 INDUCED += [("distributions", "none")]
 
 
+@pytest.mark.filterwarnings("ignore:\\s*Online softmax")  # Inductor's on a GPU
 @pytest.mark.parametrize(("kind", "name"), INDUCED, ids=["-".join(call) for call in INDUCED])
 def test_inductor(device, kind, name):
     """Which checks the strides that fake kernels predict, and plans the memory of a step with other work around it."""
