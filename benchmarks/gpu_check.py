@@ -217,7 +217,8 @@ def sanitize(tool: str) -> dict[str, Any]:
     # Without the caching allocator graphs cannot be captured.
     no_caching = tool == "memcheck"
     left_out = ["compiled", "peak_memory", "to_the_31", "underflow"]  # not ours, or too large
-    left_out += ["cuda_graph"] if no_caching else []
+    # racecheck loses a launch of several host threads at once, and then does not end (H200, CUDA 13.0).
+    left_out += ["cuda_graph"] if no_caching else ["test_threads"]
     environment = {**SHARED, **({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if no_caching else {})}
 
     files = SANITIZED_TESTS if tool == "racecheck" else SANITIZED_TESTS + MEMCHECKED_TESTS

@@ -103,11 +103,16 @@ def _over_input(class_weight: Tensor, dim: int, input: Tensor) -> Tensor:
     return class_weight.view((-1,) + (1,) * (input.dim() - dim - 1))
 
 
+def _raises(index: Tensor) -> bool:
+    """Whether PyTorch's ops raise for an index that is no class. On a GPU they would end the process's use of it."""
+    return index.is_cpu
+
+
 def _indices(target: Tensor, selected: Tensor | None, classes: int) -> tuple[Tensor, Tensor | None]:
-    """Class indices, with 0 for rows that do not count; and which others are no class and so 0. None: on a CPU
-    PyTorch's ops raise for such. Elsewhere they would end the process's use of the GPU."""
+    """Class indices, with 0 for rows that do not count; and which others are no class and so 0; None: PyTorch raises
+    for such."""
     index, wrong = savable(target, torch.int64), None
-    if not index.is_cpu:
+    if not _raises(index):
         wrong = (index < 0) | (index >= classes)
         index = torch.where(wrong, 0, index)
     if selected is not None:
