@@ -145,13 +145,15 @@ def test_a_second_backward(device, name, option):
 
 
 @of_losses
-def test_some_operands_want_a_gradient(device, name):
-    operands, loss = drawn(name, SHAPE, torch.float32, device), LOSSES[name]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_some_operands_want_a_gradient(device, name, dtype):
+    """With a float32 loss each gradient has the bits that it has beside the others."""
+    operands, loss, of_loss = drawn(name, SHAPE, dtype, device), LOSSES[name], {"dtype": torch.float32}
     leaves = leaves_of(name, operands)
-    expected = torch.autograd.grad(loss.ours(*leaves), leaves[: loss.vectors])
+    expected = torch.autograd.grad(loss.ours(*leaves, **of_loss), leaves[: loss.vectors])
     for wants in range(1, 2**loss.vectors):
         leaves = [x.clone().requires_grad_(bool(wants >> i & 1)) for i, x in enumerate(operands[: loss.vectors])]
-        loss.ours(*leaves, *operands[loss.vectors :]).backward()
+        loss.ours(*leaves, *operands[loss.vectors :], **of_loss).backward()
         for i, (leaf, gradient) in enumerate(zip(leaves, expected, strict=True)):
             assert torch.equal(leaf.grad, gradient) if wants >> i & 1 else leaf.grad is None
 
