@@ -58,14 +58,8 @@ def _unusual(spec: LossSpec) -> Callable[..., Tensor]:
     in a call, and checks the guards in each step; so the spec's are read here."""
     thorough, beside = KERNELS[spec.name].thorough, tuple(row.name for row in options_of(spec) if row.name != "dtype")
     op, compiled = (getattr(torch.ops.cudaloss, name) for name in (spec.name, compiled_name(spec.name)))
-    places, further, reductions, third, of_rows = (
-        spec.places,
-        spec.operands[2:],
-        spec.reductions,
-        spec.parameter,
-        spec.of_rows,
-    )
-    needs_same_shape = spec.same_shape
+    places, further, reductions = spec.places, spec.operands[2:], spec.reductions
+    third, of_rows, needs_same_shape = spec.parameter, spec.of_rows, spec.same_shape
 
     def call(input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, *options: Any) -> Any:
         named = {name: own[place] for place, name in places}

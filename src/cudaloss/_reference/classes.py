@@ -146,7 +146,7 @@ def operands(call: Call, selected: Tensor | None, compute: torch.dtype) -> RowOp
         index, wrong = (None if i is None else i.unsqueeze(dim) for i in _indices(target, selected, classes))
         assert index is not None
         # A product, whose gradient is NaN too: that of torch.where is 0.
-        x = x if wrong is None else x * torch.where(wrong, torch.nan, 1.0)
+        x = x if wrong is None else x * torch.where(wrong, torch.nan, x.new_ones(()))
     cap_slope = None
     if call.softcap != 0:
         bent = torch.tanh(x / call.softcap)
