@@ -42,6 +42,17 @@ CUDALOSS_INLINE Apart<F> apart(F x) {
   const F f = bit_cast<F>((bits & Parts::mantissa) + Parts::root_half) - F(1);
   return {k, f, bit_cast<F>(select(exponent < last, 2 * Parts::one - (exponent << kMantissa), Bits(0))), normal};
 }
+// The same for x between 1/2 and 2^100, without guards.
+template <class F>
+CUDALOSS_INLINE Apart<F> apart_in_range(F x) {
+  using Parts = LogParts<F>;
+  using Bits = typename ExpParts<F>::Bits;
+  constexpr int kMantissa = ExpParts<F>::kMantissa;
+  const Bits bits = bit_cast<Bits>(x) + (Parts::one - Parts::root_half);
+  const F f = bit_cast<F>((bits & Parts::mantissa) + Parts::root_half) - F(1);
+  return {bit_cast<F>(bits >> kMantissa | Parts::magic_bits) - Parts::magic, f,
+          bit_cast<F>(2 * Parts::one - (bits & ~Parts::mantissa)), x};
+}
 
 // log(1 + f) = f - f^2 / 2 + s (f^2 / 2 + s^2 L(s^2)) with s = f / (2 + f). This is s^2 L: 2^-30 and 2^-58 of the log.
 CUDALOSS_INLINE float log_tail_of_square(float z) {

@@ -54,6 +54,23 @@ CUDALOSS_INLINE ScalarOf<N> value_of(N x) {
   }
 }
 template <class N>
+CUDALOSS_INLINE ScalarOf<N> rest_of(N x) {
+  if constexpr (kHasRest<N>) {
+    return x.rest;
+  } else {
+    return ScalarOf<N>(0);
+  }
+}
+// Of a number that is finite.
+template <class N>
+CUDALOSS_INLINE ScalarOf<N> rounded_finite(N x) {
+  return value_of(x) + rest_of(x);
+}
+template <class N>
+CUDALOSS_INLINE double finite_in_double(N x) {
+  return double{value_of(x)} + double{rest_of(x)};
+}
+template <class N>
 CUDALOSS_INLINE N number_of(Constant<ScalarOf<N>> c) {
   if constexpr (kHasRest<N>) {
     return {c.hi, c.lo};

@@ -28,8 +28,7 @@ struct vocabulary_part {
 
   struct InFloat {
     static constexpr float z_loss = 0.0f;
-    static constexpr bool smooths = false;
-    static constexpr bool is_soft = false;
+    static constexpr bool smooths = false, is_plain = false, is_soft = false;
     InFloat(const vocabulary_part&, double) {}
   };
 };

@@ -176,7 +176,8 @@ __device__ __forceinline__ const Divisor& count_rows(const RowParameters<P>& p, 
 }
 
 // Makes a task in three steps, so that a kernel can start to read logits in between: where the row is,
-template <class F, class P>
+// (kUsual: nothing of a row is optional, and its target is a dense int64; see has_usual_rows)
+template <class F, bool kUsual = false, class P>
 __device__ __forceinline__ Task<F> task_at(const RowParameters<P>& p, uint32_t row) {
   Task<F> task = {};
   task.target = -1;
@@ -184,7 +185,7 @@ __device__ __forceinline__ Task<F> task_at(const RowParameters<P>& p, uint32_t r
   task.held = row >= p.rows;
   if (task.held) return task;
   task.at = place_of(p, row);
-  if (p.grad_output.hold_gradients) task.held = p.grad_output.holds(grad_output_of<F>(p, task.at));
+  if (!kUsual && p.grad_output.hold_gradients) task.held = p.grad_output.holds(grad_output_of<F>(p, task.at));
   return task;
 }
 // its target's index; its use waits for the load,
@@ -196,9 +197,10 @@ template <class F, class P>
 __device__ __forceinline__ bool is_selected(const RowParameters<P>& p, const Task<F>& task) {
   return !task.held && (!p.mask || p.mask[offset(p, task.at, kMask)] != 0);
 }
-template <class F, class P>
+template <bool kUsual = false, class F, class P>
 __device__ __forceinline__ TargetIndex index_of(const RowParameters<P>& p, const Task<F>& task) {
   if (task.held) return {false, 0};
+  if (kUsual) return {true, static_cast<const int64_t*>(p.target.data)[task.at.row]};
   return {is_selected(p, task), index_at(p.target, offset(p, task.at, kTarget))};
 }
 // the target (for a part: one of all processes' classes),
@@ -270,18 +272,15 @@ __device__ __forceinline__ void add_loss(const RowParameters<P>& p, const RowPla
   }
 }
 
-// Reduces the sums of the block's first warp, or of all its threads. `counted` is the result of count_rows; null if the
-// pass has no indices.
-enum class SumsOf { Thread, Warp, Block };
+// Reduces the sums of the block's first thread, or of all its threads. `counted` is the result of count_rows; null if
+// the pass has no indices.
+enum class SumsOf { Thread, Block };
 template <int kThreads, SumsOf kSums, class P>
 __device__ __forceinline__ void reduce_losses(const RowParameters<P>& p, const P& sum,
                                               const Divisor* counted = nullptr) {
   if (!p.sums || p.segments > 1) return;
   P total = sum;
   if constexpr (kSums == SumsOf::Block) total = block_sum<kThreads, P>(sum);
-  if constexpr (kSums == SumsOf::Warp) {
-    if (threadIdx.x < 32) total = sum_over_lanes(sum, 32);
-  }
   if (!grid_reduce<kThreads>(total, p.fold) || threadIdx.x != 0) return;
   SegmentLoss store = p.fold.store;
   if (counted && p.counts_rows) store.denominator.constant = *counted;

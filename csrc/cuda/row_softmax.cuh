@@ -1,178 +1,10 @@
-// The exponentials of a row in float arithmetic, their sums, and the results from these.
-//
-// exp(x) is computed as exp(x - shift) / 2^power, so that the largest is about 1. Usually the shift is 0: then x - k
-// log(2) is exact, while x - max would be rounded, and sums with different powers are joined exactly.
+// A row's loss and the factors of its gradients, from the sums of its exponentials (row_exp.cuh).
 #pragma once
 
-#include "core/softmax.h"
 #include "core/vocabulary_part.h"
-#include "cuda/accessor.cuh"
-#include "cuda/row_lanes.cuh"
+#include "cuda/row_exp.cuh"
 
 namespace cudaloss::cuda {
-
-// Above this, floats are at least 1/8 apart. The shift is then the maximum, and no difference that matters is rounded.
-constexpr float kUsualLogit = 0x1p20f;
-
-struct Reference {
-  float shift, power;
-};
-__device__ __forceinline__ Reference reference_of(float max) {
-  const bool is_usual = fabsf(max) <= kUsualLogit || max == -INFINITY;
-  const float taken = select(is_usual, fmaxf(max, -kUsualLogit), 0.0f);
-  return {select(is_usual, 0.0f, max), rintf(taken * ExpParts<float>::log2_e)};
-}
-
-// ---- elements ----------------------------------------------------------------------------------------------
-
-// How a row's elements are turned into exponentials.
-template <class E>
-struct Elements;
-
-// exp is lifted by 2^40: it is exact to about an ulp down to exp(-115).
-template <>
-struct Elements<float> {
-  using T = FloatFloat;
-  using Parts = ExpParts<float>;
-  static constexpr float kBack = Parts::small, kLift = 40.0f;  // kBack = 2^-kLift
-
-  float magic, least;
-  __device__ __forceinline__ explicit Elements(float power)
-      : magic(Parts::magic - 127.0f - power), least((power - 165.0f) * Parts::ln2) {}
-
-  // exp(x) = 2^k exp(r), with k in the lowest bits of `shifted`.
-  struct Apart {
-    float shifted, k, whole, r;
-  };
-  __device__ __forceinline__ Apart apart(float x) const {
-    const float taken = fmaxf(x, least), shifted = fused(taken, Parts::log2_e, magic), k = shifted - magic;
-    const float whole = fused(k, -Parts::ln2, taken);
-    return {shifted, k, whole, fused(k, -Parts::ln2_rest, whole)};
-  }
-  // exp(r) = 1 + r u, within 1.23 ulp. With the rounding of the row's sum and its own, a gradient stays within the
-  // allowed 2 ulp. For NaN the result is any number: the row's maximum notices it.
-  struct Exp {
-    float near, u;
-    Apart at;
-    __device__ __forceinline__ float value() const { return times_power(near); }
-    // The rounding error of 1 + r u.
-    __device__ __forceinline__ float rest() const { return fused(at.r, u, 1.0f - near); }
-    __device__ __forceinline__ float times_power(float x) const {
-      return bit_cast<float>(bit_cast<uint32_t>(x) + (bit_cast<uint32_t>(at.shifted) << Parts::kMantissa));
-    }
-  };
-  __device__ __forceinline__ Exp parts(float x) const {
-    const Apart at = apart(x);
-    const float u = fused(at.r, exp_tail(at.r), 1.0f);
-    return {fused(at.r, u, 1.0f), u, at};
-  }
-  __device__ __forceinline__ float exp(float x) const { return parts(x).value(); }
-  // With its rest: 1 + r is split in two.
-  __device__ __forceinline__ WithRest<float> own_exp(float x) const {
-    const Apart at = apart(x);
-    const float near = 1.0f + at.whole, lost = fused(at.k, -Parts::ln2_rest, at.whole - (near - 1.0f));
-    const float power = bit_cast<float>((bit_cast<uint32_t>(at.shifted) + 127u) << Parts::kMantissa);
-    const float tail = fused(at.r * at.r, exp_tail(at.r), lost), head = power * near, value = fused(power, tail, head);
-    return {value, fused(power, tail, head - value)};
-  }
-  // Adds to a sum what its term exp(x) lacks: in a row that is nearly one class, this is all of its rounding error.
-  __device__ __forceinline__ WithRest<float> mended(WithRest<float> sum, float x) const {
-    const Exp e = parts(x);
-    const WithRest<float> exact = own_exp(x);
-    sum.rest += (exact.value - e.value()) + fused(e.times_power(-1.0f), e.rest(), exact.rest);
-    return sum;
-  }
-  // The reference minus x, in logarithms.
-  __device__ __forceinline__ static WithRest<float> above(float x, Reference reference) {
-    WithRest<float> power = product_of(reference.power, Parts::ln2);
-    power.rest = fused(reference.power, Parts::ln2_rest, power.rest);
-    return difference_of(power, difference_of(x, reference.shift));
-  }
-
-  // Starts above every term, so that two more operations find the rounding error of an addition.
-  struct Sum {
-    static constexpr float kStart = 0x1.8p41f;
-    float sum = kStart, rest = 0.0f;
-    // Adds exp(x) and returns it.
-    __device__ __forceinline__ float add(const Elements& elements, float x) {
-      const Exp e = elements.parts(x);
-      rest = fused(e.times_power(1.0f), e.rest(), rest);
-      add_term(e.value());
-      return e.value();
-    }
-    __device__ __forceinline__ void add_term(float e) {
-      const float next = sum + e, added = next - sum;
-      rest += e - added;
-      sum = next;
-    }
-    __device__ __forceinline__ void scale(float by) {
-      const float scaled = (sum - kStart) * by, next = kStart + scaled;
-      rest = fused(rest, by, scaled - (next - kStart));
-      sum = next;
-    }
-    __device__ __forceinline__ WithRest<float> total() const { return {sum - kStart, rest}; }
-  };
-};
-
-template <class E>
-struct HalfElements {
-  using T = FastFloat;
-  static constexpr float kBack = 1.0f;
-
-  float minus_power;
-  __device__ __forceinline__ explicit HalfElements(float power) : minus_power(-power) {}
-
-  __device__ __forceinline__ float exp(float x) const {
-    float e;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(fused(x, ExpParts<float>::log2_e, minus_power)));
-    return e;
-  }
-  __device__ __forceinline__ float own_exp(float x) const { return exp(x); }
-  __device__ __forceinline__ float mended(float sum, float) const { return sum; }
-  // Rounded as in exp.
-  __device__ __forceinline__ static float above(float x, Reference reference) {
-    return fused(x - reference.shift, ExpParts<float>::log2_e, -reference.power) * -0x1.62e430p-1f;
-  }
-
-  struct Sum {
-    float sum = 0.0f;
-    __device__ __forceinline__ float add(const HalfElements& elements, float x) {
-      const float e = elements.exp(x);
-      sum += e;
-      return e;
-    }
-    __device__ __forceinline__ void add_term(float e) { sum += e; }
-    __device__ __forceinline__ void scale(float by) { sum *= by; }
-    __device__ __forceinline__ float total() const { return sum; }
-  };
-};
-template <>
-struct Elements<Half> : HalfElements<Half> {
-  using HalfElements<Half>::HalfElements;
-};
-template <>
-struct Elements<BFloat16> : HalfElements<BFloat16> {
-  using HalfElements<BFloat16>::HalfElements;
-};
-
-__device__ __forceinline__ float far_ratio(Reference from, Reference to) {
-  using Parts = ExpParts<float>;
-  if (from.power < -kUsualLogit) return 0.0f;  // only if all are -inf
-  const WithRest<float> shift = difference_of(from.shift, to.shift);
-  const float power = from.power - to.power, rest = fused(power, Parts::ln2_rest, shift.rest);
-  return Elements<float>(0.0f).exp(fused(power, Parts::ln2, shift.value) + rest) * Parts::small;
-}
-// The factor that brings a sum to a reference that is not below its own.
-__device__ __forceinline__ float ratio_of(Reference from, Reference to) {
-  if (from.shift != to.shift) return far_ratio(from, to);
-  constexpr float kMagic = 0x1.8p23f + 127.0f;
-  return bit_cast<float>(bit_cast<uint32_t>(fmaxf(from.power - to.power, -127.0f) + kMagic) << 23);
-}
-
-template <class E>
-using RowNumber = Number<typename Elements<E>::T>;
-
-// ---- a row -------------------------------------------------------------------------------------------------
 
 // Over the classes except the target's: their maximum, and the sum of exp(x) in its reference. Over all classes, if the
 // loss smooths: the sum of (the target's logit - x), with 0 in place of a target's logit of -inf. The reference
@@ -184,6 +16,13 @@ struct RowSums {
   RowNumber<E> others;
   float below;
 };
+
+// Adds to the sum the error of its largest term.
+template <class E>
+__device__ __forceinline__ void mend(RowSums<E>& sums) {
+  const Reference reference = reference_of(sums.max);
+  sums.others = Elements<E>(reference.power).mended(sums.others, sums.max - reference.shift);
+}
 
 // The same with a share of each class's own: class weights with label smoothing, or probabilities.
 template <class E>
@@ -222,8 +61,7 @@ struct RowSoftmax {
     reference = reference_of(max);
     const Reference of_others = reference_of(sums.max);
     ratio = ratio_of(of_others, reference);
-    others = Elements<E>(of_others.power).mended(sums.others, sums.max - of_others.shift);
-    others = times_power(others, ratio);
+    others = times_power(sums.others, ratio);
     own = Elements<E>(reference.power).own_exp(target - reference.shift);
     const bool is_more = value_of(others) > value_of(own);
     all = sum_of(select(is_more, others, own), select(is_more, own, others));
@@ -281,6 +119,42 @@ constexpr bool kHasShares = false;
 template <class E>
 constexpr bool kHasShares<SumsWithShares<E>> = true;
 
+// log(1 + x) for x from 0 to 2^90.
+__device__ __forceinline__ WithRest<float> log_of_one_plus(WithRest<float> x) {
+  const WithRest<float> sum = plus(WithRest<float>{1.0f, 0.0f}, x);
+  const Apart<float> a = apart_in_range(sum.value);
+  return log_of(a.k, fused(sum.rest, a.power, a.f));
+}
+__device__ __forceinline__ float log_of_one_plus(float x) { return fast_log(1.0f + x, x); }
+
+// A row without options, seen from its others' maximum: a usual logit, no more than kApart from the target's. So no sum
+// leaves the range, and nothing must be guarded: a third of the instructions of RowSoftmax, for the same digits.
+template <class E>
+struct NearRow {
+  using N = RowNumber<E>;
+  static constexpr float kApart = 48.0f, kLeast = sizeof(E) < sizeof(float) ? 0.0f : 0x1p-118f;
+  N others, own;  // sums of exp, in the others' reference
+
+  __device__ __forceinline__ static bool is(float max, float target) {
+    return fabsf(max) <= kUsualLogit && fabsf(target - max) <= kApart;  // and no NaN
+  }
+  __device__ __forceinline__ static Elements<E> elements(float max) {
+    return Elements<E>(rintf(max * ExpParts<float>::log2_e));
+  }
+  __device__ __forceinline__ NearRow(const Elements<E>& elements, N others, float target)
+      : others(others), own(elements.own_exp(target)) {}
+
+  // False: the factors of the gradients are too small for products with exp.
+  __device__ __forceinline__ bool take_gain(N factor, Gain& gain) const {
+    const N all = plus(others, own), of_exp = quotient_of(factor, all, reciprocal_of(value_of(all)));
+    gain = {value_of(of_exp), rest_of(of_exp), 0.0f, -rounded_finite(of_exp * others), 1.0f};
+    return fabsf(gain.hi) >= kLeast;
+  }
+  __device__ __forceinline__ N loss() const {
+    return log_of_one_plus(quotient_of(others, own, reciprocal_of(value_of(own))));
+  }
+};
+
 template <class E, class Loss>
 __device__ __forceinline__ RowSoftmax<E> softmax_of_row(const Loss&, const RowSums<E>& sums, float target) {
   return {sums, target};
@@ -314,7 +188,7 @@ __device__ __forceinline__ Gain gain_of_row(const Loss& loss, const Sums& sums, 
   const Gain not_a_number = {NAN, 0.0f, 0.0f, NAN, 1.0f};
   return softmax.is_nan ? not_a_number : gain.in_reference(softmax.ratio);
 }
-// Its loss. It is finished apart, when nothing waits for it.
+// Its loss.
 template <class E, class Loss, class Sums>
 __device__ __forceinline__ double loss_of_row(const Loss& loss, const Sums& sums, const RowSoftmax<E>& softmax,
                                               float class_weight) {
@@ -338,9 +212,7 @@ struct PartSoftmax {
   RowNumber<E> others;
 
   __device__ __forceinline__ explicit PartSoftmax(const RowSums<E>& sums)
-      : reference(reference_of(sums.max)),
-        max(sums.max),
-        others(Elements<E>(reference.power).mended(sums.others, sums.max - reference.shift)) {}
+      : reference(reference_of(sums.max)), max(sums.max), others(sums.others) {}
 };
 template <class E>
 __device__ __forceinline__ PartSoftmax<E> softmax_of_row(const vocabulary_part::InFloat&, const RowSums<E>& sums,
@@ -365,6 +237,26 @@ __device__ __forceinline__ double loss_of_row(const vocabulary_part::InFloat&, c
   const double sum = as_double(part.others) * Elements<E>::kBack;
   return fused(double{part.reference.power}, ExpParts<double>::ln2, double{part.reference.shift}) +
          rounded(log_of(sum));
+}
+
+// ---- any row -----------------------------------------------------------------------------------------------
+
+// A row's loss, and the factors of its gradients for an incoming gradient of `factor`, where they are wanted.
+template <class E, class Loss, class Sums>
+__device__ __forceinline__ double finish_row(const Loss& loss, const Sums& sums, float target, float class_weight,
+                                             Constant<float> factor, bool wants_loss, bool wants_gain, Gain& gain) {
+  if constexpr (!kHasShares<Sums>) {
+    if (loss.is_plain && NearRow<E>::is(sums.max, target)) {
+      const NearRow<E> near(NearRow<E>::elements(sums.max), sums.others, target);
+      const auto weight = number_of<RowNumber<E>>({class_weight, 0.0f});
+      if (!wants_gain || near.take_gain(number_of<RowNumber<E>>(factor) * weight, gain)) {
+        return wants_loss ? as_double(weight * near.loss()) : 0.0;
+      }
+    }
+  }
+  const auto softmax = softmax_of_row<E>(loss, sums, target);
+  if (wants_gain) gain = gain_of_row<E>(loss, sums, softmax, class_weight, factor);
+  return wants_loss ? loss_of_row<E>(loss, sums, softmax, class_weight) : 0.0;
 }
 
 // The result of a row that does not count, or whose target is not a class.

@@ -16,7 +16,7 @@ template <class E>
 using BitsOf = std::conditional_t<sizeof(E) == 4, uint32_t, uint16_t>;
 
 CUDALOSS_INLINE constexpr int log2_of(int power_of_two) {
-  return power_of_two == 1 ? 0 : 1 + log2_of(power_of_two / 2);
+  return power_of_two <= 1 ? 0 : 1 + log2_of(power_of_two / 2);
 }
 
 // Calls visit(i) for i = which, between kBegin and kEnd: registers have no index at run time.

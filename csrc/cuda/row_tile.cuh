@@ -7,13 +7,15 @@ namespace cudaloss::cuda {
 
 constexpr int kRowVectors = 8;  // of a thread, if it has one tile
 
-// How many lanes have a row: kLanes, all of a block; or, if kLanes is 32, a part of a warp that the host chooses.
+// How many lanes have a row: kLanes, all of a block if that is more than a warp; or, if kLanes is 0, a part of a warp
+// that the host chooses.
 template <int kLanes>
 struct RowLanes {
-  int shift;  // the log2 of the number
+  int shift;  // the log2 of the number, if kLanes is 0
 
-  __device__ __forceinline__ int count() const { return kLanes > 32 ? kLanes : 1 << shift; }
-  __device__ __forceinline__ int of_warp() const { return kLanes > 32 ? 32 : 1 << shift; }
+  CUDALOSS_INLINE int log2() const { return kLanes ? log2_of(kLanes) : shift; }
+  CUDALOSS_INLINE int count() const { return 1 << log2(); }
+  CUDALOSS_INLINE int of_warp() const { return min(count(), 32); }
 };
 
 // The sums of a thread's classes, in the reference of their own maximum; then those of a row's threads.
@@ -61,8 +63,7 @@ struct RowTile {
   V v[kVectors];
   int shift;  // the log2 of the classes from one vector to the next
 
-  __device__ __forceinline__ explicit RowTile(const RowLanes<kLanes>& lanes)
-      : shift((kLanes > 32 ? log2_of(kLanes) : lanes.shift) + log2_of(n)) {}
+  __device__ __forceinline__ explicit RowTile(const RowLanes<kLanes>& lanes) : shift(lanes.log2() + log2_of(n)) {}
   __device__ __forceinline__ int32_t step() const { return 1 << shift; }
   __device__ __forceinline__ int32_t size() const { return kVectors * step(); }
 

@@ -28,18 +28,10 @@ __device__ __forceinline__ WithRest<float> less_by(WithRest<float> x, float shar
 }
 __device__ __forceinline__ float less_by(float x, float share) { return fused(-x, share, x); }
 
-// What a row's loss is made of.
-template <class Sums>
-struct RowEnd {
-  Sums sums;
-  float target, class_weight, weight;
-  float unread;  // the loss, if the row was not read
-  bool reads;
-};
-
-// Tiled: a row can have several tiles; the first `kept` go to shared memory. WithShares: each class has its own share;
-// rows are whole vectors then. Capped: the logits have a softcap.
-enum class RowKind { Plain, Tiled, WithShares, Capped, CappedTiled };
+// Usual: nothing of a row is optional, and rows are whole vectors (see has_usual_rows). Tiled: a row can have several
+// tiles; the first `kept` go to shared memory. WithShares: each class has its own share; rows are whole vectors then.
+// Capped: the logits have a softcap.
+enum class RowKind { Usual, Plain, Tiled, WithShares, Capped, CappedTiled };
 template <RowKind kind>
 constexpr bool kIsTiled = kind == RowKind::Tiled || kind == RowKind::CappedTiled;
 template <RowKind kind>
@@ -47,31 +39,32 @@ constexpr bool kIsCapped = kind == RowKind::Capped || kind == RowKind::CappedTil
 template <class E, int kLanes, int kVectors, RowKind kKind, int kThreads, int kBlocks, class Loss>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     rows_of_contiguous_classes(const __grid_constant__ RowParameters<double> p,
-                               const __grid_constant__ typename Loss::InFloat loss, RowLanes<kLanes> lanes, bool ragged,
-                               int kept) {
+                               const __grid_constant__ typename Loss::InFloat loss, RowLanes<kLanes> lanes,
+                               bool is_ragged, int kept) {
+  constexpr bool kUsual = kKind == RowKind::Usual;
+  const bool ragged = !kUsual && is_ragged, smooths = !kUsual && loss.smooths;
   constexpr bool kTiled = kIsTiled<kKind>, kWithShares = kKind == RowKind::WithShares, kCapped = kIsCapped<kKind>;
   using Tile = std::conditional_t<kCapped, CappedTile<E, kLanes, kVectors>, RowTile<E, kLanes, kVectors>>;
   using V = typename Tile::V;
   using N = RowNumber<E>;
   using Sums = std::conditional_t<kWithShares, SumsWithShares<E>, RowSums<E>>;
   constexpr bool kOfBlock = kLanes > 32;  // a row
-  constexpr int kMostRows = kOfBlock ? 1 : kThreads / 2, kWarps = kOfBlock ? kLanes / 32 : 1;
-  const int rows = kOfBlock ? 1 : kThreads >> lanes.shift;
+  constexpr int kWarps = kOfBlock ? kLanes / 32 : 1;
+  const int rows = kOfBlock ? 1 : kThreads >> lanes.log2();
   extern __shared__ __align__(16) char memory[];
   __shared__ PartSums<E> warps[2][kWarps];
-  __shared__ RowEnd<Sums> ends[2][kMostRows];
   release_next();
   start_reading(p);
   if (all_held<float>(p)) return;
   V(*const stage)[kVectors][kThreads] = reinterpret_cast<V(*)[kVectors][kThreads]>(memory);
-  const int lane = threadIdx.x & (lanes.count() - 1), of_block = kOfBlock ? 0 : threadIdx.x >> lanes.shift;
+  const int lane = threadIdx.x & (lanes.count() - 1), of_block = kOfBlock ? 0 : threadIdx.x >> lanes.log2();
   double sum = 0.0;
   int buffer = 0;
   RowFactor<float> factor;
   const Divisor& counted = count_rows<kThreads>(p, factor);
 #pragma unroll 1
   for (uint32_t first = blockIdx.x * rows; first < p.rows; first += gridDim.x * rows) {
-    Task<float> task = task_at<float>(p, first + of_block);
+    Task<float> task = task_at<float, kUsual>(p, first + of_block);
     if (kOfBlock && task.held) continue;
     const RowSpan<E> span = span_of<E>(p, task.at, ragged);
     const int32_t from = lane * Tile::n - span.skew();
@@ -85,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int32_t tiles = kTiled ? (p.classes + span.skew() + tile.size() - 1) / tile.size() : 1;
     const int32_t last = p.classes - (tiles - 1) * tile.size() + (ragged ? Tile::n - 1 : 0);
     const int count = (last + tile.step() - 1) >> tile.shift;  // vectors of the last tile
-    const TargetIndex read = kWithShares && loss.is_soft ? TargetIndex{false, 0} : index_of(p, task);
+    const TargetIndex read = kWithShares && loss.is_soft ? TargetIndex{false, 0} : index_of<kUsual>(p, task);
     if (!task.held) span.load(from, tile.shift, tile.v);  // before it is known whether the row counts
     wait_for_prior();                                     // a count, which has no part in what was read
     take_target<Loss::kIsPart>(p, task, read);
@@ -117,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         }
         const int vectors = t == tiles - 1 ? count : kVectors;
         if constexpr (kCapped) tile.look(vectors, span, begin, task.target);
-        if (!kWithShares && loss.smooths) {
+        if (!kWithShares && smooths) {
           const float base = select(target == -INFINITY, 0.0f, target);
           tile.each(vectors,
                     [&](int j, E x) { part.below += select(span.has(begin + j), base - tile.logit(x), 0.0f); });
@@ -129,15 +122,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       }
     }
     part.others = tile.total(keeps && !kCapped, part.max, own, of_exp);
-    part = joined_part<E>(part, own, lanes.of_warp(), loss.smooths);
+    part = joined_part<E>(part, own, lanes.of_warp(), smooths);
     if constexpr (kOfBlock) {
       if (threadIdx.x % 32 == 0) warps[buffer][threadIdx.x / 32] = part;
       __syncthreads();
       part = warps[buffer][threadIdx.x % kWarps];
-      part = joined_part<E>(part, reference_of(part.max), kWarps, loss.smooths);
+      part = joined_part<E>(part, reference_of(part.max), kWarps, smooths);
     }
     buffer ^= 1;  // here, where all rows that are read have passed a barrier
-    read_factors(p, factor, task);
+    if constexpr (kUsual) {
+      if (p.wants_gradients) task.factor = factor.at(p, task.at);
+    } else {
+      read_factors(p, factor, task);
+    }
     if constexpr (Loss::kIsPart) task.class_weight = grad_target_of(p, task);
     if (kWithShares && loss.is_soft) task.class_weight = 1.0f;  // it is in the shares
     const float unread = without_target(task.counts);
@@ -152,9 +149,25 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         return SharesOfRow<N>{plus(a.below, b.below), plus(a.others, b.others), a.own + b.own};
       });
     }
-    if (lane == 0) ends[buffer][of_block] = {sums, target, task.class_weight, task.weight, unread, reads};
+    mend<E>(sums);
+    Gain gain;
+    const auto add_row = [&] {
+      if ((!p.sums && !p.losses.data) || task.held || (kOfBlock && threadIdx.x >= 32)) return;
+      double of_row = unread;
+      if (reads) of_row = finish_row<E>(loss, sums, target, task.class_weight, task.factor, true, false, gain);
+      if (lane != 0) return;
+      if constexpr (kUsual) {
+        sum += of_row;
+      } else {
+        add_loss(p, task.at, weighted(p, task, of_row), sum);
+        if constexpr (Loss::kIsPart) store_target_logit(p, task.at, target);
+      }
+    };
+    // The loss last, when the tile's registers are free: before its gradients, 32 lanes of fp32 rows took 1.4 times as
+    // long. But not behind several tiles: there the sums' registers took 1.09 times as long.
+    if constexpr (kTiled) add_row();
     if (span.gradient && !task.held) {
-      Gain gain = gain_of_row(loss, sums, softmax_of_row<E>(loss, sums, target), task.class_weight, task.factor);
+      if (reads) finish_row<E>(loss, sums, target, task.class_weight, task.factor, false, true, gain);
       if constexpr (kCapped) gain.lo = fused(-gain.hi, target_rest, gain.lo);
       const Reference reference = reference_of(part.max);
       if (!reads) {
@@ -192,23 +205,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           span.gradient[task.target] = narrow<E>(gain.at_target * tile.slope_at(task.target));
       }
     }
-    // The losses of the block's rows, by its first warp, when nothing waits for them.
-    if (!p.sums && !p.losses.data) continue;
-    if constexpr (!kOfBlock) __syncthreads();
-    if (threadIdx.x >= 32) continue;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < rows && first + i < p.rows; i += 32) {
-      const RowEnd<Sums>& end = ends[buffer][i];
-      const RowPlace at = place_of(p, first + i);
-      const double of_row =
-          end.reads ? loss_of_row(loss, end.sums, softmax_of_row<E>(loss, end.sums, end.target), end.class_weight)
-                    : double{end.unread};
-      add_loss(p, at, p.weight.data ? of_row * double{end.weight} : of_row, sum);
-      if constexpr (Loss::kIsPart) store_target_logit(p, at, end.target);
-    }
+    if constexpr (!kTiled) add_row();
   }
   wait_for_prior();  // no row has, if there are none
-  reduce_losses<kThreads, kOfBlock ? SumsOf::Thread : SumsOf::Warp>(p, sum, &counted);
+  reduce_losses<kThreads, kOfBlock ? SumsOf::Thread : SumsOf::Block>(p, sum, &counted);
 }
 
 }  // namespace cudaloss::cuda

@@ -67,14 +67,40 @@ RowLayout layout_of(const Pass& r) {
   return layout;
 }
 
+// A warp of rows_through_shared takes up to this many tiles, once so many warps have one. A tile has up to 8 rows a
+// lane, in so many bytes: 26 KB for a block, so that 8 fit on a processor.
+constexpr int64_t kWarpsWanted = 32 * plan::kPersistentBlocks, kTilesOfAWarp = 16, kBytesOfALane = 104;
+
+// Whether nothing of a row is optional: a reduced loss without options, over dense int64 targets.
+template <class Loss>
+bool has_usual_rows(const Pass& r, const typename Loss::InFloat& loss) {
+  return loss.is_plain && !r.selection.mask.data && !r.selection.weight.data && !r.third.data && !r.losses.data &&
+         r.reduction.data && r.segments.count() == 1 && r.target.dtype == DType::Int64 &&
+         is_linear(r.segments, r.inner, kTarget) && !varies(r.inner, kGradOutput);
+}
+
+template <class E, int kClasses, bool kUsual, class Loss>
+void single(const Pass& r, const typename Loss::InFloat& loss, bool dense, const Memory& memory, Stream stream) {
+  if (!dense) {
+    return launch_rows(r, rows_of_strided_classes<E, kClasses, kUsual, Loss>, kSingleThreads, kSingleThreads, 0, memory,
+                       stream, loss);
+  }
+  const int64_t all = r.inner.count() * r.segments.count();
+  const int64_t row_bytes = r.rows.classes * sizeof(E) + (kUsual ? sizeof(int64_t) : 0);
+  const int64_t fit = std::clamp<int64_t>(kBytesOfALane / std::max<int64_t>(row_bytes, 1), 1, 8);
+  const int64_t of_a_lane = std::clamp<int64_t>(all / (32 * kWarpsWanted), 1, fit);
+  const int64_t of_a_warp = std::clamp<int64_t>(all / (32 * of_a_lane * kWarpsWanted), 1, kTilesOfAWarp);
+  launch_rows(r, rows_through_shared<E, kClasses, kUsual, Loss>, kSingleThreads * of_a_lane * of_a_warp, kSingleThreads,
+              static_cast<int>(kStages * kSingleThreads * of_a_lane * row_bytes), memory, stream, loss,
+              static_cast<int>(of_a_lane));
+}
 template <class E, int kClasses, class Loss>
 bool single(const Pass& r, const typename Loss::InFloat& loss, bool dense, const Memory& memory, Stream stream) {
   if (r.rows.classes > kClasses) return false;
-  if (dense) {
-    launch_rows(r, rows_through_shared<E, kClasses, Loss>, kSingleThreads, kSingleThreads,
-                static_cast<int>(kSingleThreads * r.rows.classes * sizeof(E)), memory, stream, loss);
+  if (has_usual_rows<Loss>(r, loss)) {
+    single<E, kClasses, true, Loss>(r, loss, dense, memory, stream);
   } else {
-    launch_rows(r, rows_of_strided_classes<E, kClasses, Loss>, kSingleThreads, kSingleThreads, 0, memory, stream, loss);
+    single<E, kClasses, false, Loss>(r, loss, dense, memory, stream);
   }
   return true;
 }
@@ -100,16 +126,43 @@ struct ContiguousLauncher {
   // Some lanes of a warp for each row.
   template <int kBlocks>
   void in_warps() const {
-    RowLanes<32> lanes = {1};
-    while (vectors() > kRowVectors << lanes.shift) ++lanes.shift;
-    launch_rows(r, rows_of_contiguous_classes<E, 32, kRowVectors, kKind, 128, kBlocks, Loss>, 128 >> lanes.shift, 128,
-                0, memory, stream, loss, lanes, ragged(), 0);
+    int shift = 1;
+    while (vectors() > kRowVectors << shift) ++shift;
+    const auto start = [&](auto lanes) {
+      constexpr int kLanes = decltype(lanes)::value;
+      launch_rows(r, rows_of_contiguous_classes<E, kLanes, kRowVectors, kKind, 128, kBlocks, Loss>, 128 >> shift, 128,
+                  0, memory, stream, loss, RowLanes<kLanes>{shift}, ragged(), 0);
+    };
+    if constexpr (kKind == RowKind::Usual) {
+      switch (shift) {
+        case 1:
+          return start(std::integral_constant<int, 2>());
+        case 2:
+          return start(std::integral_constant<int, 4>());
+        case 3:
+          return start(std::integral_constant<int, 8>());
+        case 4:
+          return start(std::integral_constant<int, 16>());
+        default:
+          return start(std::integral_constant<int, 32>());
+      }
+    } else {
+      start(std::integral_constant<int, 0>());
+    }
   }
   template <int kThreads, int kBlocks>
   bool fits() const {
     if (vectors() > kRowVectors * kThreads) return false;
     launch_rows(r, rows_of_contiguous_classes<E, kThreads, kRowVectors, kKind, kThreads, kBlocks, Loss>, 1, kThreads, 0,
                 memory, stream, loss, RowLanes<kThreads>(), ragged(), 0);
+    return true;
+  }
+  // False: a row does not fit in the registers of a block. Few rows have a block each: a step of (64, 1000) fp32 then
+  // takes 6.4 us, with 16 lanes for each row 9.0.
+  bool in_registers() const {
+    const bool are_few = r.inner.count() * r.segments.count() <= plan::kFewRows && r.rows.classes > 128;
+    if (vectors() > 32 * kRowVectors || are_few) return fits<128, 7>() || fits<256, 3>() || fits<512, 2>();
+    in_warps<6>();
     return true;
   }
   // Tiles of 4 vectors a thread: those that do not fit in shared memory are read twice.
@@ -143,18 +196,16 @@ bool fast_rows(const Pass& r, const Memory& memory, Stream stream) {
     if (single<E, 32, Loss>(r, loss, layout.dense, memory, stream)) return true;
   }
   if (!layout.vectors) return false;
+  const ContiguousLauncher<E, Loss, RowKind::Usual> usual = {r, loss, layout, memory, stream};
+  const bool is_usual = has_usual_rows<Loss>(r, loss) && !usual.ragged();
+  if (is_usual && usual.in_registers()) return true;
   const ContiguousLauncher<E, Loss> rows = {r, loss, layout, memory, stream};
-  // Few rows have a block each: a step of (64, 1000) fp32 then takes 6.4 us, with 16 lanes for each row 9.0.
-  const bool are_few = r.inner.count() * r.segments.count() <= plan::kFewRows && r.rows.classes > 128;
-  if (rows.vectors() <= 32 * kRowVectors && !are_few) {
-    rows.template in_warps<7>();
-  } else if (!rows.template fits<128, 7>() && !rows.template fits<256, 3>() && !rows.template fits<512, 2>()) {
-    // With two blocks on a processor a row of 128 KB fits on the chip, with one a row of 256 KB.
-    if (rows.vectors() * kVectorBytes <= 128 * 1024) {
-      rows.template in_tiles<512, 2>();
-    } else {
-      rows.template in_tiles<1024, 1>();
-    }
+  if (!is_usual && rows.in_registers()) return true;
+  // With two blocks on a processor a row of 128 KB fits on the chip, with one a row of 256 KB.
+  if (rows.vectors() * kVectorBytes <= 128 * 1024) {
+    rows.template in_tiles<512, 2>();
+  } else {
+    rows.template in_tiles<1024, 1>();
   }
   return true;
 }

@@ -125,7 +125,9 @@ def check_derivatives_by_the_incoming_gradient(data: Data) -> None:
             found += [slope, by_incoming]
         return [y.full_tensor() if isinstance(y, DTensor) else y for y in found]
 
-    x, t, incoming = (y.double() for y in (data.whole["input"], data.whole["target"], torch.tensor(1.7)))
+    x, t, incoming = (
+        y.double() for y in (data.whole["input"], data.whole["target"], data.whole["input"].new_tensor(1.7))
+    )
     wanted = chain(x.clone().requires_grad_(), t, incoming.clone().requires_grad_())
     placed = [distribute_tensor(y, data.mesh, ROWS) for y in (x, t)]
     for given in (incoming, distribute_tensor(incoming, data.mesh, [Replicate()])):

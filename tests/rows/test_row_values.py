@@ -133,6 +133,40 @@ def test_numbers_of_rows(device, rows, classes):
     assert_right(*drawn((rows, classes), torch.float32, device))
 
 
+# From 270,336 rows on a GPU's warp takes several tiles, from 540,672 on several rows for each lane.
+@pytest.mark.parametrize("rows", [300_001, 1_100_003])
+@pytest.mark.parametrize("classes", [2, 5, 12, 21])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_many_rows_of_few_classes(device, rows, classes, dtype):
+    """A row has the same gradient among more rows, and each is in the sum."""
+    input = torch.randn(rows, classes, dtype=dtype, device=device).mul_(4)
+    target = torch.randint(classes, (rows,), device=device)
+    target[::7], input[5] = -100, torch.nan
+    target[5] = -100
+    input[11, 0], target[11] = 90.0, 0
+
+    def found(x, y):
+        leaf = x.detach().requires_grad_()
+        value = cudaloss.cross_entropy(leaf, y, reduction="sum", dtype=torch.float32)
+        return value.double(), *torch.autograd.grad(value, leaf)
+
+    value, gradient = found(input, target)
+    parts = [found(x, y) for x, y in zip(input.split(100_000), target.split(100_000), strict=True)]
+    assert torch.equal(gradient, torch.cat([part[1] for part in parts]))
+    torch.testing.assert_close(value, sum(part[0] for part in parts), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("classes", [2, 9, 20, 64, 1000, 5000])
+@of_dtypes
+def test_target_far_from_the_others(device, classes, dtype):
+    """On both sides of 48, from where a GPU guards its sums, and of factors that are small."""
+    input, target = drawn((10, classes), dtype, device, scale=1.0, confident=False)
+    apart = torch.tensor([-110, -60, -49, -47, -30, 30, 47, 49, 60, 110], dtype=dtype, device=device)
+    input.scatter_(1, target.unsqueeze(1), apart.unsqueeze(1))
+    assert_right(input, target)
+    assert_right(input, target, incoming=torch.full((10,), 2.0**-20, dtype=dtype, device=device))
+
+
 @pytest.mark.parametrize("rows", [1024, 1025])  # up to 1,024 a GPU's pass counts for itself
 @pytest.mark.parametrize("loss", ["cross_entropy", "nll_loss"])
 @pytest.mark.parametrize("counted", [1, 3, None])
