@@ -163,8 +163,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         if constexpr (Loss::kIsPart) store_target_logit(p, task.at, target);
       }
     };
-    // The loss last, when the tile's registers are free: before its gradients, 32 lanes of fp32 rows took 1.4 times as
-    // long. But not behind several tiles: there the sums' registers took 1.09 times as long.
+    // The loss behind the gradients, when the tile's registers are free: before them, 32 lanes of fp32 rows took 1.4
+    // times as long. In several tiles a step of (8192, 32768) fp32 took 0.691 ms with the loss before the gradients,
+    // 0.697 behind them, and 0.639 with one finish_row for both (H200).
     if constexpr (kTiled) add_row();
     if (span.gradient && !task.held) {
       if (reads) finish_row<E>(loss, sums, target, task.class_weight, task.factor, false, true, gain);
