@@ -6,7 +6,7 @@ table up to 2^31 + 5 elements, the cost of calls outside the kernels, of a loss 
 a whole training step, the benchmark suites, the KernelBench runner, and losses of DTensors if there are two GPUs. It
 checks the error of a build for the wrong GPU. It writes one report to ``benchmarks/results/`` as the stages end.
 Stages that run separately (``--stages``), also on other days, add to it if the kernels' source, the GPU and the
-versions are the same.
+versions are the same. A sanitizer then leaves out the test files in which it has found nothing up to their end.
 An interrupt (``timeout -s INT 540 ...``, if time is short) ends the stage with the rows and the failures so far,
 kills processes that do not end, and the report is written.
 It needs no network: its imports must be installed (see ``requirements/dev.txt``).
@@ -107,7 +107,10 @@ SANITIZER = ["compute-sanitizer", "--kernel-regex", "kns=cudaloss", "--error-exi
 STOPPED = threading.Event()  # by an interrupt
 GRACE = 25  # seconds for the running process to report how far it came
 RUNNING: set[subprocess.Popen[str]] = set()
+EARLIER: dict[str, Any] = {}  # the stages of the report that this run adds to
 SUMMARY = r"^(?:=+ )?(\d+ (?:passed|failed).*?)(?: =+)?$|ERROR SUMMARY: (.*)$|RACECHECK SUMMARY: (.*)$"
+# A test file's line in a sanitizer's summary, if all tests passed and nothing was found.
+CLEAN = r"(\S+): (?!.* failed).*(?<!\d)0 (?:errors$|hazards displayed)"
 FAILED = r"^(?:FAILED|ERROR) (\S+::\S+)"
 # What was wrong, and the random call with which it was.
 WRONG = r"^E +(\w*Error\b.*|Draw \d+: .*(?:\nE +\w+=.*)*)"
@@ -221,7 +224,9 @@ def sanitize(tool: str) -> dict[str, Any]:
     left_out += ["cuda_graph"] if no_caching else ["test_threads"]
     environment = {**SHARED, **({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if no_caching else {})}
 
+    clean = {m[1]: m[0] for line in EARLIER.get(tool, {}).get("summary", []) if (m := re.match(f"{CLEAN}.*", line))}
     files = SANITIZED_TESTS if tool == "racecheck" else SANITIZED_TESTS + MEMCHECKED_TESTS
+    files = [file for file in files if file not in clean]
 
     def watched(file: str) -> dict[str, Any]:
         chosen = " and ".join(f"not {name}" for name in [*left_out, *OF_NUMBERS.get(file, [])])
@@ -234,10 +239,11 @@ def sanitize(tool: str) -> dict[str, Any]:
     # processes it took 589 s, and one was not at its end. Probably each process then prepares every kernel for the
     # sanitizer.
     outcomes = list(WATCHED.map(watched, files))
+    ended = [f"{name}: {'; '.join(o['summary'])}" for name, o in zip(files, outcomes, strict=True)]
     return {
         "passed": all(outcome["passed"] for outcome in outcomes),
         "seconds": round(time.monotonic() - start, 1),
-        "summary": [f"{name}: {'; '.join(o['summary'])}" for name, o in zip(files, outcomes, strict=True)],
+        "summary": [*clean.values(), *ended],
         "failed": [test for outcome in outcomes for test in outcome.get("failed", [])],
     }
 
@@ -333,21 +339,18 @@ def described(wheel: Path | None) -> dict[str, Any]:
 SAME = ("csrc_tree", "wheel", "torch", "torch_cuda", "python")  # the same in one report
 
 
-def keep(name: str, environment: dict[str, Any], outcomes: dict[str, Any]) -> Path:
-    """Writes the report, with the stages of an earlier run for the same kernels, and the same wheel if there is one.
+def report_of(name: str, environment: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The report of these kernels, and the same wheel if there is one, and its stages so far.
 
     A report for other kernels stays: if it has the name, the new name ends with the kernels' tree.
     """
     gpu = re.sub(r"\W+", "-", (environment["gpu"] or "cpu").lower()).strip("-")
-    path, earlier = RESULTS / f"{name}-{gpu}-{environment['date'][:10]}.json", {}
-    if path.exists():
-        path = path.with_stem(f"{path.stem}-{environment['csrc_tree'][:7]}")
-    for found in sorted(RESULTS.glob(f"{name}-{gpu}-*.json")):
-        of_found = read_json(found)
-        if all(of_found["environment"].get(key) == environment.get(key) for key in SAME):
-            path, earlier = found, of_found
-    path.write_text(json.dumps({**earlier, "environment": environment, **outcomes}, indent=1) + "\n")
-    return path
+    for path in sorted(RESULTS.glob(f"{name}-{gpu}-*.json"), reverse=True):
+        found = read_json(path)
+        if all(found["environment"].get(key) == environment.get(key) for key in SAME):
+            return path, found
+    path = RESULTS / f"{name}-{gpu}-{environment['date'][:10]}.json"
+    return path.with_stem(f"{path.stem}-{environment['csrc_tree'][:7]}") if path.exists() else path, {}
 
 
 def main() -> int:
@@ -371,12 +374,16 @@ def main() -> int:
     # One after the other, except the two sanitizers: their work is on the host, and they measure no time.
     for _, group in itertools.groupby(chosen, lambda stage: "sanitizer" if stage in SANITIZERS else stage):
         together = list(group)
+        if "build" not in together:  # before it there could be nothing to import
+            environment = environment or described(arguments.wheel)
+            EARLIER.update(report_of(arguments.name, environment)[1])
         with ThreadPoolExecutor(len(together)) as pool:
             outcomes.update(zip(together, pool.map(lambda stage: dated(stages[stage]()), together), strict=True))
         if not outcomes.get("build", {"passed": True})["passed"]:
             return 1
-        environment = environment or described(arguments.wheel)  # once there is something to import
-        path = keep(arguments.name, environment, outcomes)
+        environment = environment or described(arguments.wheel)
+        path, report = report_of(arguments.name, environment)
+        path.write_text(json.dumps({**report, "environment": environment, **outcomes}, indent=1) + "\n")
     for stage, outcome in outcomes.items():
         verdict = "passed" if outcome["passed"] else "FAILED"
         print(f"{stage:12} {verdict:7} {outcome['seconds']:7.1f} s  {'; '.join(outcome['summary'])}")

@@ -1,5 +1,6 @@
 """The extra cost of a loss of DTensors over the same loss of one shard: smooth L1, forward and backward, rows sharded;
-and a cross entropy with sharded classes beside one with all classes in one process.
+a cross entropy with sharded classes, and a linear one with its weight sharded by classes, beside those with all classes
+in one process.
 
 Two processes: NCCL if there are two GPUs, otherwise gloo. Times are medians of the first process, in microseconds: on
 the host for few elements (with the collectives, because gloo waits for them), on the device for many, there with the
@@ -15,6 +16,7 @@ import math
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -38,6 +40,7 @@ PROCESSES = 2
 FEW = 320
 MANY = {"cuda": 1 << 28, "cpu": 1 << 22}  # of each process
 LOGITS = {"cuda": (4096, 131072), "cpu": (256, 8192)}  # of all processes together, bf16
+HEAD = {"cuda": (8192, 4096, 128256), "cpu": (128, 64, 8192)}  # rows, width and classes, bf16
 
 
 def step(loss: Callable[..., Tensor], input: Tensor, target: Tensor, **options: Tensor) -> Callable[[], None]:
@@ -98,6 +101,22 @@ def vocabulary(device: str, mesh: Any) -> dict[str, Callable[[], None]]:
     }
 
 
+def head(device: str, mesh: Any) -> dict[str, Callable[[], None]]:
+    rows, width, classes = HEAD[device]
+    input = torch.randn(rows, width, device=device, dtype=torch.bfloat16).requires_grad_()
+    weight = torch.randn(classes, width, device=device, dtype=torch.bfloat16) / math.sqrt(width)
+    target = torch.randint(0, classes, (rows,), device=device)
+    part = DTensor.from_local(weight[: classes // PROCESSES].clone(), mesh, [Shard(0)]).requires_grad_()
+
+    def run(weight: Tensor) -> None:
+        torch.autograd.grad(cudaloss.linear_cross_entropy(input, weight, target), (input, weight))
+
+    return {
+        "linear cross entropy, one process": partial(run, weight.requires_grad_()),
+        "linear cross entropy, weight sharded": partial(run, part),
+    }
+
+
 def collective(mesh: Any) -> Callable[[], None]:
     number = torch.zeros((), device=mesh.device_type)
     return lambda: dist.all_reduce(number, group=mesh.get_group(0)) and None
@@ -108,8 +127,14 @@ def measured(device: str, rounds: int) -> list[dict[str, Any]]:
     few = works(FEW, device, mesh) | {"an all_reduce": collective(mesh)}
     timings = measure.latency(few, rounds, 100)
     rows = [{"size": FEW, "of": name, "us": timing.median * 1e6} for name, timing in timings.items()]
-    many = {MANY[device]: works(MANY[device], device, mesh), math.prod(LOGITS[device]): vocabulary(device, mesh)}
-    for size, of_size in many.items():
+    rows_of_head, _, classes = HEAD[device]
+    many = {
+        MANY[device]: partial(works, MANY[device]),
+        math.prod(LOGITS[device]): vocabulary,
+        rows_of_head * classes: head,
+    }
+    for size, make in many.items():
+        of_size = make(device, mesh)
         timings = measure.throughput(of_size, device, rounds)
         for name, timing in timings.items():
             rows.append({"size": size, "of": name, "us": timing.median * 1e6})
