@@ -170,6 +170,19 @@ def test_target_far_from_the_others(device, classes, dtype):
     assert_right(input, target, incoming=torch.full((10,), 2.0**-20, dtype=dtype, device=device))
 
 
+@pytest.mark.parametrize("classes", [2, 9, 20, 64, 1000, 5000])
+def test_small_factor_of_a_far_target(device, classes):
+    """exp(47) times 2^30 is near the end of float32's range, where a factor of exp has few digits left."""
+    input, target = drawn((10, classes), torch.float32, device, scale=1.0, confident=False)
+    input.scatter_(1, target.unsqueeze(1), 47.0)
+
+    def gradient(scale):
+        leaf = input.detach().requires_grad_()
+        return torch.autograd.grad(cudaloss.cross_entropy(leaf, target, scale=scale), leaf)[0]
+
+    torch.testing.assert_close(gradient(2.0**-30) * 2.0**30, gradient(1.0), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("rows", [1024, 1025])  # up to 1,024 a GPU's pass counts for itself
 @pytest.mark.parametrize("loss", ["cross_entropy", "nll_loss"])
 @pytest.mark.parametrize("counted", [1, 3, None])
