@@ -167,11 +167,11 @@ __device__ __forceinline__ float far_ratio(Reference from, Reference to) {
   const float power = from.power - to.power, rest = fused(power, Parts::ln2_rest, shift.rest);
   return Elements<float>(0.0f).exp(fused(power, Parts::ln2, shift.value) + rest) * Parts::small;
 }
-// The factor that brings a sum to a reference that is not below its own.
+// The factor that brings a sum to a reference that is not below its own; down to 2^-149, which is subnormal.
 __device__ __forceinline__ float ratio_of(Reference from, Reference to) {
   if (from.shift != to.shift) return far_ratio(from, to);
-  constexpr float kMagic = 0x1.8p23f + 127.0f;
-  return bit_cast<float>(bit_cast<uint32_t>(fmaxf(from.power - to.power, -127.0f) + kMagic) << 23);
+  constexpr float kMagic = 0x1.8p23f + 127.0f + 64.0f;
+  return bit_cast<float>(bit_cast<uint32_t>(fmaxf(from.power - to.power, -127.0f - 64.0f) + kMagic) << 23) * 0x1p-64f;
 }
 
 template <class E>

@@ -214,8 +214,12 @@ __device__ __forceinline__ void take_target(const RowParameters<P>& p, Task<F>& 
   if (task.is_class && has) task.target = static_cast<int32_t>(own);
 }
 // and the factors of its gradients.
-template <class F, class P>
+template <bool kUsual = false, class F, class P>
 __device__ __forceinline__ void read_factors(const RowParameters<P>& p, RowFactor<F>& of_rows, Task<F>& task) {
+  if constexpr (kUsual) {
+    if (p.wants_gradients) task.factor = of_rows.at(p, task.at);
+    return;
+  }
   if (task.held || !task.counts) return;
   if (p.weight.data) task.weight = floating_at<F>(p.weight, offset(p, task.at, kWeight));
   if (p.third.data && task.target >= 0) {
@@ -269,6 +273,16 @@ __device__ __forceinline__ void add_loss(const RowParameters<P>& p, const RowPla
     p.fold.partials[int64_t{within} * p.segments + segment] = loss;
   } else {
     sum = sum + loss;
+  }
+}
+
+// The same for an unweighted loss.
+template <bool kUsual, class P>
+__device__ __forceinline__ void add_row(const RowParameters<P>& p, const Task<float>& task, double loss, double& sum) {
+  if constexpr (kUsual) {
+    sum += loss;
+  } else {
+    add_loss(p, task.at, weighted(p, task, loss), sum);
   }
 }
 

@@ -130,11 +130,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       part = joined_part<E>(part, reference_of(part.max), kWarps, smooths);
     }
     buffer ^= 1;  // here, where all rows that are read have passed a barrier
-    if constexpr (kUsual) {
-      if (p.wants_gradients) task.factor = factor.at(p, task.at);
-    } else {
-      read_factors(p, factor, task);
-    }
+    read_factors<kUsual>(p, factor, task);
     if constexpr (Loss::kIsPart) task.class_weight = grad_target_of(p, task);
     if (kWithShares && loss.is_soft) task.class_weight = 1.0f;  // it is in the shares
     const float unread = without_target(task.counts);
@@ -150,25 +146,24 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       });
     }
     mend<E>(sums);
+    const bool has_loss = (p.sums || p.losses.data) && !task.held && (!kOfBlock || threadIdx.x < 32);
+    const bool has_gradient = span.gradient && !task.held;
     Gain gain;
-    const auto add_row = [&] {
-      if ((!p.sums && !p.losses.data) || task.held || (kOfBlock && threadIdx.x >= 32)) return;
-      double of_row = unread;
-      if (reads) of_row = finish_row<E>(loss, sums, target, task.class_weight, task.factor, true, false, gain);
-      if (lane != 0) return;
-      if constexpr (kUsual) {
-        sum += of_row;
-      } else {
-        add_loss(p, task.at, weighted(p, task, of_row), sum);
-        if constexpr (Loss::kIsPart) store_target_logit(p, task.at, target);
-      }
+    const auto finish = [&](bool wants_loss, bool wants_gain) -> double {
+      if (!reads) return unread;
+      return finish_row<E>(loss, sums, target, task.class_weight, task.factor, wants_loss, wants_gain, gain);
     };
-    // The loss behind the gradients, when the tile's registers are free: before them, 32 lanes of fp32 rows took 1.4
-    // times as long. In several tiles a step of (8192, 32768) fp32 took 0.691 ms with the loss before the gradients,
-    // 0.697 behind them, and 0.639 with one finish_row for both (H200).
-    if constexpr (kTiled) add_row();
-    if (span.gradient && !task.held) {
-      if (reads) finish_row<E>(loss, sums, target, task.class_weight, task.factor, false, true, gain);
+    const auto add = [&](double of_row) {
+      if (!has_loss || lane != 0) return;
+      add_row<kUsual>(p, task, of_row, sum);
+      if constexpr (Loss::kIsPart) store_target_logit(p, task.at, target);
+    };
+    // In one tile the loss is behind the gradients, when the tile's registers are free: before them, 32 lanes of fp32
+    // rows took 1.4 times as long. In several tiles a step of (8192, 32768) fp32 takes 0.639 ms so, 0.697 with the loss
+    // behind the gradients, 0.691 with a finish_row of its own before them (H200).
+    if constexpr (kTiled) add(finish(has_loss, has_gradient));
+    if (has_gradient) {
+      if constexpr (!kTiled) finish(false, true);
       if constexpr (kCapped) gain.lo = fused(-gain.hi, target_rest, gain.lo);
       const Reference reference = reference_of(part.max);
       if (!reads) {
@@ -206,7 +201,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           span.gradient[task.target] = narrow<E>(gain.at_target * tile.slope_at(task.target));
       }
     }
-    if constexpr (!kTiled) add_row();
+    if constexpr (!kTiled) {
+      if (has_loss) add(finish(true, false));
+    }
   }
   wait_for_prior();  // no row has, if there are none
   reduce_losses<kThreads, kOfBlock ? SumsOf::Thread : SumsOf::Block>(p, sum, &counted);

@@ -232,15 +232,11 @@ __global__ void __launch_bounds__(kSingleThreads, kClasses <= 16 ? 8 : 5)
       Gain gain;
       double of_row;
       if (!kUsual || !reads || !single.take_near(classes, target, max, task.factor, gradient, of_row, gain)) {
-        if (kUsual) single.load_shared(row, rotation, classes);
+        if (kUsual && reads) single.load_shared(row, rotation, classes);
         const int32_t slot = reads ? task.target - rotation + (task.target < rotation ? classes : 0) : -1;
         of_row = single.take(p, loss, factor, task, slot, target, max, gain);
       }
-      if constexpr (kUsual) {
-        sum += of_row;
-      } else {
-        add_loss(p, task.at, weighted(p, task, of_row), sum);
-      }
+      add_row<kUsual>(p, task, of_row, sum);
       if (!gradient) continue;
       single.store_shared(row, rotation, classes, [&](float e) { return gain.template times<E>(e); });
       if (reads) row[task.target] = narrow<E>(gain.at_target);
@@ -277,23 +273,19 @@ __global__ void __launch_bounds__(kSingleThreads)
     const float max = single.hide(task.target, p.classes, target);
     Gain gain;
     double of_row;
-    if (kUsual && p.wants_gradients) task.factor = factor.at(p, task.at);
-    if (!kUsual || task.target < 0 ||
-        !single.take_near(p.classes, target, max, task.factor, span.gradient, of_row, gain)) {
-      if (kUsual) {
+    if constexpr (kUsual) read_factors<kUsual>(p, factor, task);
+    const bool reads = task.target >= 0;
+    if (!kUsual || !reads || !single.take_near(p.classes, target, max, task.factor, span.gradient, of_row, gain)) {
+      if (kUsual && reads) {
         single.load(span.input, step, p.classes);
         single.hide(task.target, p.classes, target);
       }
       of_row = single.take(p, loss, factor, task, task.target, target, max, gain);
     }
-    if constexpr (kUsual) {
-      sum += of_row;
-    } else {
-      add_loss(p, task.at, weighted(p, task, of_row), sum);
-    }
+    add_row<kUsual>(p, task, of_row, sum);
     if (!span.gradient) continue;
     single.store(span.gradient, to, p.classes, [&](float e) { return gain.template times<E>(e); });
-    if (task.target >= 0) span.gradient[task.target * to] = narrow<E>(gain.at_target);
+    if (reads) span.gradient[task.target * to] = narrow<E>(gain.at_target);
   }
   wait_for_prior();  // no row has, if there are none
   reduce_losses<kSingleThreads, SumsOf::Block>(p, sum, &counted);
