@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import cudaloss
 from cudaloss._call.modes import REDUCTIONS
+from exact_boxes import drawn as drawn_boxes
 
 
 class Module(torch.nn.Module):
@@ -87,6 +88,10 @@ def _positive(device, *shape):
     return torch.rand(shape, device=device) + 0.5
 
 
+def _boxes(device):
+    return dict(zip(("boxes1", "boxes2"), drawn_boxes((4,), device=device), strict=True))
+
+
 # A loss of each kind, and the tensors that each call of it has.
 SAMPLES: dict[str, tuple[Callable[..., Tensor], Callable[[str], dict[str, Tensor]]]] = {
     "difference": (cudaloss.smooth_l1_loss, _elements),
@@ -116,6 +121,7 @@ SAMPLES: dict[str, tuple[Callable[..., Tensor], Callable[[str], dict[str, Tensor
         lambda on: _vectors(on, "anchor", "positive", "negative"),
     ),
     "distributions": (partial(cudaloss.jsd_with_logits, temperature=2.0), lambda on: _vectors(on, "input", "target")),
+    "boxes": (cudaloss.complete_box_iou_loss, _boxes),
 }
 OF_ROWS = list(SAMPLES)[list(SAMPLES).index("classes") :]
 

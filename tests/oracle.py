@@ -212,6 +212,7 @@ SUITED = {
     ">= 0": lambda x: (2 * x).abs().floor(),
     "> 0": lambda x: x.abs() + 1.0625,  # beside whose logarithms 80 bits would do
     "logarithms": lambda x: x.clamp(-20, 20),
+    "boxes": lambda x: torch.cat((x[..., :2], x[..., :2] + x[..., 2:].abs()), -1),
 }
 
 

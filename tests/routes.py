@@ -146,6 +146,11 @@ def rows() -> Iterator[Case]:
     yield _of_vectors("cosine_embedding", x, t, torch.tensor([1, -1, -1]).repeat(len(x))[: len(x)], margin=0.25)
     for swap in (False, True):
         yield _of_vectors("triplet_margin", x, t, x.flip(0), swap=swap)
+    corners = _rows([0.0, 1.0, 3.0, inf, nan], 4)
+    x = torch.cat((corners[(corners[:, :2] <= corners[:, 2:]).all(1)], corners[-1:]))
+    x, t = x.repeat_interleave(len(x), 0), x.repeat(len(x), 1)
+    for name in ("generalized", "distance", "complete"):
+        yield _of_vectors(f"{name}_box_iou", x, t)
 
 
 def _of_vectors(name: str, *operands: Tensor, **numbers: Any) -> Case:

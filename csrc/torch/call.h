@@ -11,8 +11,8 @@ namespace cudaloss::tensors {
 enum class Reduction { None, Mean, Sum };
 
 // What a loss reads for one of its terms: an element of each operand; all classes of a row; only the target's class; or
-// a vector of each operand, which can be a distribution's logits.
-enum class Reads { Element, Classes, Index, Vectors, Distributions };
+// a vector of each operand, which can be a distribution's logits or a box.
+enum class Reads { Element, Classes, Index, Vectors, Distributions, Boxes };
 inline Reads reads_of(int64_t loss) {
   switch (loss) {
 #define CUDALOSS_ROW_LOSS(name, id, reads) \
@@ -80,7 +80,7 @@ struct Call {
   Reads reads = reads_of(mode.loss);
   bool of_rows = reads != Reads::Element;
 
-  bool of_vectors = reads == Reads::Vectors || reads == Reads::Distributions, of_classes = of_rows && !of_vectors;
+  bool of_classes = reads == Reads::Classes || reads == Reads::Index, of_vectors = of_rows && !of_classes;
 
   bool elementwise() const { return mode.reduction == Reduction::None; }
   // For losses of classes: the target is a class index for each row, not probabilities.

@@ -38,6 +38,9 @@ __all__ = [
     "triplet_margin_loss",
     "kl_div_with_logits",
     "jsd_with_logits",
+    "generalized_box_iou_loss",
+    "distance_box_iou_loss",
+    "complete_box_iou_loss",
     "clip_loss",
     "info_nce_loss",
     "linear_cross_entropy",
@@ -1943,3 +1946,238 @@ def jsd_with_logits(
         if result is not None:
             return result
     return _unusual_jsd_with_logits(input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims)
+
+
+_fused_generalized_box_iou, _unusual_generalized_box_iou = calls_of("generalized_box_iou")
+
+
+def generalized_box_iou_loss(
+    boxes1: Tensor,
+    boxes2: Tensor,
+    reduction: str = "none",
+    eps: float = 1e-07,
+    *,
+    weight: Tensor | None = None,
+    mask: Tensor | None = None,
+    normalizer: Tensor | float | None = None,
+    scale: float = 1.0,
+    batch_dims: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""``1 - IoU + (C - U) / C`` of each row, fused.
+
+    Source of the formula: Rezatofighi et al., Generalized Intersection over Union, 2019.
+
+    A box is ``(x1, y1, x2, y2)`` along the last dimension, with ``x1 <= x2`` and ``y1 <= y2``. ``IoU`` is the area of the
+    intersection over that of the union. ``eps`` is added to each denominator, so that boxes without area have finite
+    losses and gradients. Values, gradients and arguments are torchvision's. The arithmetic is float64's, for boxes of any
+    dtype. ``C`` is the area of the smallest box around both boxes, and ``U`` that of their union.
+
+    Args:
+        boxes1 (Tensor): vectors, of any shape and strides; float32, float64, float16 or bfloat16 for the fused
+            kernels (plain PyTorch serves other floating dtypes, and devices other than CPU and CUDA). Of DTensors each process
+            computes its own shard.
+        boxes2 (Tensor): vectors, with a floating dtype and a shape that broadcasts with the first operand's.
+        reduction (str): ``"mean"`` over the rows that count, ``"sum"``, or ``"none"`` for one loss for each row.
+        eps (float): above 0; added to each denominator.
+        weight (Tensor, optional): multiplies each row's loss. It has a floating dtype and a shape that broadcasts
+            to the rows' shape (the operands' without the vectors' dimension). ``"mean"`` divides by the sum of the weights
+            that count. Differentiable.
+        mask (Tensor, optional): bool, with a shape that broadcasts to the rows' shape. ``False`` leaves a row
+            out: it adds nothing to the loss, to a gradient or to the count, even if its vectors have NaN or Inf.
+        normalizer (Tensor or float, optional): the loss is the sum divided by it. A number, or a 0-d tensor on the data's
+            device, which is read there without a synchronization. Only with ``"mean"``. Differentiable.
+        scale (float): a constant factor for the loss and its gradients, applied in the same pass.
+        batch_dims (int): how many leading dimensions the result keeps. The reduction runs for each of their indices; 1 gives
+            one loss for each sample.
+        dtype (torch.dtype, optional): the result's dtype. Default: the dtype that the vectors promote to; under
+            autocast at least float32.
+
+    Returns:
+        Tensor: in the unit of the formula. For ``"mean"`` and ``"sum"`` it has the shape of the first ``batch_dims``
+        dimensions of the rows (0-d for 0); for ``"none"`` it has one loss for each row, 0 for a row that is masked out. The
+        mean over no rows is NaN, the sum is 0, and the gradients of both are 0. Differentiable in boxes1, boxes2, weight and
+        normalizer, any number of times.
+
+    Raises:
+        TypeError: an argument has the wrong type, for example a list instead of a tensor.
+        ValueError: ``reduction`` is unknown; ``normalizer`` is the number 0, or ``reduction`` is not ``"mean"`` beside it;
+            ``batch_dims`` is negative or above the rank of the rows.
+        RuntimeError: the shapes do not fit; the devices differ; a tensor has an unsupported dtype, or is sparse, quantized
+            or nested; ``dtype`` is not a floating one; ``eps`` is not above 0.
+        IndexError: the operands have no dimension of vectors.
+
+    Example:
+        >>> import torch, cudaloss
+        >>> boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0]], requires_grad=True)
+        >>> loss = cudaloss.generalized_box_iou_loss(boxes, torch.tensor([[1.0, 0.0, 3.0, 2.0]]), reduction="mean")
+        >>> loss.backward()
+        >>> loss.detach()  # 1 - 2 / 6 + (6 - 6) / 6
+        tensor(0.6667)
+    """
+    own = None, 0.0, 2.0, eps, False, None, 1.0, 0.0
+    if not is_dynamo_compiling():
+        result = _fused_generalized_box_iou(
+            boxes1, boxes2, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims
+        )
+        if result is not None:
+            return result
+    return _unusual_generalized_box_iou(
+        boxes1, boxes2, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims
+    )
+
+
+_fused_distance_box_iou, _unusual_distance_box_iou = calls_of("distance_box_iou")
+
+
+def distance_box_iou_loss(
+    boxes1: Tensor,
+    boxes2: Tensor,
+    reduction: str = "none",
+    eps: float = 1e-07,
+    *,
+    weight: Tensor | None = None,
+    mask: Tensor | None = None,
+    normalizer: Tensor | float | None = None,
+    scale: float = 1.0,
+    batch_dims: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""``1 - IoU + r**2 / c**2`` of each row, fused.
+
+    Source of the formula: Zheng et al., Distance-IoU Loss: Faster and Better Learning for Bounding Box Regression, 2020.
+
+    A box is ``(x1, y1, x2, y2)`` along the last dimension, with ``x1 <= x2`` and ``y1 <= y2``. ``IoU`` is the area of the
+    intersection over that of the union. ``eps`` is added to each denominator, so that boxes without area have finite
+    losses and gradients. Values, gradients and arguments are torchvision's. The arithmetic is float64's, for boxes of any
+    dtype. ``r`` is the distance of the boxes' centres, and ``c`` the diagonal of the smallest box around both.
+
+    Args:
+        boxes1 (Tensor): vectors, of any shape and strides; float32, float64, float16 or bfloat16 for the fused
+            kernels (plain PyTorch serves other floating dtypes, and devices other than CPU and CUDA). Of DTensors each process
+            computes its own shard.
+        boxes2 (Tensor): vectors, with a floating dtype and a shape that broadcasts with the first operand's.
+        reduction (str): ``"mean"`` over the rows that count, ``"sum"``, or ``"none"`` for one loss for each row.
+        eps (float): above 0; added to each denominator.
+        weight (Tensor, optional): multiplies each row's loss. It has a floating dtype and a shape that broadcasts
+            to the rows' shape (the operands' without the vectors' dimension). ``"mean"`` divides by the sum of the weights
+            that count. Differentiable.
+        mask (Tensor, optional): bool, with a shape that broadcasts to the rows' shape. ``False`` leaves a row
+            out: it adds nothing to the loss, to a gradient or to the count, even if its vectors have NaN or Inf.
+        normalizer (Tensor or float, optional): the loss is the sum divided by it. A number, or a 0-d tensor on the data's
+            device, which is read there without a synchronization. Only with ``"mean"``. Differentiable.
+        scale (float): a constant factor for the loss and its gradients, applied in the same pass.
+        batch_dims (int): how many leading dimensions the result keeps. The reduction runs for each of their indices; 1 gives
+            one loss for each sample.
+        dtype (torch.dtype, optional): the result's dtype. Default: the dtype that the vectors promote to; under
+            autocast at least float32.
+
+    Returns:
+        Tensor: in the unit of the formula. For ``"mean"`` and ``"sum"`` it has the shape of the first ``batch_dims``
+        dimensions of the rows (0-d for 0); for ``"none"`` it has one loss for each row, 0 for a row that is masked out. The
+        mean over no rows is NaN, the sum is 0, and the gradients of both are 0. Differentiable in boxes1, boxes2, weight and
+        normalizer, any number of times.
+
+    Raises:
+        TypeError: an argument has the wrong type, for example a list instead of a tensor.
+        ValueError: ``reduction`` is unknown; ``normalizer`` is the number 0, or ``reduction`` is not ``"mean"`` beside it;
+            ``batch_dims`` is negative or above the rank of the rows.
+        RuntimeError: the shapes do not fit; the devices differ; a tensor has an unsupported dtype, or is sparse, quantized
+            or nested; ``dtype`` is not a floating one; ``eps`` is not above 0.
+        IndexError: the operands have no dimension of vectors.
+
+    Example:
+        >>> import torch, cudaloss
+        >>> boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0]], requires_grad=True)
+        >>> loss = cudaloss.distance_box_iou_loss(boxes, torch.tensor([[1.0, 0.0, 3.0, 2.0]]), reduction="mean")
+        >>> loss.backward()
+        >>> loss.detach()  # 1 - 2 / 6 + 1 / 13
+        tensor(0.7436)
+    """
+    own = None, 0.0, 2.0, eps, False, None, 1.0, 0.0
+    if not is_dynamo_compiling():
+        result = _fused_distance_box_iou(
+            boxes1, boxes2, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims
+        )
+        if result is not None:
+            return result
+    return _unusual_distance_box_iou(boxes1, boxes2, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims)
+
+
+_fused_complete_box_iou, _unusual_complete_box_iou = calls_of("complete_box_iou")
+
+
+def complete_box_iou_loss(
+    boxes1: Tensor,
+    boxes2: Tensor,
+    reduction: str = "none",
+    eps: float = 1e-07,
+    *,
+    weight: Tensor | None = None,
+    mask: Tensor | None = None,
+    normalizer: Tensor | float | None = None,
+    scale: float = 1.0,
+    batch_dims: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""``1 - IoU + r**2 / c**2 + a * v`` of each row, fused.
+
+    Source of the formula: Zheng et al., Distance-IoU Loss: Faster and Better Learning for Bounding Box Regression, 2020.
+
+    A box is ``(x1, y1, x2, y2)`` along the last dimension, with ``x1 <= x2`` and ``y1 <= y2``. ``IoU`` is the area of the
+    intersection over that of the union. ``eps`` is added to each denominator, so that boxes without area have finite
+    losses and gradients. Values, gradients and arguments are torchvision's. The arithmetic is float64's, for boxes of any
+    dtype. The loss is :func:`distance_box_iou_loss` plus ``a * v``, with ``v = 4 / pi**2 *
+    (atan(w1 / h1) - atan(w2 / h2))**2`` of the widths and heights, and ``a = v / (1 - IoU + v)``, which has no gradient.
+    For a box without height ``atan(w / h)`` is pi / 2, for a point 0; torchvision then has NaN gradients.
+
+    Args:
+        boxes1 (Tensor): vectors, of any shape and strides; float32, float64, float16 or bfloat16 for the fused
+            kernels (plain PyTorch serves other floating dtypes, and devices other than CPU and CUDA). Of DTensors each process
+            computes its own shard.
+        boxes2 (Tensor): vectors, with a floating dtype and a shape that broadcasts with the first operand's.
+        reduction (str): ``"mean"`` over the rows that count, ``"sum"``, or ``"none"`` for one loss for each row.
+        eps (float): above 0; added to each denominator.
+        weight (Tensor, optional): multiplies each row's loss. It has a floating dtype and a shape that broadcasts
+            to the rows' shape (the operands' without the vectors' dimension). ``"mean"`` divides by the sum of the weights
+            that count. Differentiable.
+        mask (Tensor, optional): bool, with a shape that broadcasts to the rows' shape. ``False`` leaves a row
+            out: it adds nothing to the loss, to a gradient or to the count, even if its vectors have NaN or Inf.
+        normalizer (Tensor or float, optional): the loss is the sum divided by it. A number, or a 0-d tensor on the data's
+            device, which is read there without a synchronization. Only with ``"mean"``. Differentiable.
+        scale (float): a constant factor for the loss and its gradients, applied in the same pass.
+        batch_dims (int): how many leading dimensions the result keeps. The reduction runs for each of their indices; 1 gives
+            one loss for each sample.
+        dtype (torch.dtype, optional): the result's dtype. Default: the dtype that the vectors promote to; under
+            autocast at least float32.
+
+    Returns:
+        Tensor: in the unit of the formula. For ``"mean"`` and ``"sum"`` it has the shape of the first ``batch_dims``
+        dimensions of the rows (0-d for 0); for ``"none"`` it has one loss for each row, 0 for a row that is masked out. The
+        mean over no rows is NaN, the sum is 0, and the gradients of both are 0. Differentiable in boxes1, boxes2, weight and
+        normalizer, any number of times.
+
+    Raises:
+        TypeError: an argument has the wrong type, for example a list instead of a tensor.
+        ValueError: ``reduction`` is unknown; ``normalizer`` is the number 0, or ``reduction`` is not ``"mean"`` beside it;
+            ``batch_dims`` is negative or above the rank of the rows.
+        RuntimeError: the shapes do not fit; the devices differ; a tensor has an unsupported dtype, or is sparse, quantized
+            or nested; ``dtype`` is not a floating one; ``eps`` is not above 0.
+        IndexError: the operands have no dimension of vectors.
+
+    Example:
+        >>> import torch, cudaloss
+        >>> boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0]], requires_grad=True)
+        >>> loss = cudaloss.complete_box_iou_loss(boxes, torch.tensor([[1.0, 0.0, 3.0, 2.0]]), reduction="mean")
+        >>> loss.backward()
+        >>> loss.detach()  # 1 - 2 / 6 + 1 / 13, and both are square
+        tensor(0.7436)
+    """
+    own = None, 0.0, 2.0, eps, False, None, 1.0, 0.0
+    if not is_dynamo_compiling():
+        result = _fused_complete_box_iou(
+            boxes1, boxes2, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims
+        )
+        if result is not None:
+            return result
+    return _unusual_complete_box_iou(boxes1, boxes2, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims)

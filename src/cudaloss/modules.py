@@ -39,6 +39,9 @@ __all__ = [
     "TripletMarginLoss",
     "KLDivWithLogitsLoss",
     "JSDWithLogitsLoss",
+    "GeneralizedBoxIoULoss",
+    "DistanceBoxIoULoss",
+    "CompleteBoxIoULoss",
     "ClipLoss",
     "InfoNCELoss",
     "LinearCrossEntropyLoss",
@@ -2240,3 +2243,258 @@ class JSDWithLogitsLoss(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"reduction={self.reduction!r}, beta={shown(self.beta)}, temperature={shown(self.temperature)}, dim={shown(self.dim)}{changed_options(self)}"
+
+
+class GeneralizedBoxIoULoss(torch.nn.Module):
+    r"""``1 - IoU + (C - U) / C`` of each row: the module of :func:`cudaloss.generalized_box_iou_loss`.
+
+    Source of the formula: Rezatofighi et al., Generalized Intersection over Union, 2019.
+
+    Args:
+        reduction (str): ``"mean"`` over the rows that count, ``"sum"``, or ``"none"`` for one loss for each row.
+        eps (float): above 0; added to each denominator.
+        scale (float): a constant factor for the loss and its gradients, applied in the same pass.
+        batch_dims (int): how many leading dimensions the result keeps. The reduction runs for each of their indices; 1 gives
+            one loss for each sample.
+        dtype (torch.dtype, optional): the result's dtype. Default: the dtype that the vectors promote to; under
+            autocast at least float32.
+
+    Keywords of a call:
+        weight (Tensor, optional): multiplies each row's loss. It has a floating dtype and a shape that broadcasts
+            to the rows' shape (the operands' without the vectors' dimension). ``"mean"`` divides by the sum of the weights
+            that count. Differentiable.
+        mask (Tensor, optional): bool, with a shape that broadcasts to the rows' shape. ``False`` leaves a row
+            out: it adds nothing to the loss, to a gradient or to the count, even if its vectors have NaN or Inf.
+        normalizer (Tensor or float, optional): the loss is the sum divided by it. A number, or a 0-d tensor on the data's
+            device, which is read there without a synchronization. Only with ``"mean"``. Differentiable.
+
+    Shape:
+        The rows have the operands' shape without the dimension of the vectors. The result has the shape of the first
+        ``batch_dims`` dimensions of the rows, 0-d for 0; for ``reduction="none"`` the shape of the rows.
+
+    Raises:
+        TypeError: when the module is called, as the function does.
+        ValueError: likewise.
+        RuntimeError: likewise.
+        IndexError: likewise.
+
+    Example:
+        >>> import torch, cudaloss
+        >>> criterion = cudaloss.GeneralizedBoxIoULoss(reduction="none")
+        >>> criterion(torch.ones(2, 4), torch.ones(2, 4)).shape
+        torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        reduction: str = "none",
+        eps: float = 1e-07,
+        *,
+        scale: float = 1.0,
+        batch_dims: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.reduction = reduction
+        self.eps = eps
+        self.scale = scale
+        self.batch_dims = batch_dims
+        self.dtype = dtype
+
+    def forward(
+        self,
+        boxes1: Tensor,
+        boxes2: Tensor,
+        *,
+        weight: Tensor | None = None,
+        mask: Tensor | None = None,
+        normalizer: Tensor | float | None = None,
+    ) -> Tensor:
+        return functional.generalized_box_iou_loss(
+            boxes1,
+            boxes2,
+            reduction=self.reduction,
+            eps=self.eps,
+            scale=self.scale,
+            batch_dims=self.batch_dims,
+            dtype=self.dtype,
+            weight=weight,
+            mask=mask,
+            normalizer=normalizer,
+        )
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def extra_repr(self) -> str:
+        return f"reduction={self.reduction!r}, eps={shown(self.eps)}{changed_options(self)}"
+
+
+class DistanceBoxIoULoss(torch.nn.Module):
+    r"""``1 - IoU + r**2 / c**2`` of each row: the module of :func:`cudaloss.distance_box_iou_loss`.
+
+    Source of the formula: Zheng et al., Distance-IoU Loss: Faster and Better Learning for Bounding Box Regression, 2020.
+
+    Args:
+        reduction (str): ``"mean"`` over the rows that count, ``"sum"``, or ``"none"`` for one loss for each row.
+        eps (float): above 0; added to each denominator.
+        scale (float): a constant factor for the loss and its gradients, applied in the same pass.
+        batch_dims (int): how many leading dimensions the result keeps. The reduction runs for each of their indices; 1 gives
+            one loss for each sample.
+        dtype (torch.dtype, optional): the result's dtype. Default: the dtype that the vectors promote to; under
+            autocast at least float32.
+
+    Keywords of a call:
+        weight (Tensor, optional): multiplies each row's loss. It has a floating dtype and a shape that broadcasts
+            to the rows' shape (the operands' without the vectors' dimension). ``"mean"`` divides by the sum of the weights
+            that count. Differentiable.
+        mask (Tensor, optional): bool, with a shape that broadcasts to the rows' shape. ``False`` leaves a row
+            out: it adds nothing to the loss, to a gradient or to the count, even if its vectors have NaN or Inf.
+        normalizer (Tensor or float, optional): the loss is the sum divided by it. A number, or a 0-d tensor on the data's
+            device, which is read there without a synchronization. Only with ``"mean"``. Differentiable.
+
+    Shape:
+        The rows have the operands' shape without the dimension of the vectors. The result has the shape of the first
+        ``batch_dims`` dimensions of the rows, 0-d for 0; for ``reduction="none"`` the shape of the rows.
+
+    Raises:
+        TypeError: when the module is called, as the function does.
+        ValueError: likewise.
+        RuntimeError: likewise.
+        IndexError: likewise.
+
+    Example:
+        >>> import torch, cudaloss
+        >>> criterion = cudaloss.DistanceBoxIoULoss(reduction="none")
+        >>> criterion(torch.ones(2, 4), torch.ones(2, 4)).shape
+        torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        reduction: str = "none",
+        eps: float = 1e-07,
+        *,
+        scale: float = 1.0,
+        batch_dims: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.reduction = reduction
+        self.eps = eps
+        self.scale = scale
+        self.batch_dims = batch_dims
+        self.dtype = dtype
+
+    def forward(
+        self,
+        boxes1: Tensor,
+        boxes2: Tensor,
+        *,
+        weight: Tensor | None = None,
+        mask: Tensor | None = None,
+        normalizer: Tensor | float | None = None,
+    ) -> Tensor:
+        return functional.distance_box_iou_loss(
+            boxes1,
+            boxes2,
+            reduction=self.reduction,
+            eps=self.eps,
+            scale=self.scale,
+            batch_dims=self.batch_dims,
+            dtype=self.dtype,
+            weight=weight,
+            mask=mask,
+            normalizer=normalizer,
+        )
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def extra_repr(self) -> str:
+        return f"reduction={self.reduction!r}, eps={shown(self.eps)}{changed_options(self)}"
+
+
+class CompleteBoxIoULoss(torch.nn.Module):
+    r"""``1 - IoU + r**2 / c**2 + a * v`` of each row: the module of :func:`cudaloss.complete_box_iou_loss`.
+
+    Source of the formula: Zheng et al., Distance-IoU Loss: Faster and Better Learning for Bounding Box Regression, 2020.
+
+    Args:
+        reduction (str): ``"mean"`` over the rows that count, ``"sum"``, or ``"none"`` for one loss for each row.
+        eps (float): above 0; added to each denominator.
+        scale (float): a constant factor for the loss and its gradients, applied in the same pass.
+        batch_dims (int): how many leading dimensions the result keeps. The reduction runs for each of their indices; 1 gives
+            one loss for each sample.
+        dtype (torch.dtype, optional): the result's dtype. Default: the dtype that the vectors promote to; under
+            autocast at least float32.
+
+    Keywords of a call:
+        weight (Tensor, optional): multiplies each row's loss. It has a floating dtype and a shape that broadcasts
+            to the rows' shape (the operands' without the vectors' dimension). ``"mean"`` divides by the sum of the weights
+            that count. Differentiable.
+        mask (Tensor, optional): bool, with a shape that broadcasts to the rows' shape. ``False`` leaves a row
+            out: it adds nothing to the loss, to a gradient or to the count, even if its vectors have NaN or Inf.
+        normalizer (Tensor or float, optional): the loss is the sum divided by it. A number, or a 0-d tensor on the data's
+            device, which is read there without a synchronization. Only with ``"mean"``. Differentiable.
+
+    Shape:
+        The rows have the operands' shape without the dimension of the vectors. The result has the shape of the first
+        ``batch_dims`` dimensions of the rows, 0-d for 0; for ``reduction="none"`` the shape of the rows.
+
+    Raises:
+        TypeError: when the module is called, as the function does.
+        ValueError: likewise.
+        RuntimeError: likewise.
+        IndexError: likewise.
+
+    Example:
+        >>> import torch, cudaloss
+        >>> criterion = cudaloss.CompleteBoxIoULoss(reduction="none")
+        >>> criterion(torch.ones(2, 4), torch.ones(2, 4)).shape
+        torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        reduction: str = "none",
+        eps: float = 1e-07,
+        *,
+        scale: float = 1.0,
+        batch_dims: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.reduction = reduction
+        self.eps = eps
+        self.scale = scale
+        self.batch_dims = batch_dims
+        self.dtype = dtype
+
+    def forward(
+        self,
+        boxes1: Tensor,
+        boxes2: Tensor,
+        *,
+        weight: Tensor | None = None,
+        mask: Tensor | None = None,
+        normalizer: Tensor | float | None = None,
+    ) -> Tensor:
+        return functional.complete_box_iou_loss(
+            boxes1,
+            boxes2,
+            reduction=self.reduction,
+            eps=self.eps,
+            scale=self.scale,
+            batch_dims=self.batch_dims,
+            dtype=self.dtype,
+            weight=weight,
+            mask=mask,
+            normalizer=normalizer,
+        )
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def extra_repr(self) -> str:
+        return f"reduction={self.reduction!r}, eps={shown(self.eps)}{changed_options(self)}"

@@ -39,6 +39,9 @@ def test_ids_are_for_ever():
         "triplet_margin": 68,
         "kl_div_with_logits": 69,
         "jsd_with_logits": 70,
+        "generalized_box_iou": 71,
+        "distance_box_iou": 72,
+        "complete_box_iou": 73,
     }
     assert [spec.id for spec in OF_ROWS] == list(range(FIRST_OF_ROWS, FIRST_OF_ROWS + len(OF_ROWS)))
     assert len(SPECS) <= FIRST_OF_ROWS
@@ -98,6 +101,7 @@ def test_signatures_are_pytorchs(spec):
 
 
 def drawn(spec, shape, dtype, device="cpu"):
+    shape = (*shape[:-1], 4) if spec.reads == "boxes" else shape
     input, target = operands(shape, (dtype,) * 2, device)
     if spec.takes_indices_alone:
         target = torch.randint(shape[1], shape[:1], device=device)

@@ -7,6 +7,7 @@ import torch
 
 import cudaloss
 from cudaloss._losses.table import OF_ROWS
+from cudaloss.bench.domains import suited
 from oracle import operands, public
 
 SHAPE = (6, 5)
@@ -57,7 +58,8 @@ def test_input(device):
 @pytest.mark.parametrize("loss", OF_ROWS, ids=lambda spec: spec.name)
 def test_rows(loss, device):
     spec = loss
-    x, t, third = (torch.randn(SHAPE, device=device) for _ in range(3))
+    shape = (*SHAPE[:-1], 4) if spec.reads == "boxes" else SHAPE
+    x, t, third = (suited(torch.rand(shape, device=device), spec.inputs) for _ in range(3))
     index = torch.tensor([0, 1, 4, 2, 2, 3], device=device)
     label = torch.tensor([1, -1, 1, 1, -1, -1], device=device)
     call = getattr(cudaloss, spec.function)

@@ -17,6 +17,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import cudaloss
 from cudaloss._losses.table import OF_ROWS
+from exact_boxes import drawn as drawn_boxes
 from processes import found_by_all
 from sharding import (
     BARS,
@@ -56,6 +57,8 @@ def draw_call(draw: random.Random, spec, shape: tuple[int, ...]) -> tuple[list[T
     if options["reduction"] == "mean" and draw.random() < 0.2:
         options["normalizer"] = torch.tensor(3.0)
     operands = [torch.randn(shape, dtype=torch.float64) for _ in spec.operands]
+    if spec.reads == "boxes":
+        operands = drawn_boxes(shape[:-1], torch.float64)
     if spec.of_vectors:
         if spec.name == "cosine_embedding":
             operands[2] = torch.randint(0, 2, rows) * 2 - 1
@@ -99,6 +102,8 @@ def check_random_call(spec, draw: random.Random, mesh, sizes: Sequence[int] = (2
     shape = tuple(draw.choice(sizes) for _ in range(draw.choice([2, 3])))
     if spec.name in ("triplet_margin", "cosine_embedding"):
         shape = shape[:2]
+    if spec.reads == "boxes":
+        shape = (shape[0], 4)
     operands, options = draw_call(draw, spec, shape)
     dtype = draw.choice([torch.float32, torch.float32, torch.float64])
     return check_call(spec, mesh, operands, options, dtype, partial(place, draw, mesh))

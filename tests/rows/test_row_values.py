@@ -161,7 +161,8 @@ def test_many_rows_of_few_classes(device, rows, classes, dtype):
 @pytest.mark.parametrize("classes", [2, 9, 20, 64, 1000, 5000])
 @of_dtypes
 def test_target_far_from_the_others(device, classes, dtype):
-    """On both sides of 48, from where a GPU guards its sums, and of factors that are small; from 88 on exp is subnormal."""
+    """On both sides of 48, from where a GPU guards its sums, and of factors that are small. From 88 on exp is
+    subnormal."""
     input, target = drawn((12, classes), dtype, device, scale=1.0, confident=False)
     apart = torch.tensor([-110, -60, -49, -47, -30, 30, 47, 49, 60, 80, 90, 100], dtype=dtype, device=device)
     input.scatter_(1, target.unsqueeze(1), apart.unsqueeze(1))

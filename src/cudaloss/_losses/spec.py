@@ -139,8 +139,8 @@ class LossSpec:
 
     @property
     def of_vectors(self) -> bool:
-        """Whether a row is a vector of each operand, as such or as a distribution's logits."""
-        return self.reads in ("vectors", "distributions")
+        """Whether a row is a vector of each operand, as such, as a distribution's logits or as a box."""
+        return self.reads in ("vectors", "distributions", "boxes")
 
     @property
     def of_classes(self) -> bool:

@@ -5,7 +5,7 @@ of rows has its functor in ``csrc/losses/rows/<name>.h`` and its formulas in ``_
 
 from __future__ import annotations
 
-from . import of_classes, of_difference, of_likelihoods, of_operands, of_vectors
+from . import of_boxes, of_classes, of_difference, of_likelihoods, of_operands, of_vectors
 from .argument import Argument
 from .spec import LossSpec, OfDifference, OfOperands, OfTwo, Third
 
@@ -28,7 +28,7 @@ SPECS: tuple[LossSpec, ...] = tuple(
 )
 
 # Losses of rows: one number for all classes of a row, or for a vector of each operand.
-OF_ROWS: tuple[LossSpec, ...] = (*of_classes.ROWS, *of_vectors.ROWS)
+OF_ROWS: tuple[LossSpec, ...] = (*of_classes.ROWS, *of_vectors.ROWS, *of_boxes.ROWS)
 
 # Every loss.
 PUBLIC: tuple[LossSpec, ...] = (*SPECS, *OF_ROWS)

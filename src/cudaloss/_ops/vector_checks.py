@@ -129,6 +129,8 @@ def check(
         _check_embedding(vectors, labels[0])
     dim = _vector_dim(spec, vectors, named["dim"])
     shape = _joint(spec.operands[:count], [x.shape for x in vectors], ", ".join(spec.operands[:count]))
+    if spec.reads == "boxes" and shape[dim] != 4:
+        raise RuntimeError(f"boxes must have 4 corners along the last dimension, (x1, y1, x2, y2), got {tuple(shape)}")
     rows = torch.Size((*shape[:dim], *shape[dim + 1 :]))
     if labels:
         rows = _joint(("the rows", *spec.operands[2:]), [rows, labels[0].shape], "target and the rows of the inputs")

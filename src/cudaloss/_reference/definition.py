@@ -30,6 +30,7 @@ _KINDS: dict[str, Any] = {
     "index": classes,
     "vectors": vectors,
     "distributions": vectors,
+    "boxes": vectors,
 }
 
 

@@ -1,5 +1,5 @@
-"""Losses of rows of vectors, which can be logits of distributions, in plain PyTorch: the values, and the derivatives in
-closed form.
+"""Losses of rows of vectors, which can be logits of distributions or boxes, in plain PyTorch: the values, and the
+derivatives in closed form.
 
 The vectors are along the second dimension (a single vector along its only one). Rows that are left out have ones.
 """
@@ -18,6 +18,7 @@ from .._call.call import Call
 from .._call.shapes import class_dim, rows_shape
 from .._losses.closed_forms import Slopes, evaluate, savable
 from .._losses.table import LossSpec
+from . import boxes
 
 _LEAST = 1e-12  # cosine_embedding adds it to a square, as in PyTorch
 
@@ -132,6 +133,8 @@ def value(row: VectorOperands) -> Tensor:
 
 def _value(row: VectorOperands) -> Tensor:
     margin, (x, t, *_) = row.numbers.margin, row.vectors
+    if row.spec.reads == "boxes":
+        return boxes.value(row.spec.name, (x, t), row.dim, row.numbers.eps)
     if row.spec.reads == "distributions":
         if row.spec.second_number != "beta":
             return _divergences(row)[0].squeeze(row.dim)
@@ -151,6 +154,8 @@ def _value(row: VectorOperands) -> Tensor:
 def slopes(row: VectorOperands, needed: Sequence[bool]) -> Slopes:
     """The derivatives of each row's loss for the vectors, in their shape, at least those needed; distances are
     2-norms."""
+    if row.spec.reads == "boxes":
+        return boxes.slopes(row.spec.name, (row.vectors[0], row.vectors[1]), row.dim, row.numbers.eps)
     if row.spec.reads == "distributions":
         return _mixed_slopes(row, needed) if row.spec.second_number == "beta" else _divergence_slopes(row, needed)
     return _triplet_slopes(row, needed) if row.spec.differentiable_third else _cosine_slopes(row)

@@ -16,6 +16,12 @@ def _inside(x: Tensor) -> Tensor:
     return x.mul_(0.98).add_(0.01)
 
 
+def _boxes(x: Tensor) -> Tensor:
+    """(x1, y1, x2, y2) with x1 < x2 and y1 < y2, from numbers above 0."""
+    x[..., 2:] += x[..., :2]
+    return x
+
+
 # In place, which keeps the layout.
 _SUITED: dict[str, Callable[[Tensor], Tensor]] = {
     "real": lambda x: x,
@@ -27,6 +33,7 @@ _SUITED: dict[str, Callable[[Tensor], Tensor]] = {
     "logarithms": lambda x: x,
     "log probabilities": lambda x: _inside(x).log_(),
     "1 or -1": lambda x: x.round_().mul_(2).sub_(1),
+    "boxes": _boxes,
     ">= 0": lambda x: x.mul_(LARGEST_COUNT + 1).floor_(),
 }
 

@@ -36,12 +36,14 @@ def _cases(spec: LossSpec) -> list[Case]:
 
 
 def _calls_of_vectors(spec: LossSpec) -> list[Case]:
-    """A plain call, and one with a weight and a mask for each row. With two operands the elements of a vector are not
-    adjacent."""
+    """A plain call, and one with a weight and a mask for each row. If a call names the vectors' dimension, the elements
+    of a vector are not adjacent."""
     generator = torch.Generator().manual_seed(0)
 
     def call(shape: tuple[int, ...], options: Options) -> Case:
-        input, target, third = (torch.randn(shape, generator=generator) for _ in range(3))
+        draw = torch.rand if spec.reads == "boxes" else torch.randn
+        input, target, third = (draw(shape, generator=generator) for _ in range(3))
+        input, target = suited(input, spec.inputs), suited(target, spec.targets)
         rows = (shape[0], *shape[2:])
         if not spec.differentiable_third:
             third = torch.randint(2, rows, generator=generator) * 2 - 1 if len(spec.operands) > 2 else None
@@ -53,14 +55,16 @@ def _calls_of_vectors(spec: LossSpec) -> list[Case]:
         beside = {"weight": options.weight, "mask": options.mask, "batch_dims": options.batch_dims}
         return Case(input, target, {**own, **beside}, exact)
 
-    apart = IMAGE if len(spec.operands) == 2 else (SHAPE[0], SHAPE[1] + 1)  # divisible by the vector size
+    whole = SHAPE[1] + 1  # divisible by the vector size
+    shape, apart = (SHAPE, IMAGE) if spec.given["dim"] is not None else (SHAPE, (SHAPE[0], whole))
+    shape, apart = ((whole, 4), (SHAPE[0], 4)) if spec.reads == "boxes" else (shape, apart)
     rows = (apart[0], *apart[2:])
     options = Options(
         weight=torch.rand(rows, generator=generator) + 0.5,
         mask=torch.rand(rows, generator=generator) < 0.75,
         batch_dims=len(rows) - 1,
     )
-    return [call(SHAPE, Options()), call(apart, options)]
+    return [call(shape, Options()), call(apart, options)]
 
 
 def _pointwise_calls(spec: LossSpec) -> list[Case]:
