@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import cudaloss
+from cudaloss._reference import boxes
 from cudaloss.bench import measure
 
 Loss = Callable[..., torch.Tensor]
@@ -25,7 +26,8 @@ Loss = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """Logits with the classes in the second dimension; or vectors, with a gradient for the first one, or for all."""
+    """Logits with the classes in the second dimension; or vectors or boxes, with a gradient for the first one, or for
+    all."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -67,24 +69,37 @@ class Case:
 
 
 class Vectors(NamedTuple):
-    """A loss of rows of vectors, or of two distributions; the users' way to write it, and whether it has labels."""
+    """A loss of rows of vectors, of two distributions, or of boxes; the users' way to write it, and whether it has
+    labels."""
 
     eager: Loss
     vectors: int
     has_labels: bool = False
+    of_boxes: bool = False
 
     def operands(self, case: Case, device: str) -> tuple[torch.Tensor, ...]:
         wanted = 0 if case.forward_alone else self.vectors if case.all_gradients else 1
-        made = (torch.randn(case.shape, device=device, dtype=case.dtype) for _ in range(self.vectors))
+        made = (self.drawn(case, device) for _ in range(self.vectors))
         found = [x.requires_grad_(place < wanted) for place, x in enumerate(made)]
         labels = [torch.randint(2, case.shape[:1], device=device) * 2 - 1] if self.has_labels else []
         return *found, *labels
+
+    def drawn(self, case: Case, device: str) -> torch.Tensor:
+        if not self.of_boxes:
+            return torch.randn(case.shape, device=device, dtype=case.dtype)
+        made = torch.rand(case.shape, device=device, dtype=case.dtype)
+        made[:, 2:] += made[:, :2]
+        return made
 
 
 def _jsd(input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     log_q, log_p = F.log_softmax(input, 1), F.log_softmax(target, 1)
     log_m = torch.logaddexp(log_p, log_q) - math.log(2)
     return sum(F.kl_div(log_m, x, reduction="batchmean", log_target=True) for x in (log_p, log_q)) / 2
+
+
+def _boxes(name: str) -> Vectors:
+    return Vectors(lambda a, b: boxes.value(name, (a, b), 1, 1e-7).mean(), 2, of_boxes=True)
 
 
 VECTORS = {
@@ -95,6 +110,7 @@ VECTORS = {
         lambda x, t: F.kl_div(F.log_softmax(x, 1), F.log_softmax(t, 1), reduction="batchmean", log_target=True), 2
     ),
     "jsd_with_logits": Vectors(_jsd, 2),
+    **{f"{name}_loss": _boxes(name) for name in ("generalized_box_iou", "distance_box_iou", "complete_box_iou")},
 }
 BF16 = torch.bfloat16
 CASES = {
@@ -152,6 +168,8 @@ CASES = {
         Case((32768, 4096), loss="jsd_with_logits", forward_alone=True),
         Case((16384, 8192), BF16, loss="jsd_with_logits"),
         Case((2048, 128256), BF16, loss="jsd_with_logits"),
+        Case((1 << 20, 4), loss="generalized_box_iou_loss"),
+        Case((1 << 20, 4), loss="complete_box_iou_loss"),
     ),
     "cpu": (
         Case((4096, 1000)),
@@ -163,13 +181,15 @@ CASES = {
         Case((4096, 1000), loss="kl_div_with_logits"),
         Case((16, 19, 256, 256), loss="kl_div_with_logits"),
         Case((4096, 1000), loss="jsd_with_logits"),
+        Case((1 << 16, 4), loss="complete_box_iou_loss"),
     ),
 }
 SMALL = (
     Case((8, 10)),
     Case((64, 1000)),
     Case((1024, 1000)),
-    *(Case((64, 1000), loss=loss) for loss in ("nll_loss", *VECTORS)),
+    Case((64, 1000), loss="nll_loss"),
+    *(Case((64, 4 if kind.of_boxes else 1000), loss=loss) for loss, kind in VECTORS.items()),
 )
 # The numbers of classes of a course, each with this many elements.
 CLASSES = (4, 10, 19, 32, 64, 128, 256, 512, 1000, 2048, 3072, 4096, 5000, 8192, 16384, 32768, 50257, 131072, 262144)
@@ -195,7 +215,10 @@ def work_of(loss: Loss, case: Case, operands: tuple[torch.Tensor, ...], **own: A
 def rivals(case: Case, device: str, compiles: bool) -> dict[str, measure.Work]:
     operands = case.operands(device)
     theirs = VECTORS[case.loss].eager if case.loss in VECTORS else getattr(F, case.loss)
-    losses: dict[str, Loss] = {"cudaloss": getattr(cudaloss, case.loss), "eager": theirs}
+    ours = getattr(cudaloss, case.loss)
+    if case.loss in VECTORS and VECTORS[case.loss].of_boxes:
+        ours = functools.partial(ours, reduction="mean")  # their default is "none"
+    losses: dict[str, Loss] = {"cudaloss": ours, "eager": theirs}
     if compiles:
         torch.compiler.reset()  # otherwise the next shape is compiled for all shapes, which is slower
         losses["compile"] = torch.compile(lambda *operands: theirs(*operands), dynamic=False)

@@ -15,7 +15,7 @@ class BoxGroups {
 
   void run(int64_t first, int64_t rows, RowScratch<F>& scratch) const {
     for (int64_t row = first; row < first + rows; ++row) {
-      double own[kCorners], other[kCorners];
+      double own[kCorners] = {}, other[kCorners] = {};
       BoxRow found = {};
       if (scratch.keep[row]) {
         read(pass_.input, scratch.of_input[row], kInput, own);

@@ -74,6 +74,11 @@ def _on_line(x: Tensor) -> list[Tensor]:
     return [anchor, anchor + 1, x[:, None]]
 
 
+def _beside_box(x: Tensor) -> list[Tensor]:
+    zero, one = torch.zeros_like(x), torch.ones_like(x)
+    return [torch.stack((x, zero, x + 1, one), 1), x.new_tensor([0.0, 0.0, 1.0, 1.0]).expand(len(x), 4)]
+
+
 def _labelled(label: int) -> Operands:
     return lambda x: [*_on_circle(x), torch.full_like(x, label)]
 
@@ -86,6 +91,8 @@ def _of_rows(spec: LossSpec) -> Plot:
     if spec.reads == "distributions":
         axis = "input's first logit of two, the second is 0; target's are 1 and 0"
         return Plot(axis, (-6, 6), {"": _of_distributions})
+    if spec.reads == "boxes":
+        return Plot("shift along x of one of two unit squares", (-2.5, 2.5), {"": _beside_box})
     if spec.differentiable_third:
         return Plot("distance from anchor to negative; to positive it is 1", (0.01, 4), {"": _on_line})
     labelled = {f"target = {label}": _labelled(label) for label in (1, -1)}
