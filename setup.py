@@ -62,8 +62,8 @@ FRONT_ENDS = (70, 75, 80, 90)
 LOSSES = sorted(path.stem for path in (ROOT / "csrc" / "losses").glob("*.h"))
 ROW_LOSSES = sorted(path.stem for path in (ROOT / "csrc" / "losses" / "rows").glob("*.h"))
 # The sources that serve all losses.
-CPU_SOURCES = "blocks", "class_block", "count", "each", "gather", "row_tiles", "vocabulary"
-CUDA_SOURCES = "fold", "count", "each", "strided", "vectors", "boxes", "vocabulary", "class_block"
+CPU_SOURCES = "blocks", "class_block", "count", "each", "gather", "row_tiles", "vocabulary", "overlap"
+CUDA_SOURCES = "fold", "count", "each", "strided", "vectors", "boxes", "vocabulary", "class_block", "overlap"
 
 
 def version():

@@ -55,12 +55,14 @@ CUDALOSS_INLINE BoxPair pair_of(const double (&own)[kCorners], const double (&ot
 }
 
 template <class Loss>
-CUDALOSS_INLINE BoxRow row_of_boxes(const Loss& loss, const double (&own)[kCorners], const double (&other)[kCorners]) {
+CUDALOSS_INLINE BoxRow row_of_boxes(const Loss& loss, const double (&own)[kCorners], const double (&other)[kCorners],
+                                    bool wants_gradients) {
   const BoxPair pair = pair_of(own, other);
   const BoxTerms terms = loss.terms(pair);
   const bool overlaps = pair.axis[0].inner > 0.0 && pair.axis[1].inner > 0.0;
   const double of_inner = overlaps ? terms.of_intersection - terms.of_united : 0.0;
   BoxRow row = {terms.loss, {}, {}};
+  if (!wants_gradients) return row;
   for (int k = 0; k < kAxes; ++k) {
     const BoxAxis &axis = pair.axis[k], &across = pair.axis[1 - k];
     const double inner = of_inner * across.inner, outer = terms.of_outer[k], apart = 0.5 * terms.of_apart[k];
@@ -83,7 +85,7 @@ struct LossOfBoxes {
 
   // 1 minus the intersection over the union.
   CUDALOSS_INLINE BoxTerms overlap(const BoxPair& pair) const {
-    const double inverse = 1.0 / (pair.united + eps), iou = pair.intersection * inverse;
+    const double inverse = reciprocal_of(pair.united + eps), iou = pair.intersection * inverse;
     return {1.0 - iou, -inverse, iou * inverse, {}, {}, {}, {}};
   }
 };

@@ -20,7 +20,7 @@ class BoxGroups {
       if (scratch.keep[row]) {
         read(pass_.input, scratch.of_input[row], kInput, own);
         read(pass_.target, scratch.of_target[row], kTarget, other);
-        found = row_of_boxes(loss_, own, other);
+        found = row_of_boxes(loss_, own, other, pass_.wants_gradients());
       }
       scratch.terms[row] = found.loss;
       const WithRest<double> factor = {scratch.factors[row], scratch.rests[row]};

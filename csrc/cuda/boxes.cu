@@ -10,19 +10,20 @@ namespace cudaloss::cuda {
 
 namespace {
 
-constexpr int kBoxThreads = 128;
+constexpr int kBoxThreads = 128, kBoxesOfAThread = 4;
 
 // A loss of boxes known only at run time.
 struct AnyBoxes {
   int loss;
   Numbers numbers;
 
-  __device__ __forceinline__ BoxRow row(const double (&own)[kCorners], const double (&other)[kCorners]) const {
+  __device__ __forceinline__ BoxRow row(const double (&own)[kCorners], const double (&other)[kCorners],
+                                        bool wants_gradients) const {
     BoxRow found = {};
     switch (loss) {
-#define CUDALOSS_ROW_LOSS(name, id, reads)    \
-  case id:                                    \
-    found = row_as<losses::name>(own, other); \
+#define CUDALOSS_ROW_LOSS(name, id, reads)                     \
+  case id:                                                     \
+    found = row_as<losses::name>(own, other, wants_gradients); \
     break;
 #include "row_losses.inc"
 #undef CUDALOSS_ROW_LOSS
@@ -32,9 +33,10 @@ struct AnyBoxes {
 
  private:
   template <class Loss>
-  __device__ __forceinline__ BoxRow row_as(const double (&own)[kCorners], const double (&other)[kCorners]) const {
+  __device__ __forceinline__ BoxRow row_as(const double (&own)[kCorners], const double (&other)[kCorners],
+                                           bool wants_gradients) const {
     if constexpr (kIsOfBoxes<Loss>) {
-      return row_of_boxes(Loss(numbers), own, other);
+      return row_of_boxes(Loss(numbers), own, other, wants_gradients);
     } else {
       return {};
     }
@@ -86,7 +88,7 @@ __global__ void __launch_bounds__(kBoxThreads) boxes_of_rows(const __grid_consta
       double own[kCorners], other[kCorners];
       load_box(g.input, offset(p, task.at, kInput), own);
       load_box(g.target, offset(p, task.at, kTarget), other);
-      found = g.loss.row(own, other);
+      found = g.loss.row(own, other, p.wants_gradients);
     }
     add_loss(p, task.at, P{found.loss * static_cast<double>(task.weight)}, sum);
     store_box(g.grad_input, offset(p, task.at, kResult), found.own, task.factor);
@@ -108,7 +110,7 @@ void boxes_pass_as(const Pass& r, const Memory& memory, Stream stream) {
                            accessor(r.target, kTarget),
                            accessor(as_operand(r.grad_input), kResult),
                            accessor(as_operand(r.grad_target), kSecondResult)};
-  start_rows(r, p, kBoxThreads, memory, stream, [&](Start start, int64_t blocks) {
+  start_rows(r, p, kBoxThreads * kBoxesOfAThread, memory, stream, [&](Start start, int64_t blocks) {
     g.rows = p;
     launch(boxes_of_rows<F, E>, start, blocks, kBoxThreads, stream, g);
   });

@@ -15,8 +15,8 @@
 #include <string>
 
 #include "core/plan.h"
-#include "cpu/engine.h"
-#include "cuda/engine.h"
+#include "cpu/overlap.h"
+#include "cuda/overlap.h"
 #include "torch/compiled.h"
 
 #define CUDALOSS_LOSS(name, id, all) \
@@ -144,6 +144,8 @@ struct Cpu {
   }
   static void vocabulary_pass(const Pass& request, const Tensor&) { cpu::vocabulary_pass(request, parallel_for); }
   static void class_block(const ClassBlock& block, const Tensor&) { cpu::class_block(block, parallel_for); }
+  static void overlap(const Overlap& pass, const Tensor&) { cpu::overlap(pass, parallel_for); }
+  static void overlap_loss(const OverlapLoss& loss, const Tensor&) { cpu::overlap_loss(loss); }
   template <class Function>
   static void each(const Function& function, int64_t count, const Tensor&) {
     cpu::each(function, count, parallel_for);
@@ -296,6 +298,17 @@ struct Cuda {
   }
   static void vocabulary_pass(const Pass& request, const Tensor& input) {
     with_scratch(request, input, cuda::vocabulary_pass);
+  }
+  static void overlap(const Overlap& pass, const Tensor& input) {
+    const CudaContext context(input);
+    if (pass.grads) return cuda::overlap(pass, nullptr, context.stream);
+    const int64_t count = cuda::overlap_partials(pass), one = 1;
+    const Tensor partials = empty({&count, 1}, {&one, 1}, ScalarType::Double, input);
+    cuda::overlap(pass, static_cast<double*>(partials.mutable_data_ptr()), context.stream);
+  }
+  static void overlap_loss(const OverlapLoss& loss, const Tensor& input) {
+    const CudaContext context(input);
+    cuda::overlap_loss(loss, context.stream);
   }
   static void class_block(const ClassBlock& block, const Tensor& input) {
     cuda::class_block(block, CudaContext(input).stream);

@@ -10,6 +10,7 @@
 #include "torch/call.h"
 #include "torch/class_block.h"
 #include "torch/contrast.h"
+#include "torch/overlap.h"
 #include "torch/vocabulary.h"
 
 namespace cudaloss::tensors {
@@ -494,6 +495,9 @@ void register_ops(torch::stable::detail::StableLibrary& library) {
   library.impl("_pair_gradients_", TORCH_BOX(&pair_gradients<Engine>));
   library.impl("_partial_dots", TORCH_BOX(&partial_dots<Engine>));
   library.impl("_pair_logistic_", TORCH_BOX(&pair_logistic<Engine>));
+  library.impl("_overlap_sums", TORCH_BOX(&overlap_sums<Engine>));
+  library.impl("_overlap_loss", TORCH_BOX(&overlap_loss<Engine>));
+  library.impl("_overlap_gradient_", TORCH_BOX(&overlap_gradient<Engine>));
 }
 
 }  // namespace cudaloss::tensors

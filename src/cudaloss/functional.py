@@ -13,6 +13,7 @@ from ._public.functions import calls_of
 from .contrast import clip_loss, info_nce_loss, siglip_loss
 from .distillation import linear_jsd_with_logits, linear_sparse_cross_entropy, sparse_cross_entropy
 from .heads import linear_cross_entropy, linear_token_log_prob, token_log_prob
+from .overlap import dice_bce_loss, dice_ce_loss, dice_loss, tversky_loss
 
 __all__ = [
     "smooth_l1_loss",
@@ -42,6 +43,9 @@ __all__ = [
     "distance_box_iou_loss",
     "complete_box_iou_loss",
     "clip_loss",
+    "dice_bce_loss",
+    "dice_ce_loss",
+    "dice_loss",
     "info_nce_loss",
     "linear_cross_entropy",
     "linear_jsd_with_logits",
@@ -50,6 +54,7 @@ __all__ = [
     "siglip_loss",
     "sparse_cross_entropy",
     "token_log_prob",
+    "tversky_loss",
 ]
 
 
@@ -2129,7 +2134,7 @@ def complete_box_iou_loss(
     losses and gradients. Values, gradients and arguments are torchvision's. The arithmetic is float64's, for boxes of any
     dtype. The loss is :func:`distance_box_iou_loss` plus ``a * v``, with ``v = 4 / pi**2 *
     (atan(w1 / h1) - atan(w2 / h2))**2`` of the widths and heights, and ``a = v / (1 - IoU + v)``, which has no gradient.
-    For a box without height ``atan(w / h)`` is pi / 2, for a point 0; torchvision then has NaN gradients.
+    For a box without height ``atan(w / h)`` is pi / 2; beside a point ``v`` is 0. torchvision then has NaN gradients.
 
     Args:
         boxes1 (Tensor): vectors, of any shape and strides; float32, float64, float16 or bfloat16 for the fused

@@ -14,6 +14,7 @@ from ._module_state import changed_options, keep, shown
 from ._ops.checks import check_size_average
 from .contrast import ClipLoss, InfoNCELoss, SigLipLoss
 from .heads import LinearCrossEntropyLoss
+from .overlap import DiceBCELoss, DiceCELoss, DiceLoss, TverskyLoss
 
 __all__ = [
     "SmoothL1Loss",
@@ -43,9 +44,13 @@ __all__ = [
     "DistanceBoxIoULoss",
     "CompleteBoxIoULoss",
     "ClipLoss",
+    "DiceBCELoss",
+    "DiceCELoss",
+    "DiceLoss",
     "InfoNCELoss",
     "LinearCrossEntropyLoss",
     "SigLipLoss",
+    "TverskyLoss",
 ]
 
 

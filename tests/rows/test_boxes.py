@@ -90,11 +90,11 @@ def test_edges(device, name):
 
 
 def test_angles_of_boxes_without_a_height(device):
-    """pi / 2 of a line, 0 of a point."""
+    """pi / 2 of a line; a point has none."""
     line, point, square = torch.tensor([[0.0, 0, 3, 0], [1, 1, 1, 1], [0, 0, 3, 3]], dtype=torch.float64, device=device)
     rest = cudaloss.distance_box_iou_loss(torch.stack((line, point)), square.expand(2, 4))
     found = cudaloss.complete_box_iou_loss(torch.stack((line, point)), square.expand(2, 4)) - rest
-    v = torch.tensor([(2 * (1 / 2 - 1 / 4)) ** 2, (2 * (0 - 1 / 4)) ** 2], dtype=torch.float64, device=device)
+    v = torch.tensor([(2 * (1 / 2 - 1 / 4)) ** 2, 0.0], dtype=torch.float64, device=device)
     torch.testing.assert_close(found, v * v / (1 + v + 1e-7))
 
 

@@ -13,7 +13,7 @@ struct distance_box_iou : LossOfBoxes {
   CUDALOSS_INLINE BoxTerms terms(const BoxPair& pair) const {
     BoxTerms found = overlap(pair);
     const BoxAxis &x = pair.axis[0], &y = pair.axis[1];
-    const double inverse = 1.0 / (fused(x.outer, x.outer, y.outer * y.outer) + eps);
+    const double inverse = reciprocal_of(fused(x.outer, x.outer, y.outer * y.outer) + eps);
     const double ratio = fused(x.apart, x.apart, y.apart * y.apart) * inverse;
     found.loss += ratio;
     for (int k = 0; k < kAxes; ++k) {

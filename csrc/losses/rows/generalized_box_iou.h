@@ -12,7 +12,7 @@ struct generalized_box_iou : LossOfBoxes {
 
   CUDALOSS_INLINE BoxTerms terms(const BoxPair& pair) const {
     BoxTerms found = overlap(pair);
-    const double around = pair.axis[0].outer * pair.axis[1].outer, inverse = 1.0 / (around + eps);
+    const double around = pair.axis[0].outer * pair.axis[1].outer, inverse = reciprocal_of(around + eps);
     const double of_around = (pair.united + eps) * inverse * inverse;
     found.loss += (around - pair.united) * inverse;
     found.of_united -= inverse;

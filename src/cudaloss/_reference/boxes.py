@@ -47,10 +47,10 @@ class _Areas(NamedTuple):
         return cls(overlap, intersection, x.own * y.own + x.other * y.other - intersection)
 
 
-def _angle(w: Tensor, h: Tensor) -> Tensor:
-    """atan(w / h); of a box without height pi / 2, of a point 0."""
-    flat = h == 0
-    return torch.where(flat, math.pi / 2 * w.sign(), torch.atan(w / torch.where(flat, 1, h)))
+def _turn(sine: Tensor, cosine: Tensor) -> Tensor:
+    """The angle between the diagonals, of its sine and cosine, times both lengths. A point has no diagonal: 0."""
+    right = cosine == 0
+    return torch.where(right, math.pi / 2 * sine.sign(), torch.atan(sine / torch.where(right, 1, cosine)))
 
 
 def _inverse(square: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def _axes(boxes: tuple[Tensor, Tensor], dim: int) -> tuple[_Axis, _Axis]:
 
 def _shape(x: _Axis, y: _Axis, iou: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """How far the boxes' angles differ, v, and its factor, which has no gradient."""
-    turned = _angle(x.own, y.own) - _angle(x.other, y.other)
+    turned = _turn(x.own * y.other - x.other * y.own, y.own * y.other + x.own * x.other)
     v = _OF_SQUARE * turned * turned
     return turned, v, (v / (1 - iou + v + eps)).detach()
 
