@@ -31,6 +31,7 @@ _NUMBERS: dict[str, tuple[str, tuple[float, ...]]] = {
     "charbonnier": ("eps", (0.001, 0.5, 1)),
     "quantile": ("quantile", (0.1, 0.5, 0.9)),
     "gaussian_nll": ("var", (0.5, 1, 2)),
+    "hinge_embedding": ("margin", (1, 2)),
     "cross_entropy": ("label_smoothing", (0, 0.1)),
     "cosine_embedding": ("margin", (0.5,)),
     "triplet_margin": ("margin", (0.5, 1)),

@@ -41,15 +41,13 @@ def _expression(text: str) -> str:
 
 
 def latex(formula: str) -> str:
-    """Of ``X where C, else Y`` the two cases."""
-    value, where, rest = formula.partition(" where ")
-    if not where:
+    """Of ``X where C, else Y`` the cases; Y can have cases in turn."""
+    *cases, other = formula.split(", else ")
+    if not cases:
         return _expression(formula)
-    condition, _, other = rest.partition(", else ")
-    return (
-        rf"\begin{{cases}} {_expression(value)} & \text{{if }} {_expression(condition)} \\ "
-        rf"{_expression(other)} & \text{{otherwise}} \end{{cases}}"
-    )
+    pairs = [case.split(" where ") for case in cases]
+    lines = [rf"{_expression(value)} & \text{{if }} {_expression(condition)} \\ " for value, condition in pairs]
+    return rf"\begin{{cases}} {''.join(lines)}{_expression(other)} & \text{{otherwise}} \end{{cases}}"
 
 
 def _inline(translator: HTML5Translator, node: nodes.math) -> None:

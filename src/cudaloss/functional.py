@@ -32,6 +32,7 @@ __all__ = [
     "poisson_nll_loss",
     "gaussian_nll_loss",
     "sigmoid_focal_loss",
+    "hinge_embedding_loss",
     "cross_entropy",
     "nll_loss",
     "cosine_similarity_loss",
@@ -1327,6 +1328,89 @@ def sigmoid_focal_loss(
         if result is not None:
             return result
     return _unusual_sigmoid_focal(
+        input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
+    )
+
+
+_fused_hinge_embedding, _unusual_hinge_embedding = calls_of("hinge_embedding")
+
+
+def hinge_embedding_loss(
+    input: Tensor,
+    target: Tensor,
+    margin: Tensor | float = 1.0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    *,
+    weight: Tensor | None = None,
+    mask: Tensor | None = None,
+    normalizer: Tensor | float | None = None,
+    scale: float = 1.0,
+    batch_dims: int = 0,
+    ignore_nan: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""``input where target == 1, else Max(margin - input, 0) where target == -1, else input + Max(margin - input, 0)``, in one pass over memory.
+
+    Replaces :func:`torch.nn.functional.hinge_embedding_loss`. Source of the formula: Hadsell et al., Dimensionality Reduction by Learning an Invariant Mapping, 2006.
+
+    Args:
+        input (Tensor): predictions, of any shape and strides; float32, float64, float16 or bfloat16 for the fused kernels
+            (plain PyTorch serves other floating dtypes, and devices other than CPU and CUDA).
+        target (Tensor): ground truth, with a shape that broadcasts with ``input``'s (unequal shapes warn) and any real
+            dtype, integers and bools included; it is read without a conversion.
+        margin (float or Tensor): an input of target -1 has a loss below this; a number,
+            or a tensor of a floating dtype that broadcasts to the joint shape of input and target; its values are not checked.
+        size_average, reduce (bool, optional): deprecated, as in PyTorch; if given, they set ``reduction``.
+        reduction (str): ``"mean"`` over all elements, ``"sum"``, or ``"none"`` for one loss for each element.
+        weight (Tensor, optional): multiplies each element's loss. It has a floating dtype and a shape that broadcasts to
+            the joint shape of input and target; it is not expanded. ``"mean"`` divides by the sum of the weights that count.
+            Differentiable.
+        mask (Tensor, optional): bool, with a shape that broadcasts to the joint shape of input and target. ``False``
+            leaves an element out: it adds nothing to the loss, to a gradient or to the count, even if the data is NaN or
+            Inf.
+        normalizer (Tensor or float, optional): the loss is the sum divided by it. A number, or a 0-d tensor on the data's
+            device, which is read there without a synchronization. Only with ``"mean"``. Differentiable.
+        scale (float): a constant factor for the loss and its gradients, applied in the same pass.
+        batch_dims (int): how many leading dimensions the result keeps. The reduction runs for each of their indices; 1 gives
+            one loss for each sample.
+        ignore_nan (bool): elements whose target is NaN are left out, as with ``mask``.
+        dtype (torch.dtype, optional): the result's dtype. Default: the dtype that input and target promote to; under
+            autocast at least float32.
+
+    Returns:
+        Tensor: in the unit of the formula. For ``"mean"`` and ``"sum"`` it has the shape of the first ``batch_dims``
+        dimensions (0-d for 0), for ``"none"`` the broadcast shape. The mean over no elements is NaN, the sum is 0, and the
+        gradients of both are 0. Differentiable in input, target, weight, margin and normalizer, any number of
+        times. A NaN that ``mask`` or ``ignore_nan`` does not leave out gives a NaN loss and a NaN gradient.
+
+    Raises:
+        TypeError: an argument has the wrong type, for example a list instead of a tensor.
+        ValueError: ``reduction`` is unknown; ``normalizer`` is the number 0, or ``reduction`` is not ``"mean"`` beside it;
+            ``batch_dims`` is negative or above the rank.
+        RuntimeError: the shapes do not broadcast; the devices differ; a tensor has an unsupported dtype, or is sparse or
+            quantized; ``margin`` is not a number; ``dtype`` is not a floating one.
+
+    Example:
+        >>> import torch, cudaloss
+        >>> input = torch.tensor([0.0, 1.0, 4.0], requires_grad=True)
+        >>> loss = cudaloss.hinge_embedding_loss(input, torch.zeros(3))
+        >>> loss.backward()
+        >>> input.grad.shape
+        torch.Size([3])
+    """
+    if size_average is not None or reduce is not None:
+        check_size_average("hinge_embedding_loss", size_average)
+        reduction = legacy_get_string(size_average, reduce)
+    own = margin, 0.0
+    if not is_dynamo_compiling():
+        result = _fused_hinge_embedding(
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
+        )
+        if result is not None:
+            return result
+    return _unusual_hinge_embedding(
         input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 

@@ -33,6 +33,7 @@ __all__ = [
     "PoissonNLLLoss",
     "GaussianNLLLoss",
     "SigmoidFocalLoss",
+    "HingeEmbeddingLoss",
     "CrossEntropyLoss",
     "NLLLoss",
     "CosineSimilarityLoss",
@@ -1567,6 +1568,104 @@ class SigmoidFocalLoss(torch.nn.Module):
         return (
             f"reduction={self.reduction!r}, alpha={shown(self.alpha)}, gamma={shown(self.gamma)}{changed_options(self)}"
         )
+
+
+class HingeEmbeddingLoss(torch.nn.Module):
+    r"""``input where target == 1, else Max(margin - input, 0) where target == -1, else input + Max(margin - input, 0)``: the module of :func:`cudaloss.hinge_embedding_loss`.
+
+    Replaces :class:`torch.nn.HingeEmbeddingLoss`. Source of the formula: Hadsell et al., Dimensionality Reduction by Learning an Invariant Mapping, 2006.
+
+    Args:
+        margin (float or Tensor): an input of target -1 has a loss below this; a number,
+            or a tensor of a floating dtype that broadcasts to the joint shape of input and target; its values are not checked.
+        size_average, reduce (bool, optional): deprecated, as in PyTorch; if given, they set ``reduction``.
+        reduction (str): ``"mean"`` over all elements, ``"sum"``, or ``"none"`` for one loss for each element.
+        scale (float): a constant factor for the loss and its gradients, applied in the same pass.
+        batch_dims (int): how many leading dimensions the result keeps. The reduction runs for each of their indices; 1 gives
+            one loss for each sample.
+        ignore_nan (bool): elements whose target is NaN are left out, as with ``mask``.
+        dtype (torch.dtype, optional): the result's dtype. Default: the dtype that input and target promote to; under
+            autocast at least float32.
+
+    Keywords of a call:
+        weight (Tensor, optional): multiplies each element's loss. It has a floating dtype and a shape that broadcasts to
+            the joint shape of input and target; it is not expanded. ``"mean"`` divides by the sum of the weights that count.
+            Differentiable.
+        mask (Tensor, optional): bool, with a shape that broadcasts to the joint shape of input and target. ``False``
+            leaves an element out: it adds nothing to the loss, to a gradient or to the count, even if the data is NaN or
+            Inf.
+        normalizer (Tensor or float, optional): the loss is the sum divided by it. A number, or a 0-d tensor on the data's
+            device, which is read there without a synchronization. Only with ``"mean"``. Differentiable.
+
+    Shape:
+        input and target have any shapes that broadcast together. The result has the shape of the first ``batch_dims``
+        dimensions, 0-d for 0; for ``reduction="none"`` the broadcast shape.
+
+    Raises:
+        TypeError: when the module is called, as the function does.
+        ValueError: likewise.
+        RuntimeError: likewise.
+
+    Example:
+        >>> import torch, cudaloss
+        >>> criterion = cudaloss.HingeEmbeddingLoss(reduction="none")
+        >>> criterion(torch.ones(2, 3), torch.ones(2, 3)).shape
+        torch.Size([2, 3])
+    """
+
+    margin: Tensor | float
+
+    def __init__(
+        self,
+        margin: Tensor | float = 1.0,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        *,
+        scale: float = 1.0,
+        batch_dims: int = 0,
+        ignore_nan: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if size_average is not None or reduce is not None:
+            check_size_average("hinge_embedding_loss", size_average)
+            reduction = legacy_get_string(size_average, reduce)
+        self.reduction = reduction
+        keep(self, "margin", margin)
+        self.scale = scale
+        self.batch_dims = batch_dims
+        self.ignore_nan = ignore_nan
+        self.dtype = dtype
+
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        weight: Tensor | None = None,
+        mask: Tensor | None = None,
+        normalizer: Tensor | float | None = None,
+    ) -> Tensor:
+        return functional.hinge_embedding_loss(
+            input,
+            target,
+            reduction=self.reduction,
+            margin=self.margin,
+            scale=self.scale,
+            batch_dims=self.batch_dims,
+            ignore_nan=self.ignore_nan,
+            dtype=self.dtype,
+            weight=weight,
+            mask=mask,
+            normalizer=normalizer,
+        )
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def extra_repr(self) -> str:
+        return f"reduction={self.reduction!r}, margin={shown(self.margin)}{changed_options(self)}"
 
 
 class CrossEntropyLoss(torch.nn.Module):

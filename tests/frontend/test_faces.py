@@ -62,6 +62,7 @@ def test_ids_are_for_ever():
         "poisson_nll": 13,
         "gaussian_nll": 14,
         "sigmoid_focal": 15,
+        "hinge_embedding": 16,
     }
     assert [spec.id for spec in SPECS] == list(range(len(SPECS)))
 

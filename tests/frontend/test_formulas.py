@@ -32,6 +32,11 @@ def formulas(monkeypatch):
             r"\begin{cases} d^{2} & \text{if } \left| d \right| < \beta \\ "
             r"\left| d \right| & \text{otherwise} \end{cases}",
         ),
+        (
+            "input where target == 1, else 0 where target == -1, else margin",
+            r"\begin{cases} x & \text{if } t = 1 \\ 0 & \text{if } t = -1 \\ "
+            r"\mathrm{margin} & \text{otherwise} \end{cases}",
+        ),
     ],
 )
 def test_a_formula_as_latex(formulas, text, wanted):

@@ -21,6 +21,7 @@ NAMES = (
     "huber_loss",
     "l1_loss",
     "soft_margin_loss",
+    "hinge_embedding_loss",
     "kl_div",
     "binary_cross_entropy",
     "poisson_nll_loss",
@@ -37,6 +38,7 @@ MODULES = (
     "HuberLoss",
     "L1Loss",
     "SoftMarginLoss",
+    "HingeEmbeddingLoss",
     "KLDivLoss",
     "BCELoss",
     "PoissonNLLLoss",
@@ -83,6 +85,8 @@ def samples(info, device, dtype):
     """The operands, and the keywords."""
     found = [([x.input, *x.args], dict(x.kwargs)) for x in info.sample_inputs(device, dtype, requires_grad=True)]
     assert len(found) >= 6
+    if info.name.endswith("hinge_embedding_loss"):  # where PyTorch's target has no gradient, ours is 0
+        found = [([input, *(x.detach() for x in labels)], keywords) for (input, *labels), keywords in found]
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _INTERVALS: dict[str | None, Callable[[float], bool]] = {
-    None: lambda number: True,
+    None: lambda number: number == number,  # any but NaN
     ">= 0": lambda number: number >= 0,
     "<= 1": lambda number: number <= 1,
     "> 0": lambda number: number > 0,
@@ -54,7 +54,7 @@ class Argument:
 
     @property
     def accepts(self) -> str:
-        return f"a number {self.interval}"
+        return f"a number {self.interval}" if self.interval else "a number"
 
     @property
     def is_optional(self) -> bool:

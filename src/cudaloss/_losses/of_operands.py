@@ -223,6 +223,32 @@ def _hinge_for_input(x: Tensor, t: Tensor, margin: Third, power: float) -> Tenso
     return _zero_times(-_hinge_for_third(x, t, margin, power), t)
 
 
+# ---- hinge embedding: input for a target of 1, max(0, margin - input) for -1, for any other target both ----
+
+
+def _or_nan(x: Tensor, t: Tensor, found: Tensor | float) -> Tensor:
+    """NaN if one of the operands is."""
+    return torch.where(x.isnan(), x, torch.where(t.isnan(), t, found))
+
+
+def _hinge_embedding(x: Tensor, t: Tensor, margin: Third, _: float) -> Tensor:
+    behind = torch.where(t == 1, 0, (margin - x).clamp(min=0))
+    return _or_nan(x, t, behind + torch.where(t == -1, 0, x))
+
+
+def _is_behind(x: Tensor, t: Tensor, margin: Third) -> Tensor:
+    """The slope of the second part, which it has at the margin too, with the other sign."""
+    return torch.where(t == 1, 0, (margin - x >= 0).to(x.dtype))
+
+
+def _hinge_embedding_for_input(x: Tensor, t: Tensor, margin: Third, _: float) -> Tensor:
+    return _or_nan(x, t, (t != -1).to(x.dtype) - _is_behind(x, t, margin))
+
+
+def _hinge_embedding_for_third(x: Tensor, t: Tensor, margin: Third, _: float) -> Tensor:
+    return _or_nan(x, t, _is_behind(x, t, margin))
+
+
 ROWS = (
     LossSpec(
         id=4,
@@ -295,5 +321,23 @@ ROWS = (
         targets="1 or -1",
         source="Rosasco et al., Are Loss Functions All the Same?, 2004",
         kernels="general",
+    ),
+    LossSpec(
+        id=16,
+        name="hinge_embedding",
+        module="HingeEmbeddingLoss",
+        arguments=(Argument("margin", "third", 1.0, "an input of target -1 has a loss below this"),),
+        terms=OfTwo(
+            _hinge_embedding,
+            _hinge_embedding_for_input,
+            lambda x, t, p, s: _or_nan(x, t, 0.0),
+            _hinge_embedding_for_third,
+        ),
+        formula="input where target == 1, else Max(margin - input, 0) where target == -1, "
+        "else input + Max(margin - input, 0)",
+        targets="1 or -1",
+        source="Hadsell et al., Dimensionality Reduction by Learning an Invariant Mapping, 2006",
+        kernels="general",
+        signature="margin size_average reduce reduction",
     ),
 )

@@ -112,12 +112,17 @@ def _stirling_slope(m: Any, t: Number) -> Number:
 
 
 def _largest(m: Any, a: Number, b: Number) -> Number:
-    """NaN for NaN."""
+    """NaN for NaN. At a number b the slope is that of a, as of PyTorch's clamp."""
     if isinstance(a, float):
         a, b = b, a
     if isinstance(a, float):
         return max(a, b)
-    return m.where(a != a, a, m.where(a > b, a, b))
+    return m.where(a != a, a, m.where(a < b, b, a))
+
+
+def _step(m: Any, x: Number, _: Number) -> Number:
+    """The slope of Max(x, 0): 1 at 0."""
+    return m.where(x < 0.0, m.zeros_like(x), m.zeros_like(x) + 1.0)
 
 
 FUNCTIONS: dict[type, Callable[..., Number]] = {
@@ -130,6 +135,7 @@ FUNCTIONS: dict[type, Callable[..., Number]] = {
     sympy.exp: lambda m, x: m.exp(x),
     sympy.log: lambda m, x: math.log(x) if isinstance(x, float) else m.log(x),
     sympy.Max: _largest,
+    sympy.Heaviside: _step,
     log1p: lambda m, x: m.log1p(x),
     stirling: _stirling,
     stirling_slope: _stirling_slope,
@@ -141,13 +147,15 @@ _SMOOTHED = "target * (1 - label_smoothing) + label_smoothing / 2"
 
 
 def _parsed(text: str, names: dict[str, Any]) -> Expression:
-    """Parses ``X where C, else Y``, with ``|d|`` for an absolute value."""
+    """Parses ``X where C, else Y``, with ``|d|`` for an absolute value. Y can have cases in turn, and C be ``d == 1``,
+    which Python would compare at once."""
     value, _, rest = text.partition(" where ")
     if rest:
         condition, _, other = rest.partition(", else ")
         return sympy.Piecewise((_parsed(value, names), _parsed(condition, names)), (_parsed(other, names), sympy.true))
     sympify: Any = sympy.sympify
-    return sympify(re.sub(r"\|(\w+)\|", r"Abs(\1)", value), names)
+    value = re.sub(r"(\w+) == (\S+)", r"Eq(\1, \2)", re.sub(r"\|(\w+)\|", r"Abs(\1)", value))
+    return sympify(value, names)
 
 
 def _as_log_cosh(e: Expression) -> Expression:
@@ -201,6 +209,8 @@ def _evaluated(m: Any, e: Expression, of: dict[Any, Number]) -> Number:
     if e.is_Mul:
         is_term = any(not (argument.is_Symbol or argument.is_Number) for argument in e.args)
         return _product(m, arguments) if is_term else math.prod(arguments[1:], start=arguments[0])
+    if isinstance(e, sympy.Equality):
+        return arguments[0] == arguments[1]
     if isinstance(e, sympy.StrictGreaterThan | sympy.StrictLessThan):
         return arguments[0] > arguments[1] if isinstance(e, sympy.StrictGreaterThan) else arguments[0] < arguments[1]
     if e.is_Pow and not e.exp.is_Number and float(arguments[1]) % 0.5 != 0:

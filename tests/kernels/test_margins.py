@@ -1,0 +1,93 @@
+"""Losses with PyTorch's margins: its values and slopes, at the margins themselves too, and of targets of any number."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import cudaloss
+from cudaloss._call.modes import REDUCTIONS
+from cudaloss._install.build import DEVICES
+from cudaloss.bench.errors import largest_error
+from oracle import leaf
+
+inf, nan = torch.inf, torch.nan
+MARGINS = (1.0, 0.3, 0.0, -0.5)
+
+
+def results(function, operands, wanted, reduction, **own):
+    """The value, and the gradients of the first `wanted` operands."""
+    leaves = [leaf(x) for x in operands[:wanted]]
+    value = function(*leaves, *operands[wanted:], reduction=reduction, **own)
+    return value.detach(), *torch.autograd.grad(value, leaves, torch.ones_like(value))
+
+
+def assert_as_pytorch(name, operands, wanted=1, **own):
+    """In the operands' dtype, and in float64. PyTorch rounds a margin to the former: 0.3 to a float32 above it, where
+    its loss then has a kink, and ours has none. Halves it rounds in each step."""
+    dtype = operands[0].dtype
+    for reduction in REDUCTIONS:
+        found = results(getattr(cudaloss, name), operands, wanted, reduction, **own)
+        same = dtype == torch.float64 or (dtype == torch.float32 and own["margin"] != 0.3)
+        for like in (torch.float64, *([dtype] if same else [])):
+            given = [x.to(like) if x.is_floating_point() else x for x in operands]
+            expected = results(getattr(F, name), given, wanted, reduction, **own)
+            for ours, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(ours, theirs.to(dtype))
+
+
+# ---- hinge embedding ----
+
+
+def distances(device, dtype, margin):
+    """With some at the margin, for targets of 1, -1 and others."""
+    x = torch.cat([torch.tensor([margin, -margin, 0.0]), 2 * torch.randn(200)]).to(device, dtype)
+    return x.repeat(4), torch.tensor([1.0, -1.0, 0.0, 0.5], device=device, dtype=dtype).repeat_interleave(len(x))
+
+
+@pytest.mark.parametrize("margin", MARGINS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_hinge_embedding_is_pytorchs(device, dtype, margin):
+    x, t = distances(device, dtype, margin)
+    assert_as_pytorch("hinge_embedding_loss", (x, t), margin=margin)
+    assert_as_pytorch("hinge_embedding_loss", (x[: len(x) // 2], t[: len(x) // 2].long()), margin=margin)
+
+
+@pytest.mark.parametrize("margin", MARGINS)
+def test_hinge_embedding_rounds_once(device, margin):
+    """Also where input and margin cancel, and where the two parts of another target do."""
+    if device not in DEVICES:
+        pytest.skip("without kernels each step rounds")
+    x, t = distances(device, torch.float32, margin)
+    x = torch.cat([x, margin + 2.0**-12 * torch.randn(200, device=device), 1e6 * torch.randn(200, device=device)])
+    t = torch.cat([t, -torch.ones(200, device=device), torch.tensor([0.0, 0.5], device=device).repeat(100)])
+    found = cudaloss.hinge_embedding_loss(x, t, margin, reduction="none")
+    above, other = (x.double() >= margin), (t != 1) & (t != -1)
+    exact = torch.where(t == 1, x.double(), torch.where(above, 0.0, margin - x.double()))
+    exact = torch.where(other, torch.where(above, x.double(), margin), exact)
+    assert largest_error(found, exact, torch.float32) <= 0.51
+
+
+def test_ends_of_hinge_embedding(device):
+    x = torch.tensor([inf, -inf, inf, -inf, -inf, nan, 1.0], device=device).requires_grad_()
+    t = torch.tensor([1.0, 1.0, -1.0, -1.0, 0.0, -1.0, nan], device=device).requires_grad_()
+    value = cudaloss.hinge_embedding_loss(x, t, reduction="none")
+    of_x, of_t = torch.autograd.grad(value.sum(), (x, t))
+    expected = [inf, -inf, 0.0, inf, nan, nan, nan], [1.0, 1.0, 0.0, -1.0, 0.0, nan, nan], [0.0] * 5 + [nan, nan]
+    for found, truth in zip((value, of_x, of_t), expected, strict=True):
+        torch.testing.assert_close(found.detach().cpu(), torch.tensor(truth), equal_nan=True)
+
+
+def test_a_learnt_margin_of_hinge_embedding(device):
+    """Which PyTorch's does not take: a number or a tensor, 0 and below it too."""
+    x, t = distances(device, torch.float64, 0.25)
+    for shape, number in itertools.product(((), (len(x),)), (0.25, 0.0, -0.5)):
+        margin = torch.full(shape, number, dtype=torch.float64, device=device).requires_grad_()
+        value = cudaloss.hinge_embedding_loss(x, t, margin, reduction="sum")
+        torch.testing.assert_close(value.detach(), F.hinge_embedding_loss(x, t, number, reduction="sum"))
+        (found,) = torch.autograd.grad(value, margin)
+        counts = (t != 1) & (x <= number)
+        torch.testing.assert_close(found, counts.to(found) if shape else counts.sum().to(found))
