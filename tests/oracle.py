@@ -28,7 +28,12 @@ ARITHMETICS = [*((dtype, dtype) for dtype in DTYPES), (torch.bfloat16, torch.flo
 MIXED = [pair for pair in itertools.product(DTYPES, DTYPES) if pair not in ARITHMETICS]
 
 # The third operand's numbers, by where they must lie; 0.3 and 2.3 are not exact in float32. None: anywhere.
-SECONDS = {"in [0, 1]": (0.0, 0.0, 0.125), "that is 1 or 2": (1.0, 2.0), ">= 0": (2.0, 0.5, 1.3)}  # the second number's
+SECONDS = {  # the second number's
+    None: (0.0, 0.5, -0.25),
+    "in [0, 1]": (0.0, 0.0, 0.125),
+    "that is 1 or 2": (1.0, 2.0),
+    ">= 0": (2.0, 0.5, 1.3),
+}
 PARAMETERS = {
     None: (1.0, 0.5, 2.3, 0.0, -0.3),
     ">= 0": (1.0, 0.5, 2.3, 0.0),

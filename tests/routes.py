@@ -68,14 +68,16 @@ def _third(spec: LossSpec) -> dict[str, list[float]]:
     third = spec.parameter
     if third is None:
         return {}
-    return {"var": [0.0, TINY, 0.5, 1e30, inf]} if third.of_call else {third.name: [0.25, 0.75]}
+    return {third.name: OF_CALL[third.name] if third.of_call else [0.25, 0.75]}
 
 
+OF_CALL = {"var": [0.0, TINY, 0.5, 1e30, inf], "target": [1.0, -1.0, 0.5]}
 SECONDS = {
     "gamma": (0.0, 0.25, 0.75, 1.0, 2.0, 3.5),
     "power": (1.0, 2.0),
     "label_smoothing": (0.0, 0.125),
     "eps": (0.0, 2**-10),
+    "margin": (0.0, 0.5),
 }
 
 
@@ -91,7 +93,7 @@ def elements() -> Iterator[Case]:
             if spec.second:
                 numbers[spec.second.name] = second
             label = "-".join([spec.name, *flags, *([] if second is None else [f"{second:g}"])])
-            edges = {"input": EDGES[spec.inputs], "target": EDGES[spec.targets]}
+            edges = dict(zip(spec.operands, (EDGES[spec.inputs], EDGES[spec.targets]), strict=True))
             third = _third(spec)
             if not (spec.parameter and spec.parameter.of_call):
                 yield Case(label, spec, dict(zip(edges, _grid(*edges.values()), strict=True)), numbers)

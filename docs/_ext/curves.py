@@ -32,6 +32,7 @@ _NUMBERS: dict[str, tuple[str, tuple[float, ...]]] = {
     "quantile": ("quantile", (0.1, 0.5, 0.9)),
     "gaussian_nll": ("var", (0.5, 1, 2)),
     "hinge_embedding": ("margin", (1, 2)),
+    "margin_ranking": ("target", (1, -1)),
     "cross_entropy": ("label_smoothing", (0, 0.1)),
     "cosine_embedding": ("margin", (0.5,)),
     "triplet_margin": ("margin", (0.5, 1)),
@@ -50,12 +51,12 @@ class Plot(NamedTuple):
 
 
 def _pointwise(spec: LossSpec) -> Plot:
-    of_difference = isinstance(spec.terms, OfDifference)
+    of_difference, (first, second) = isinstance(spec.terms, OfDifference), spec.operands
     named = {
-        "" if of_difference else f"target = {target:g}": lambda x, target=target: [x, torch.full_like(x, target)]
+        "" if of_difference else f"{second} = {target:g}": lambda x, target=target: [x, torch.full_like(x, target)]
         for target in _TARGETS.get(spec.targets, (0,))
     }
-    return Plot("input - target" if of_difference else "input", _SPANS.get(spec.inputs, (-3, 3)), named)
+    return Plot("input - target" if of_difference else first, _SPANS.get(spec.inputs, (-3, 3)), named)
 
 
 def _of_classes(x: Tensor) -> list[Tensor]:

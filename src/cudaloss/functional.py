@@ -33,6 +33,7 @@ __all__ = [
     "gaussian_nll_loss",
     "sigmoid_focal_loss",
     "hinge_embedding_loss",
+    "margin_ranking_loss",
     "cross_entropy",
     "nll_loss",
     "cosine_similarity_loss",
@@ -1236,7 +1237,7 @@ def gaussian_nll_loss(
     Example:
         >>> import torch, cudaloss
         >>> input = torch.tensor([0.0, 1.0, 4.0], requires_grad=True)
-        >>> loss = cudaloss.gaussian_nll_loss(input, torch.zeros(3))
+        >>> loss = cudaloss.gaussian_nll_loss(input, torch.zeros(3), torch.ones(()))
         >>> loss.backward()
         >>> input.grad.shape
         torch.Size([3])
@@ -1412,6 +1413,91 @@ def hinge_embedding_loss(
             return result
     return _unusual_hinge_embedding(
         input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
+    )
+
+
+_fused_margin_ranking, _unusual_margin_ranking = calls_of("margin_ranking")
+
+
+def margin_ranking_loss(
+    input1: Tensor,
+    input2: Tensor,
+    target: Tensor | float,
+    margin: float = 0.0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    *,
+    weight: Tensor | None = None,
+    mask: Tensor | None = None,
+    normalizer: Tensor | float | None = None,
+    scale: float = 1.0,
+    batch_dims: int = 0,
+    ignore_nan: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""``margin - target * (input1 - input2) where target * (input1 - input2) <= margin, else 0``, in one pass over memory.
+
+    Replaces :func:`torch.nn.functional.margin_ranking_loss`. Source of the formula: Herbrich et al., Support Vector Learning for Ordinal Regression, 1999.
+
+    Args:
+        input1 (Tensor): predictions, of any shape and strides; float32, float64, float16 or bfloat16 for the fused kernels
+            (plain PyTorch serves other floating dtypes, and devices other than CPU and CUDA).
+        input2 (Tensor): the other predictions, with a shape that broadcasts with ``input1``'s (unequal shapes warn) and any real
+            dtype, integers and bools included; it is read without a conversion.
+        target (float or Tensor): 1 if input1 should be the larger one, -1 if input2 should; a number,
+            or a tensor of a floating dtype that broadcasts to the joint shape of input1 and input2; its values are not checked.
+        margin (float): how much larger it should be; a number.
+        size_average, reduce (bool, optional): deprecated, as in PyTorch; if given, they set ``reduction``.
+        reduction (str): ``"mean"`` over all elements, ``"sum"``, or ``"none"`` for one loss for each element.
+        weight (Tensor, optional): multiplies each element's loss. It has a floating dtype and a shape that broadcasts to
+            the joint shape of input1 and input2; it is not expanded. ``"mean"`` divides by the sum of the weights that count.
+            Differentiable.
+        mask (Tensor, optional): bool, with a shape that broadcasts to the joint shape of input1 and input2. ``False``
+            leaves an element out: it adds nothing to the loss, to a gradient or to the count, even if the data is NaN or
+            Inf.
+        normalizer (Tensor or float, optional): the loss is the sum divided by it. A number, or a 0-d tensor on the data's
+            device, which is read there without a synchronization. Only with ``"mean"``. Differentiable.
+        scale (float): a constant factor for the loss and its gradients, applied in the same pass.
+        batch_dims (int): how many leading dimensions the result keeps. The reduction runs for each of their indices; 1 gives
+            one loss for each sample.
+        ignore_nan (bool): elements whose input2 is NaN are left out, as with ``mask``.
+        dtype (torch.dtype, optional): the result's dtype. Default: the dtype that input1 and input2 promote to; under
+            autocast at least float32.
+
+    Returns:
+        Tensor: in the unit of the formula. For ``"mean"`` and ``"sum"`` it has the shape of the first ``batch_dims``
+        dimensions (0-d for 0), for ``"none"`` the broadcast shape. The mean over no elements is NaN, the sum is 0, and the
+        gradients of both are 0. Differentiable in input1, input2, weight, target and normalizer, any number of
+        times. A NaN that ``mask`` or ``ignore_nan`` does not leave out gives a NaN loss and a NaN gradient.
+
+    Raises:
+        TypeError: an argument has the wrong type, for example a list instead of a tensor.
+        ValueError: ``reduction`` is unknown; ``normalizer`` is the number 0, or ``reduction`` is not ``"mean"`` beside it;
+            ``batch_dims`` is negative or above the rank.
+        RuntimeError: the shapes do not broadcast; the devices differ; a tensor has an unsupported dtype, or is sparse or
+            quantized; ``target`` is not a number; ``margin`` is not a number; ``dtype`` is not a floating one.
+
+    Example:
+        >>> import torch, cudaloss
+        >>> input1 = torch.tensor([0.0, 1.0, 4.0], requires_grad=True)
+        >>> loss = cudaloss.margin_ranking_loss(input1, torch.zeros(3), torch.ones(()))
+        >>> loss.backward()
+        >>> input1.grad.shape
+        torch.Size([3])
+    """
+    if size_average is not None or reduce is not None:
+        check_size_average("margin_ranking_loss", size_average)
+        reduction = legacy_get_string(size_average, reduce)
+    own = target, margin
+    if not is_dynamo_compiling():
+        result = _fused_margin_ranking(
+            input1, input2, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
+        )
+        if result is not None:
+            return result
+    return _unusual_margin_ranking(
+        input1, input2, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 
 

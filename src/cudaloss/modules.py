@@ -34,6 +34,7 @@ __all__ = [
     "GaussianNLLLoss",
     "SigmoidFocalLoss",
     "HingeEmbeddingLoss",
+    "MarginRankingLoss",
     "CrossEntropyLoss",
     "NLLLoss",
     "CosineSimilarityLoss",
@@ -1415,7 +1416,7 @@ class GaussianNLLLoss(torch.nn.Module):
     Example:
         >>> import torch, cudaloss
         >>> criterion = cudaloss.GaussianNLLLoss(reduction="none")
-        >>> criterion(torch.ones(2, 3), torch.ones(2, 3)).shape
+        >>> criterion(torch.ones(2, 3), torch.ones(2, 3), torch.ones(())).shape
         torch.Size([2, 3])
     """
 
@@ -1656,6 +1657,105 @@ class HingeEmbeddingLoss(torch.nn.Module):
             batch_dims=self.batch_dims,
             ignore_nan=self.ignore_nan,
             dtype=self.dtype,
+            weight=weight,
+            mask=mask,
+            normalizer=normalizer,
+        )
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def extra_repr(self) -> str:
+        return f"reduction={self.reduction!r}, margin={shown(self.margin)}{changed_options(self)}"
+
+
+class MarginRankingLoss(torch.nn.Module):
+    r"""``margin - target * (input1 - input2) where target * (input1 - input2) <= margin, else 0``: the module of :func:`cudaloss.margin_ranking_loss`.
+
+    Replaces :class:`torch.nn.MarginRankingLoss`. Source of the formula: Herbrich et al., Support Vector Learning for Ordinal Regression, 1999.
+
+    Args:
+        margin (float): how much larger it should be; a number.
+        size_average, reduce (bool, optional): deprecated, as in PyTorch; if given, they set ``reduction``.
+        reduction (str): ``"mean"`` over all elements, ``"sum"``, or ``"none"`` for one loss for each element.
+        scale (float): a constant factor for the loss and its gradients, applied in the same pass.
+        batch_dims (int): how many leading dimensions the result keeps. The reduction runs for each of their indices; 1 gives
+            one loss for each sample.
+        ignore_nan (bool): elements whose input2 is NaN are left out, as with ``mask``.
+        dtype (torch.dtype, optional): the result's dtype. Default: the dtype that input1 and input2 promote to; under
+            autocast at least float32.
+
+    Keywords of a call:
+        target (float or Tensor): 1 if input1 should be the larger one, -1 if input2 should; a number,
+            or a tensor of a floating dtype that broadcasts to the joint shape of input1 and input2; its values are not checked.
+        weight (Tensor, optional): multiplies each element's loss. It has a floating dtype and a shape that broadcasts to
+            the joint shape of input1 and input2; it is not expanded. ``"mean"`` divides by the sum of the weights that count.
+            Differentiable.
+        mask (Tensor, optional): bool, with a shape that broadcasts to the joint shape of input1 and input2. ``False``
+            leaves an element out: it adds nothing to the loss, to a gradient or to the count, even if the data is NaN or
+            Inf.
+        normalizer (Tensor or float, optional): the loss is the sum divided by it. A number, or a 0-d tensor on the data's
+            device, which is read there without a synchronization. Only with ``"mean"``. Differentiable.
+
+    Shape:
+        input1 and input2 have any shapes that broadcast together. The result has the shape of the first ``batch_dims``
+        dimensions, 0-d for 0; for ``reduction="none"`` the broadcast shape.
+
+    Raises:
+        TypeError: when the module is called, as the function does.
+        ValueError: likewise.
+        RuntimeError: likewise.
+
+    Example:
+        >>> import torch, cudaloss
+        >>> criterion = cudaloss.MarginRankingLoss(reduction="none")
+        >>> criterion(torch.ones(2, 3), torch.ones(2, 3), torch.ones(())).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        margin: float = 0.0,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        *,
+        scale: float = 1.0,
+        batch_dims: int = 0,
+        ignore_nan: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if size_average is not None or reduce is not None:
+            check_size_average("margin_ranking_loss", size_average)
+            reduction = legacy_get_string(size_average, reduce)
+        self.reduction = reduction
+        self.margin = margin
+        self.scale = scale
+        self.batch_dims = batch_dims
+        self.ignore_nan = ignore_nan
+        self.dtype = dtype
+
+    def forward(
+        self,
+        input1: Tensor,
+        input2: Tensor,
+        target: Tensor | float,
+        *,
+        weight: Tensor | None = None,
+        mask: Tensor | None = None,
+        normalizer: Tensor | float | None = None,
+    ) -> Tensor:
+        return functional.margin_ranking_loss(
+            input1,
+            input2,
+            reduction=self.reduction,
+            margin=self.margin,
+            scale=self.scale,
+            batch_dims=self.batch_dims,
+            ignore_nan=self.ignore_nan,
+            dtype=self.dtype,
+            target=target,
             weight=weight,
             mask=mask,
             normalizer=normalizer,

@@ -63,6 +63,7 @@ def test_ids_are_for_ever():
         "gaussian_nll": 14,
         "sigmoid_focal": 15,
         "hinge_embedding": 16,
+        "margin_ranking": 17,
     }
     assert [spec.id for spec in SPECS] == list(range(len(SPECS)))
 

@@ -91,3 +91,74 @@ def test_a_learnt_margin_of_hinge_embedding(device):
         (found,) = torch.autograd.grad(value, margin)
         counts = (t != 1) & (x <= number)
         torch.testing.assert_close(found, counts.to(found) if shape else counts.sum().to(found))
+
+
+# ---- margin ranking ----
+
+
+def scores(device, dtype, margin):
+    """Two of each element, some as far apart as the margin; and targets of 1, -1 and others."""
+    y = (4 * torch.randn(203)).round()
+    x = y + torch.cat([torch.tensor([margin, -margin, 0.0]), 2 * torch.randn(200)])
+    t = torch.tensor([1.0, -1.0, 0.5]).repeat_interleave(len(x))
+    return x.repeat(3).to(device, dtype), y.repeat(3).to(device, dtype), t.to(device, dtype)
+
+
+@pytest.mark.parametrize("margin", MARGINS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_margin_ranking_is_pytorchs(device, dtype, margin):
+    """With the gradients of both inputs and of the target."""
+    x, y, t = scores(device, dtype, margin)
+    # In the same dtype PyTorch rounds the difference first, and a multiple of 1/2 is none.
+    assert_as_pytorch("margin_ranking_loss", (x, y, t), 3, margin=margin)
+    assert_as_pytorch("margin_ranking_loss", (x[:406], y[:406], t[:406].long()), 2, margin=margin)
+    column = [z[:60].view(12, 5) for z in (x, y, t)]
+    assert_as_pytorch("margin_ranking_loss", (column[0], column[1], column[2][:, :1]), 3, margin=margin)
+
+
+@pytest.mark.parametrize("margin", MARGINS)
+def test_margin_ranking_rounds_once(device, margin):
+    """Also where the difference and the margin cancel."""
+    if device not in DEVICES:
+        pytest.skip("without kernels each step rounds")
+    y = torch.randn(20_000, device=device)
+    x = y + margin + 2.0 ** -torch.randint(1, 12, y.shape, device=device) * torch.randn_like(y)
+    t = torch.randint(2, y.shape, device=device).float() * 2 - 1
+    found = cudaloss.margin_ranking_loss(x, y, t, margin, reduction="none")
+    exact = (margin - t.double() * (x.double() - y.double())).clamp(min=0)
+    assert largest_error(found, exact, torch.float32) <= 0.51
+
+
+def test_ends_of_margin_ranking(device):
+    x = torch.tensor([inf, inf, -inf, inf, nan, 0.0, 0.0], device=device)
+    y = torch.tensor([0.0, 0.0, 0.0, inf, 0.0, nan, 0.0], device=device)
+    t = torch.tensor([1.0, -1.0, 1.0, 1.0, 1.0, 1.0, nan], device=device)
+    found = results(cudaloss.margin_ranking_loss, (x, y, t), 3, "none")
+    of_x = [0.0, 1.0, -1.0, nan, nan, nan, nan]
+    expected = [0.0, inf, inf, *[nan] * 4], of_x, [-g for g in of_x], [0.0, -inf, inf, *[nan] * 4]
+    for ours, truth in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.cpu(), torch.tensor(truth), equal_nan=True)
+
+
+def test_names_of_the_operands_of_margin_ranking():
+    """In calls, in errors and in the warning."""
+    x, y, t = torch.randn(3, 4, 5).unbind()
+    function, module = cudaloss.margin_ranking_loss, cudaloss.MarginRankingLoss(margin=0.5)
+    expected = F.margin_ranking_loss(x, y, t, margin=0.5)
+    named = {"input1": x, "input2": y, "target": t}
+    for found in (
+        function(**named, margin=0.5),
+        module(**named),
+        torch.ops.cudaloss.margin_ranking(**named, margin=0.5),
+    ):
+        torch.testing.assert_close(found, expected)
+    with pytest.raises(TypeError, match=r"input1 must be a torch\.Tensor, got list"):
+        function([1.0], y, t)
+    with pytest.raises(RuntimeError, match=r"input2 must be a real tensor, got torch\.complex64"):
+        function(x, y.to(torch.complex64), t)
+    with pytest.raises(RuntimeError, match=r"input1 and input2 must have shapes that broadcast .* \(4, 5\) and \(3,\)"):
+        function(x, y[0, :3], t)
+    with pytest.raises(RuntimeError, match=r"target must have a shape that broadcasts to \(4, 5\), got \(4,\)"):
+        function(x, y, t[:, 0])
+    with pytest.warns(UserWarning, match=r"Using a input2 size .* different to the input1 size"):
+        function(x, y[0], t)

@@ -42,12 +42,12 @@ def test_target_and_options(spec, device, reduction):
     third = {spec.parameter.name: torch.rand(SHAPE, device=device) + 0.5} if spec.parameter else {}
     if spec.parameter and spec.parameter.interval == "in (0, 1)":
         third = {spec.parameter.name: torch.full(SHAPE, 0.3, device=device)}
-    call = public(spec, reduction=reduction)
-    assert_alike(call, input, {"target": target}, create_graph=True)
-    assert_alike(call, input, {"target": target, **third}, create_graph=True)
-    assert_alike(call, input, {"target": target, **beside, **third})
+    call, other = public(spec, reduction=reduction), {spec.operands[1]: target}
+    assert_alike(call, input, other, create_graph=True)
+    assert_alike(call, input, {**other, **third}, create_graph=True)
+    assert_alike(call, input, {**other, **beside, **third})
     if reduction == "mean":
-        assert_alike(call, input, {"target": target, "normalizer": torch.tensor(7.0, device=device)}, create_graph=True)
+        assert_alike(call, input, {**other, "normalizer": torch.tensor(7.0, device=device)}, create_graph=True)
 
 
 def test_input(device):

@@ -66,10 +66,11 @@ def sizes(case: Case, expected: dict[str, Tensor]) -> dict[str, Tensor]:
     third, second = case.spec.parameter, case.spec.second
     parameter = case.operands.get(third.name, case.spec.default) if third else case.spec.default
     number = case.numbers[second.name] if second else None
-    operands = case.operands["input"], case.operands["target"]
+    names = case.spec.operands
+    operands = [case.operands[name] for name in names]
     exact = Exact(case.spec, *operands, "none", parameter, Options(weight=case.options.get("weight")), number)
     ones = torch.ones(len(operands[0]))
-    found = {"value": exact.size, "input": exact.gradient(0, ones)[1], "target": exact.gradient(1, ones)[1]}
+    found = {"value": exact.size, **{name: exact.gradient(place, ones)[1] for place, name in enumerate(names)}}
     return {name: x.to(operands[0].device) for name, x in found.items()}
 
 
@@ -125,9 +126,10 @@ def test_second_derivatives(case):
     first, expected = fused(case), SECOND["create_graph twice"](case)
     operands = torch.stack([*case.operands.values()])
     counts = (operands.isfinite() & ((operands == 0) | (operands.abs() > 2**-100))).all(0)
-    counts &= first["input"].isfinite() & first["value"].isfinite()
+    of_input = first[case.spec.operands[0]]
+    counts &= of_input.isfinite() & first["value"].isfinite()
     where = counts & expected.isnan()
-    faults = [f"NaN: {described(case, where, expected, first['input'])}"] if where.any() else []
+    faults = [f"NaN: {described(case, where, expected, of_input)}"] if where.any() else []
     for name, route in SECOND.items():
         found = route(case)
         where = differ(found, expected, 0.0, 1e-4, torch.full((), LEAST)) & counts

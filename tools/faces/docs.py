@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from textwrap import indent
 from types import ModuleType
@@ -19,7 +20,7 @@ _FUNCTION = """``{formula}``, {of}in one pass over memory.
 Args:
     input (Tensor): predictions, of any shape and strides; float32, float64, float16 or bfloat16 for the fused kernels
         (plain PyTorch serves other floating dtypes, and devices other than CPU and CUDA).
-    target (Tensor): ground truth, with {target_shape} and any real
+    target (Tensor): {target_is}, with {target_shape} and any real
         dtype, integers and bools included; it is read without a conversion.
 {options}
 
@@ -39,7 +40,7 @@ Raises:
 Example:
     >>> import torch, cudaloss
     >>> input = torch.tensor([0.0, 1.0, 4.0], requires_grad=True)
-    >>> loss = cudaloss.{function}(input, torch.zeros(3))
+    >>> loss = cudaloss.{function}(input, torch.zeros(3){given})
     >>> loss.backward()
     >>> input.grad.shape
     torch.Size([3])
@@ -67,7 +68,7 @@ Raises:
 Example:
     >>> import torch, cudaloss
     >>> criterion = cudaloss.{module}(reduction="none")
-    >>> criterion(torch.ones(2, 3), torch.ones(2, 3)).shape
+    >>> criterion(torch.ones(2, 3), torch.ones(2, 3){given}).shape
     torch.Size([2, 3])
 """
 
@@ -83,19 +84,26 @@ _TENSOR = (
 )
 
 
-def _of_third(third: Argument) -> str:
+def _named(spec: LossSpec, text: str) -> str:
+    """What is said of input and target, with the operands' own names."""
+    names: dict[str, str] = dict(zip(("input", "target"), spec.operands, strict=True))
+    return re.sub(r"\b(input|target)\b", lambda found: names[found[1]], text)
+
+
+def _of_third(spec: LossSpec, third: Argument) -> str:
     optional = ", optional" if third.is_optional else ""
     lacking = f"; {_MAY_LACK_LAST}" if third.may_lack_last else ""
-    return f"{third.name} (float or Tensor{optional}): {third.meaning}; {third.accepts},\n    {_TENSOR}{lacking}."
+    tensor = _named(spec, _TENSOR)
+    return f"{third.name} (float or Tensor{optional}): {third.meaning}; {third.accepts},\n    {tensor}{lacking}."
 
 
 def _own(spec: LossSpec) -> dict[str, str]:
-    """The lines of the arguments after input and target."""
+    """The lines of the arguments after the operands."""
     found = {"size_average": row_docs.LEGACY, "reduction": _REDUCTION + (_BATCHMEAN if spec.batchmean else "")}
     if "weight" in spec.of_function:
         found["weight"] = _lines(spec, ROWS[:1])[0]
     if spec.parameter:
-        found[spec.parameter.name] = _of_third(spec.parameter)
+        found[spec.parameter.name] = _of_third(spec, spec.parameter)
     if spec.second:
         found[spec.second.name] = f"{spec.second.name} (float): {spec.second.meaning}; {spec.second.accepts}."
     return {**found, **{flag.name: f"{flag.name} (bool): {flag.meaning}." for flag in spec.flags}}
@@ -112,16 +120,16 @@ def _options(spec: LossSpec, rows: Iterable[Row], of_call: bool) -> str:
 
 def _lines(spec: LossSpec, rows: Iterable[Row]) -> list[str]:
     count = _OVER_COUNT if spec.mean_over_count else _COUNT
-    return [f"{row.name} {row.meaning}".replace(_COUNT, count) for row in rows]
+    return [f"{row.name} {_named(spec, row.meaning)}".replace(_COUNT, count) for row in rows]
 
 
 def _fill(template: str, spec: LossSpec, rows: Iterable[Row], of_call: bool = False) -> str:
     errors = (f"``{parameter.name}`` is not {parameter.accepts}; " for parameter in spec.parameters)
     of = "with ``d = input - target``" if isinstance(spec.terms, OfDifference) else ""
     third = spec.parameter
-    of_each = [_of_third(third)] if third and third.of_call else []
+    of_each = [_of_third(spec, third)] if third and third.of_call else []
     per_call = [row for row in ROWS if not (row.of_module or (spec.weight_first and row.name == "weight"))]
-    return template.format(
+    return _named(spec, template).format(
         formula=spec.formula,
         of=of and f"{of}, ",
         of_module=of and f", {of}",
@@ -130,9 +138,14 @@ def _fill(template: str, spec: LossSpec, rows: Iterable[Row], of_call: bool = Fa
         module=spec.module,
         replaces_function=_replaces("func:`torch.nn.functional", torch.nn.functional, spec.function),
         replaces_module=_replaces("class:`torch.nn", torch.nn, spec.module),
-        target_shape="``input``'s shape"
-        if spec.same_shape
-        else "a shape that broadcasts with ``input``'s (unequal shapes warn)",
+        target_is="ground truth" if spec.operands[1] == "target" else "the other predictions",
+        target_shape=_named(
+            spec,
+            "``input``'s shape"
+            if spec.same_shape
+            else "a shape that broadcasts with ``input``'s (unequal shapes warn)",
+        ),
+        given=", torch.ones(())" * len(spec.needed),
         shape_error="; input and target differ in shape" if spec.same_shape else "",
         differentiable=f", {spec.parameter.name}" if spec.parameter else "",
         options=_options(spec, rows, of_call),

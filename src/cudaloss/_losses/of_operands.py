@@ -249,6 +249,27 @@ def _hinge_embedding_for_third(x: Tensor, t: Tensor, margin: Third, _: float) ->
     return _or_nan(x, t, _is_behind(x, t, margin))
 
 
+# ---- margin ranking, of d = input1 - input2: max(0, margin - target * d) ----
+
+
+def _ranking(x: Tensor, y: Tensor, t: Third, margin: float) -> Tensor:
+    return (margin - t * (x - y)).clamp(min=0)
+
+
+def _ranking_slope(x: Tensor, y: Tensor, t: Third, margin: float) -> Tensor:
+    """1 where the loss is above 0, and at the margin."""
+    gap = margin - t * (x - y)
+    return torch.where(gap.isnan(), gap, (gap >= 0).to(x.dtype))
+
+
+def _ranking_for_input(x: Tensor, y: Tensor, t: Third, margin: float) -> Tensor:
+    return _ranking_slope(x, y, t, margin) * -t
+
+
+def _ranking_for_third(x: Tensor, y: Tensor, t: Third, margin: float) -> Tensor:
+    return _zero_times(_ranking_slope(x, y, t, margin), y - x)
+
+
 ROWS = (
     LossSpec(
         id=4,
@@ -339,5 +360,24 @@ ROWS = (
         source="Hadsell et al., Dimensionality Reduction by Learning an Invariant Mapping, 2006",
         kernels="general",
         signature="margin size_average reduce reduction",
+    ),
+    LossSpec(
+        id=17,
+        name="margin_ranking",
+        module="MarginRankingLoss",
+        operands=("input1", "input2"),
+        arguments=(
+            Argument(
+                "target", "third", None, "1 if input1 should be the larger one, -1 if input2 should", of_call=True
+            ),
+            Argument("margin", "second", 0.0, "how much larger it should be"),
+        ),
+        terms=OfTwo(
+            _ranking, _ranking_for_input, lambda x, y, t, m: -_ranking_for_input(x, y, t, m), _ranking_for_third
+        ),
+        formula="margin - target * (input1 - input2) where target * (input1 - input2) <= margin, else 0",
+        source="Herbrich et al., Support Vector Learning for Ordinal Regression, 1999",
+        kernels="general",
+        signature="target margin size_average reduce reduction",
     ),
 )

@@ -136,16 +136,17 @@ def check_floating(name: str, value: Tensor) -> None:
         raise RuntimeError(f"{name} must be a floating-point tensor, got {value.dtype}; {hint}")
 
 
-def check_operands(input: Any, target: Any) -> None:
-    check_dense("input", input)
-    check_dense("target", target)
-    check_floating("input", input)
+def check_operands(spec: LossSpec, input: Any, target: Any) -> None:
+    first, second = spec.operands
+    check_dense(first, input)
+    check_dense(second, target)
+    check_floating(first, input)
     if target.dtype.is_complex:
         raise RuntimeError(
-            f"target must be a real tensor, got {target.dtype}; losses of complex numbers are not defined"
+            f"{second} must be a real tensor, got {target.dtype}; losses of complex numbers are not defined"
         )
     if input.device != target.device:
-        raise RuntimeError(f"input and target must be on one device, got {input.device} and {target.device}")
+        raise RuntimeError(f"{first} and {second} must be on one device, got {input.device} and {target.device}")
     if input.is_nested or target.is_nested:
         return  # PyTorch compares ragged shapes itself
     if input.shape == target.shape:
@@ -154,7 +155,7 @@ def check_operands(input: Any, target: Any) -> None:
         broadcast(input.shape, target.shape)
     except RuntimeError:
         raise RuntimeError(
-            f"input and target must have shapes that broadcast together, got {tuple(input.shape)} "
+            f"{first} and {second} must have shapes that broadcast together, got {tuple(input.shape)} "
             f"and {tuple(target.shape)}"
         ) from None
 
@@ -275,7 +276,7 @@ def check(
     """Raises an error if something is wrong with a call of a loss of elements; otherwise the call, with numbers as
     Python's own."""
     third, second, *flags = own or (spec.default, spec.second_default)
-    check_operands(input, target)
+    check_operands(spec, input, target)
     check_reduction(spec, reduction)
     third, second = check_third(spec, third, input, target), check_second(spec, second)
     check_dtype(dtype)

@@ -60,6 +60,7 @@ def _unusual(spec: LossSpec) -> Callable[..., Tensor]:
     op, compiled = (getattr(torch.ops.cudaloss, name) for name in (spec.name, compiled_name(spec.name)))
     places, further, reductions = spec.places, spec.operands[2:], spec.reductions
     third, of_rows, needs_same_shape = spec.parameter, spec.of_rows, spec.same_shape
+    first, second = spec.operands[:2]
 
     def call(input: Any, target: Any, reduction: Any, own: tuple[Any, ...], dtype: Any, *options: Any) -> Any:
         named = {name: own[place] for place, name in places}
@@ -82,7 +83,7 @@ def _unusual(spec: LossSpec) -> Callable[..., Tensor]:
         result = thorough(input, target, reduction, own, dtype, *options)
         if not of_rows and input.shape != target.shape:
             warnings.warn(
-                f"Using a target size ({target.size()}) that is different to the input size ({input.size()}). This "
+                f"Using a {second} size ({target.size()}) that is different to the {first} size ({input.size()}). This "
                 "will likely lead to incorrect results due to broadcasting. Please ensure they have the same size.",
                 stacklevel=3,
             )

@@ -195,6 +195,12 @@ WITH_THIRD = {
         arguments=lambda shape, dtype, device: (_numbers(shape, dtype, device).add_(1),),  # for a loss above 0
         full_sized=1,
     ),
+    "margin_ranking": Call(
+        ours=_given_as("target"),
+        eager=_given_as("target"),
+        arguments=lambda shape, dtype, device: (torch.randint(2, shape, dtype=dtype, device=device).mul_(2).sub_(1),),
+        full_sized=1,
+    ),
 }
 
 

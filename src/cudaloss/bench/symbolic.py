@@ -164,8 +164,8 @@ def _as_log_cosh(e: Expression) -> Expression:
 
 @functools.cache
 def _expressions(spec: LossSpec) -> tuple[Expression, ...]:
-    """The loss, and its derivatives for input and target."""
-    names = ["input", "target", "d", *(parameter.name for parameter in spec.parameters)]
+    """The loss, and its derivatives for both operands."""
+    names = [*spec.operands, "d", *(parameter.name for parameter in spec.parameters)]
     symbols = {name: sympy.Symbol(name, real=True) for name in names}
     functions = (softplus, sigmoid, log1p, stirling, log_2_pi)
     known = {**symbols, **{function.__name__: function for function in functions}}
@@ -178,7 +178,7 @@ def _expressions(spec: LossSpec) -> tuple[Expression, ...]:
         loss = loss.subs(symbols["target"], _parsed(_SMOOTHED, known))
     if spec.derivatives:
         return loss, *(_parsed(text, known) for text in spec.derivatives)
-    return loss, loss.diff(symbols["input"]), loss.diff(symbols["target"])
+    return loss, *(loss.diff(symbols[name]) for name in spec.operands)
 
 
 def _product(m: Any, factors: list[Number]) -> Number:
@@ -211,6 +211,9 @@ def _evaluated(m: Any, e: Expression, of: dict[Any, Number]) -> Number:
         return _product(m, arguments) if is_term else math.prod(arguments[1:], start=arguments[0])
     if isinstance(e, sympy.Equality):
         return arguments[0] == arguments[1]
+    if isinstance(e, sympy.GreaterThan | sympy.LessThan):
+        a, b = arguments if isinstance(e, sympy.GreaterThan) else reversed(arguments)
+        return (a < b) == 0
     if isinstance(e, sympy.StrictGreaterThan | sympy.StrictLessThan):
         return arguments[0] > arguments[1] if isinstance(e, sympy.StrictGreaterThan) else arguments[0] < arguments[1]
     if e.is_Pow and not e.exp.is_Number and float(arguments[1]) % 0.5 != 0:
@@ -232,7 +235,7 @@ def term(spec: LossSpec, which: int, m: Any, x: Number, t: Number, third: Number
     """The single losses (``LOSS``), or their derivatives (``INPUT_SLOPE``, ``TARGET_SLOPE``). A loss of the difference
     is judged by its own size."""
     second = spec.second_default if second is None else second
-    of: dict[Any, Number] = {"input": x, "target": t, **spec.own(third, second)}
+    of: dict[Any, Number] = {**dict(zip(spec.operands, (x, t), strict=True)), **spec.own(third, second)}
     far = None
     if isinstance(spec.terms, OfDifference):
         d = of["d"] = x - t
