@@ -87,6 +87,15 @@ CUDALOSS_INLINE ExpApart<F> exp_apart(F magic, F x) {
   const F power = bit_cast<F>(bit_cast<typename Parts::Bits>(shifted) << Parts::kMantissa);
   return {power, fused(k, -Parts::ln2_rest, r)};
 }
+// What is rounded away of r in exp(-z): up to 1/4 ulp of exp(-z), which a power of it would multiply. Minus this is a
+// `rest` of exp_of_minus.
+template <class F>
+CUDALOSS_INLINE F lost_of_minus(F z) {
+  using Parts = ExpParts<F>;
+  const F x = -clamped_to(F(Parts::limit), z), k = fused(x, F(Parts::log2_e), F(Parts::magic)) - F(Parts::magic);
+  const F whole = fused(k, -Parts::ln2, x), r = fused(k, -Parts::ln2_rest, whole);
+  return fused(k, -Parts::ln2_rest, whole - r);
+}
 template <class F>
 CUDALOSS_INLINE WithRest<F> exp_by(F magic, F x) {
   const ExpApart<F> apart = exp_apart(magic, x);

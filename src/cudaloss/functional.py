@@ -34,6 +34,7 @@ __all__ = [
     "sigmoid_focal_loss",
     "hinge_embedding_loss",
     "margin_ranking_loss",
+    "varifocal_loss",
     "cross_entropy",
     "nll_loss",
     "cosine_similarity_loss",
@@ -1498,6 +1499,85 @@ def margin_ranking_loss(
             return result
     return _unusual_margin_ranking(
         input1, input2, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
+    )
+
+
+_fused_varifocal, _unusual_varifocal = calls_of("varifocal")
+
+
+def varifocal_loss(
+    input: Tensor,
+    target: Tensor,
+    reduction: str = "mean",
+    alpha: Tensor | float = 0.75,
+    gamma: float = 2.0,
+    *,
+    weight: Tensor | None = None,
+    mask: Tensor | None = None,
+    normalizer: Tensor | float | None = None,
+    scale: float = 1.0,
+    batch_dims: int = 0,
+    ignore_nan: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""``target * (target * softplus(-input) + (1 - target) * softplus(input)) where target > 0, else alpha * sigmoid(input)**gamma * softplus(input)``, in one pass over memory.
+
+    Source of the formula: Zhang et al., VarifocalNet: An IoU-Aware Dense Object Detector, 2021.
+
+    Args:
+        input (Tensor): predictions, of any shape and strides; float32, float64, float16 or bfloat16 for the fused kernels
+            (plain PyTorch serves other floating dtypes, and devices other than CPU and CUDA).
+        target (Tensor): ground truth, with a shape that broadcasts with ``input``'s (unequal shapes warn) and any real
+            dtype, integers and bools included; it is read without a conversion.
+        reduction (str): ``"mean"`` over all elements, ``"sum"``, or ``"none"`` for one loss for each element.
+        alpha (float or Tensor): the weight of negatives, whose target is 0; a number >= 0,
+            or a tensor of a floating dtype that broadcasts to the joint shape of input and target; its values are not checked.
+        gamma (float): how much easy negatives count less; 0 is binary cross entropy; a number >= 0.
+        weight (Tensor, optional): multiplies each element's loss. It has a floating dtype and a shape that broadcasts to
+            the joint shape of input and target; it is not expanded. ``"mean"`` divides by the sum of the weights that count.
+            Differentiable.
+        mask (Tensor, optional): bool, with a shape that broadcasts to the joint shape of input and target. ``False``
+            leaves an element out: it adds nothing to the loss, to a gradient or to the count, even if the data is NaN or
+            Inf.
+        normalizer (Tensor or float, optional): the loss is the sum divided by it. A number, or a 0-d tensor on the data's
+            device, which is read there without a synchronization. Only with ``"mean"``. Differentiable.
+        scale (float): a constant factor for the loss and its gradients, applied in the same pass.
+        batch_dims (int): how many leading dimensions the result keeps. The reduction runs for each of their indices; 1 gives
+            one loss for each sample.
+        ignore_nan (bool): elements whose target is NaN are left out, as with ``mask``.
+        dtype (torch.dtype, optional): the result's dtype. Default: the dtype that input and target promote to; under
+            autocast at least float32.
+
+    Returns:
+        Tensor: in the unit of the formula. For ``"mean"`` and ``"sum"`` it has the shape of the first ``batch_dims``
+        dimensions (0-d for 0), for ``"none"`` the broadcast shape. The mean over no elements is NaN, the sum is 0, and the
+        gradients of both are 0. Differentiable in input, target, weight, alpha and normalizer, any number of
+        times. A NaN that ``mask`` or ``ignore_nan`` does not leave out gives a NaN loss and a NaN gradient.
+
+    Raises:
+        TypeError: an argument has the wrong type, for example a list instead of a tensor.
+        ValueError: ``reduction`` is unknown; ``normalizer`` is the number 0, or ``reduction`` is not ``"mean"`` beside it;
+            ``batch_dims`` is negative or above the rank.
+        RuntimeError: the shapes do not broadcast; the devices differ; a tensor has an unsupported dtype, or is sparse or
+            quantized; ``alpha`` is not a number >= 0; ``gamma`` is not a number >= 0; ``dtype`` is not a floating one.
+
+    Example:
+        >>> import torch, cudaloss
+        >>> input = torch.tensor([0.0, 1.0, 4.0], requires_grad=True)
+        >>> loss = cudaloss.varifocal_loss(input, torch.zeros(3))
+        >>> loss.backward()
+        >>> input.grad.shape
+        torch.Size([3])
+    """
+    own = alpha, gamma
+    if not is_dynamo_compiling():
+        result = _fused_varifocal(
+            input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
+        )
+        if result is not None:
+            return result
+    return _unusual_varifocal(
+        input, target, reduction, own, dtype, weight, mask, normalizer, scale, batch_dims, ignore_nan
     )
 
 

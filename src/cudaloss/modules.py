@@ -35,6 +35,7 @@ __all__ = [
     "SigmoidFocalLoss",
     "HingeEmbeddingLoss",
     "MarginRankingLoss",
+    "VarifocalLoss",
     "CrossEntropyLoss",
     "NLLLoss",
     "CosineSimilarityLoss",
@@ -1766,6 +1767,104 @@ class MarginRankingLoss(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"reduction={self.reduction!r}, margin={shown(self.margin)}{changed_options(self)}"
+
+
+class VarifocalLoss(torch.nn.Module):
+    r"""``target * (target * softplus(-input) + (1 - target) * softplus(input)) where target > 0, else alpha * sigmoid(input)**gamma * softplus(input)``: the module of :func:`cudaloss.varifocal_loss`.
+
+    Source of the formula: Zhang et al., VarifocalNet: An IoU-Aware Dense Object Detector, 2021.
+
+    Args:
+        reduction (str): ``"mean"`` over all elements, ``"sum"``, or ``"none"`` for one loss for each element.
+        alpha (float or Tensor): the weight of negatives, whose target is 0; a number >= 0,
+            or a tensor of a floating dtype that broadcasts to the joint shape of input and target; its values are not checked.
+        gamma (float): how much easy negatives count less; 0 is binary cross entropy; a number >= 0.
+        scale (float): a constant factor for the loss and its gradients, applied in the same pass.
+        batch_dims (int): how many leading dimensions the result keeps. The reduction runs for each of their indices; 1 gives
+            one loss for each sample.
+        ignore_nan (bool): elements whose target is NaN are left out, as with ``mask``.
+        dtype (torch.dtype, optional): the result's dtype. Default: the dtype that input and target promote to; under
+            autocast at least float32.
+
+    Keywords of a call:
+        weight (Tensor, optional): multiplies each element's loss. It has a floating dtype and a shape that broadcasts to
+            the joint shape of input and target; it is not expanded. ``"mean"`` divides by the sum of the weights that count.
+            Differentiable.
+        mask (Tensor, optional): bool, with a shape that broadcasts to the joint shape of input and target. ``False``
+            leaves an element out: it adds nothing to the loss, to a gradient or to the count, even if the data is NaN or
+            Inf.
+        normalizer (Tensor or float, optional): the loss is the sum divided by it. A number, or a 0-d tensor on the data's
+            device, which is read there without a synchronization. Only with ``"mean"``. Differentiable.
+
+    Shape:
+        input and target have any shapes that broadcast together. The result has the shape of the first ``batch_dims``
+        dimensions, 0-d for 0; for ``reduction="none"`` the broadcast shape.
+
+    Raises:
+        TypeError: when the module is called, as the function does.
+        ValueError: likewise.
+        RuntimeError: likewise.
+
+    Example:
+        >>> import torch, cudaloss
+        >>> criterion = cudaloss.VarifocalLoss(reduction="none")
+        >>> criterion(torch.ones(2, 3), torch.ones(2, 3)).shape
+        torch.Size([2, 3])
+    """
+
+    alpha: Tensor | float
+
+    def __init__(
+        self,
+        reduction: str = "mean",
+        alpha: Tensor | float = 0.75,
+        gamma: float = 2.0,
+        *,
+        scale: float = 1.0,
+        batch_dims: int = 0,
+        ignore_nan: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.reduction = reduction
+        keep(self, "alpha", alpha)
+        self.gamma = gamma
+        self.scale = scale
+        self.batch_dims = batch_dims
+        self.ignore_nan = ignore_nan
+        self.dtype = dtype
+
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        weight: Tensor | None = None,
+        mask: Tensor | None = None,
+        normalizer: Tensor | float | None = None,
+    ) -> Tensor:
+        return functional.varifocal_loss(
+            input,
+            target,
+            reduction=self.reduction,
+            alpha=self.alpha,
+            gamma=self.gamma,
+            scale=self.scale,
+            batch_dims=self.batch_dims,
+            ignore_nan=self.ignore_nan,
+            dtype=self.dtype,
+            weight=weight,
+            mask=mask,
+            normalizer=normalizer,
+        )
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def extra_repr(self) -> str:
+        return (
+            f"reduction={self.reduction!r}, alpha={shown(self.alpha)}, gamma={shown(self.gamma)}{changed_options(self)}"
+        )
 
 
 class CrossEntropyLoss(torch.nn.Module):

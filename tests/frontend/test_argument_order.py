@@ -57,6 +57,7 @@ MISPLACED = {
     "pseudo_huber": [(0.5, "delta"), (2, "delta"), (-1.0, None)],
     "charbonnier": [(1e-6, "eps")],
     "hinge": [(2.0, "margin")],
+    "varifocal": [(0.5, "alpha"), (2, "alpha"), (-1.0, None)],
     "cross_entropy": [(0.1, "label_smoothing")],
     "cosine_similarity": [(-1, "dim"), (1e-8, "eps")],
     "kl_div_with_logits": [(2.0, "temperature"), (4, "temperature")],

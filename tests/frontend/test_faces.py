@@ -64,6 +64,7 @@ def test_ids_are_for_ever():
         "sigmoid_focal": 15,
         "hinge_embedding": 16,
         "margin_ranking": 17,
+        "varifocal": 18,
     }
     assert [spec.id for spec in SPECS] == list(range(len(SPECS)))
 

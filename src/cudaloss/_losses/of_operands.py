@@ -191,6 +191,41 @@ def _focal_for_third(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tensor
     return torch.where(alpha < 0, 0, slope) if isinstance(alpha, Tensor) else slope
 
 
+# ---- varifocal: target times binary cross entropy for a target above 0, otherwise the focal loss of a target of 0 ----
+
+
+def _by_target(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Where the target is above 0, and the operands there; and the input elsewhere. Finite numbers replace what belongs
+    to the other side, whose slope could be infinite."""
+    on = t > 0
+    return on, torch.where(on, x, 0), torch.where(on, t, 1), torch.where(on, 0, x)
+
+
+def _varifocal(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tensor:
+    on, above, score, below = _by_target(x, t)
+    negative = _times(alpha, _focal(below, torch.zeros_like(t), -1.0, gamma))
+    return _or_nan(x, t, torch.where(on, score * _bce(above, score, 1.0, 0.0), negative))
+
+
+def _varifocal_for_input(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tensor:
+    on, above, score, below = _by_target(x, t)
+    negative = alpha * _focal_for_input(below, torch.zeros_like(t), -1.0, gamma)
+    return _or_nan(x, t, torch.where(on, score * _bce_for_input(above, score, 1.0, 0.0), negative))
+
+
+def _varifocal_for_target(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tensor:
+    """loss - target * input for a target above 0: (1 - 2 target) * input + log1p(exp(-input)), or for an input below 0
+    the same of 1 - target and -input."""
+    on, above, score, _ = _by_target(x, t)
+    linear = _times(torch.where(above < 0, 2 * score, 1 - 2 * score), -_folded(above))
+    return _or_nan(x, t, torch.where(on, linear + torch.log1p(_folded(above).exp()), 0))
+
+
+def _varifocal_for_third(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tensor:
+    on, _, _, below = _by_target(x, t)
+    return _or_nan(x, t, torch.where(on, 0, _focal(below, torch.zeros_like(t), -1.0, gamma)))
+
+
 # ---- losses with a margin, of w = target * input ----
 
 
@@ -379,5 +414,26 @@ ROWS = (
         source="Herbrich et al., Support Vector Learning for Ordinal Regression, 1999",
         kernels="general",
         signature="target margin size_average reduce reduction",
+    ),
+    LossSpec(
+        id=18,
+        name="varifocal",
+        module="VarifocalLoss",
+        arguments=(
+            Argument("alpha", "third", 0.75, "the weight of negatives, whose target is 0", ">= 0"),
+            Argument("gamma", "second", 2.0, "how much easy negatives count less; 0 is binary cross entropy", ">= 0"),
+        ),
+        terms=OfTwo(_varifocal, _varifocal_for_input, _varifocal_for_target, _varifocal_for_third),
+        formula=f"target * {_BCE} where target > 0, else alpha * sigmoid(input)**gamma * softplus(input)",
+        derivatives=(
+            "target * (1 - target) * sigmoid(input) - target**2 * sigmoid(-input) where target > 0, "
+            "else alpha * sigmoid(input)**gamma * (sigmoid(input) + gamma * sigmoid(-input) * softplus(input))",
+            "(1 - 2 * target) * softplus(input) + 2 * target * softplus(-input) where target > 0, else 0",
+        ),
+        source="Zhang et al., VarifocalNet: An IoU-Aware Dense Object Detector, 2021",
+        kernels="general",
+        ulps=2.0,
+        inputs="logits",
+        targets="in [0, 1]",
     ),
 )

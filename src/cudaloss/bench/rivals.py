@@ -38,6 +38,12 @@ def _focal(x: Tensor, y: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Ten
     return (alpha * y + (1 - alpha) * (1 - y)) * loss
 
 
+def _varifocal(x: Tensor, y: Tensor, alpha: float = 0.75, gamma: float = 2.0) -> Tensor:
+    """Composed as in mmdetection."""
+    weight = y * (y > 0) + alpha * (x.sigmoid() - y).abs() ** gamma * (y <= 0)
+    return F.binary_cross_entropy_with_logits(x, y, reduction="none") * weight
+
+
 # Users' compositions for losses that PyTorch's functions lack, or warn about.
 COMPOSED: dict[str, Loss] = {
     "quantile": _composed(lambda x, y, quantile=0.5: torch.maximum(quantile * (y - x), (quantile - 1) * (y - x))),
@@ -46,6 +52,7 @@ COMPOSED: dict[str, Loss] = {
     "log_cosh": _composed(lambda x, y: (x - y) + F.softplus(-2 * (x - y)) - math.log(2)),
     "hinge": _composed(lambda x, y, margin=1.0, power=1: (margin - y * x).clamp(min=0) ** power),
     "sigmoid_focal": _composed(_focal),
+    "varifocal": _composed(_varifocal),
     "kl_div": _composed(lambda x, y, **own: F.kl_div(x, y, reduction="none", **own)),  # whose "mean" warns
 }
 

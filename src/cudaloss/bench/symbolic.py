@@ -73,7 +73,7 @@ class log_cosh(sympy.Function):
 
 
 def _sigmoid(m: Any, x: Number) -> Number:
-    e = m.exp(-m.abs(x))
+    e = m.exp(-m.where(x > 0, x, -x))  # its slope is not 0 at 0
     return m.where(x > 0, 1.0, e) / (e + 1.0)
 
 
