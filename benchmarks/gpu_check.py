@@ -2,9 +2,10 @@
 
 It builds the extension, or installs a wheel that was built elsewhere (``--wheel``), and prints its description. It
 runs the whole test suite, compute-sanitizer's memcheck and racecheck over the tests of SANITIZED_TESTS, the accuracy
-table up to 2^31 + 5 elements, the cost of calls outside the kernels, of a loss times a factor, of heads and of pairs,
-a whole training step, the benchmark suites, the KernelBench runner, and losses of DTensors if there are two GPUs. It
-checks the error of a build for the wrong GPU. It writes one report to ``benchmarks/results/`` as the stages end.
+table up to 2^31 + 5 elements, the cost of calls outside the kernels, of a loss times a factor, of heads, of pairs and
+of overlap, a whole training step, the benchmark suites, the KernelBench runner, and losses of DTensors if there are two
+GPUs. It checks the error of a build for the wrong GPU. It writes one report to ``benchmarks/results/`` as the stages
+end.
 Stages that run separately (``--stages``), also on other days, add to it if the kernels' source, the GPU and the
 versions are the same. A sanitizer then leaves out the test files in which it has found nothing up to their end.
 An interrupt (``timeout -s INT 540 ...``, if time is short) ends the stage with the rows and the failures so far,
@@ -66,6 +67,10 @@ SANITIZED_TESTS = (
     "kernels/test_selection.py",
     "kernels/test_determinism.py",
     "rows/test_vocabulary_parts.py",
+    "rows/test_overlap.py",
+    "rows/test_boxes.py",
+    "kernels/test_margins.py",
+    "kernels/test_varifocal.py",
     "ops/test_errors.py",
 )
 # Not by racecheck: under it a product of cuBLAS fails (H200, CUDA 13.0).
@@ -304,6 +309,7 @@ STAGES = {
     "scaled": lambda: script("scaled", "benchmarks/scaled.py"),
     "heads": lambda: script("heads", "benchmarks/heads.py"),
     "contrast": lambda: script("contrast", "benchmarks/contrast.py"),
+    "overlap": lambda: script("overlap", "benchmarks/overlap.py"),
     "endtoend": lambda: script("endtoend", "benchmarks/endtoend.py"),
     "rows": lambda: script("rows", "benchmarks/rows.py"),
     "bench": lambda: script("bench", "-m", "cudaloss.bench", "--ceiling-size", "30", "--rounds", "20"),

@@ -16,7 +16,7 @@ enum OverlapSum { kBoth, kOfInput, kOfTarget, kEntropy, kOverlapSums };
 // The dimensions, in the order of strides.
 enum OverlapDim { kSample, kClass, kOuter, kInner, kOverlapDims };
 
-constexpr int64_t kMostOverlapClasses = 1024;  // of which a block's sums fit in shared memory
+constexpr int64_t kMostOverlapClasses = 256;  // their sums of a block take 32 KB of shared memory
 
 struct Overlap {
   Operand input, target;

@@ -21,7 +21,7 @@ ACTIVATIONS = {None: NONE, "sigmoid": SIGMOID, "softmax": SOFTMAX}
 # Of p g; of p or p^2; of g or g^2; of the cross entropies.
 SUMS = 4
 BOTH, OF_INPUT, OF_TARGET, ENTROPY = range(SUMS)
-_MOST_CLASSES = 1024
+_MOST_CLASSES = 256
 _HOW = "int activation, bool squares, bool entropy, bool has_indices, int ignore_index"
 
 

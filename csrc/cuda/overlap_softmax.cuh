@@ -1,0 +1,222 @@
+// Overlap of a softmax over up to 32 classes with a target of indices: a voxel's probabilities in a thread's registers.
+#pragma once
+
+#include "core/log.h"
+#include "cuda/overlap_voxels.cuh"
+#include "cuda/row_exp.cuh"
+
+namespace cudaloss::cuda {
+
+namespace overlaps {
+
+// Loops over all kClasses, without a branch: those beyond the last class have a logit of -inf, and are not written.
+// With an exit after each two classes, (4, 14, 128^3) fp32 took twice the instructions for the sums: each exit moved
+// all of their registers.
+template <class E, int kClasses>
+struct Probabilities {
+  float e[kClasses];
+  Reference reference;
+  float max, sum;  // of exp, in the reference of the maximum
+
+  // Reads exponentials; `scale` makes probabilities of them.
+  __device__ __forceinline__ void load(const NearVoxel<E>& voxel, int32_t step, int32_t classes) {
+    E read[kClasses];  // the last class again in the place of those beyond, so that no load is in a branch
+#pragma unroll
+    for (int j = 0; j < kClasses; ++j) read[j] = voxel.read(min(j, classes - 1), step);
+#pragma unroll
+    for (int j = 0; j < kClasses; ++j) e[j] = j < classes ? widen<float>(read[j]) : -INFINITY;
+    max = e[0], sum = 0.0f;
+#pragma unroll
+    for (int j = 1; j < kClasses; ++j) max = max_or_nan(max, e[j]);
+    // From 64 on x - max is exact for every class that counts, and what x log2(e) loses would be too much for exp_by.
+    constexpr float kMost = 64.0f;
+    reference = fabsf(max) <= kMost ? reference_of(max) : Reference{max, 0.0f};
+    if (reference.shift != 0.0f) {
+#pragma unroll
+      for (int j = 0; j < kClasses; ++j) e[j] -= reference.shift;
+    }
+#pragma unroll
+    for (int j = 0; j < kClasses; ++j) sum += e[j] = exp_by(e[j]);
+  }
+  __device__ __forceinline__ float scale() const { return fabsf(max) <= FLT_MAX ? 1.0f / sum : NAN; }
+  __device__ __forceinline__ float exp_of(float x) const { return exp_by(x - reference.shift); }
+  // exp(x) in the reference, by the hardware's exp2, within 3 ulp: what is lost of x log2(e) comes behind.
+  __device__ __forceinline__ float exp_by(float x) const {
+    constexpr float kLeast = -0x1p66f;  // beside -inf the rest would be no number
+    x = fmaxf(x, kLeast);
+    const float y = x * ExpParts<float>::log2_e;
+    float found;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(y - reference.power));
+    if constexpr (sizeof(E) < sizeof(float)) return found;
+    constexpr float kLog2eRest = 0x1.4ae0c0p-26f;
+    const float rest = fused(x, kLog2eRest, fused(x, ExpParts<float>::log2_e, -y));
+    return fused(found, rest * ExpParts<float>::ln2, found);
+  }
+  __device__ __forceinline__ float sum_without(int32_t index) const {
+    float others = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kClasses; ++j) others += select(j == index, 0.0f, e[j]);
+    return others;
+  }
+  // -log of the class's probability, from its logit x.
+  __device__ __forceinline__ float entropy(int32_t index, float x, float own) const {
+    const float others = sum_without(index), all = others + own, ratio = others / own;
+    if (!(others > own)) return fast_log(1.0f + ratio, ratio);
+    return fast_log(all, all - 1.0f) + fused(reference.power, ExpParts<float>::ln2, reference.shift - x);
+  }
+};
+
+// What a voxel adds to the sums of its own class goes to a column of the thread in shared memory.
+template <class E, int kClasses, bool kHasEntropy>
+__global__ void __launch_bounds__(kThreads, kClasses <= 16 ? 8 : 4)
+    softmax_sums(const __grid_constant__ OverlapTask task) {
+  constexpr int kChunk = kClasses < 16 ? kClasses : 16, kChunks = kClasses / kChunk, kTables = kHasEntropy ? 3 : 2;
+  const Overlap& p = task.of;
+  extern __shared__ __align__(16) char memory[];
+  const int64_t sample = blockIdx.x / task.blocks;
+  const auto classes = static_cast<int32_t>(p.classes), step = static_cast<int32_t>(p.input_stride[kClass]);
+  const NearVoxels<E, false> voxels(task, sample);
+  float* const column = reinterpret_cast<float*>(memory) + threadIdx.x;
+  const auto of_class = [&](int k, int j) -> float& { return column[(k * kClasses + j) * kThreads]; };
+#pragma unroll
+  for (int i = 0; i < kTables * kClasses; ++i) column[i * kThreads] = 0.0f;
+  double of_input[kChunks] = {}, of_tables[kTables][kChunks] = {};
+#pragma unroll 1
+  for (uint32_t first = blockIdx.x % task.blocks * kTile; first < task.voxels; first += task.blocks * kTile) {
+    float sums[kClasses] = {};
+#pragma unroll 1
+    for (int i = 0; i < kVoxels; ++i) {
+      const uint32_t v = first + i * kThreads + threadIdx.x;
+      if (v >= task.voxels) break;
+      const NearVoxel<E> voxel = voxels.at(v);
+      Probabilities<E, kClasses> row;
+      row.load(voxel, step, classes);  // before it is known whether the voxel counts
+      if (!voxel.counts) continue;
+      const float scale = voxel.index < 0 ? NAN : row.scale();
+      if (p.squares) {
+#pragma unroll
+        for (int j = 0; j < kClasses; ++j) sums[j] += overlap_of_input(true, row.e[j] * scale);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kClasses; ++j) sums[j] = fused(row.e[j], scale, sums[j]);
+      }
+      if (voxel.index < 0) continue;
+      const float x = voxel.logit(voxel.index, step), own = row.exp_of(x);
+      of_class(0, voxel.index) += own * scale;
+      of_class(1, voxel.index) += 1.0f;
+      if constexpr (kHasEntropy) {
+        const float found = row.entropy(voxel.index, x, own);
+        of_class(2, voxel.index) += select(scale == scale, found, scale);
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      float value[kChunk];
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) value[i] = sums[chunk * kChunk + i];
+      of_input[chunk] += sum_of_each<kChunk>(value);
+#pragma unroll
+      for (int k = 0; k < kTables; ++k) {
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+          float& own = of_class(k, chunk * kChunk + i);
+          value[i] = own;
+          own = 0.0f;
+        }
+        of_tables[k][chunk] += sum_of_each<kChunk>(value);
+      }
+    }
+  }
+  __syncthreads();  // the columns have been read: the sums of the warps take their place
+  double* const of_warps = reinterpret_cast<double*>(memory);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, values = classes * kOverlapSums;
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    const int j = chunk * kChunk + lane;
+    if (lane >= kChunk || j >= classes) continue;
+    double* const own = of_warps + warp * values + j * kOverlapSums;
+    own[kBoth] = of_tables[0][chunk], own[kOfInput] = of_input[chunk], own[kOfTarget] = of_tables[1][chunk];
+    own[kEntropy] = kHasEntropy ? of_tables[kTables - 1][chunk] : 0.0;
+  }
+  store_partials(task, of_warps, values);
+}
+
+template <class E, int kClasses>
+__global__ void __launch_bounds__(kThreads, kClasses <= 16 ? 8 : 5)
+    softmax_gradient(const __grid_constant__ OverlapTask task) {
+  const Overlap& p = task.of;
+  __shared__ float slopes[kOverlapSums][kClasses];
+  __shared__ E rows[kWarps][32 * kClasses];
+  const int64_t sample = blockIdx.x / task.blocks;
+  const auto classes = static_cast<int32_t>(p.classes), step = static_cast<int32_t>(p.input_stride[kClass]);
+  const auto to_next = static_cast<int32_t>(p.gradient_stride[kClass]);
+  // Classes side by side, and voxels behind each other: a warp stores its rows together, through shared memory.
+  const bool lies_in_rows = to_next == 1 && p.gradient_stride[kInner] == classes && p.outer == 1;
+  E* const row_of_warp = rows[threadIdx.x / 32];
+  const NearVoxels<E, true> voxels(task, sample);
+  const double by = p.factor();
+  for (int i = threadIdx.x; i < kOverlapSums * kClasses; i += kThreads) {
+    const bool has = i < kOverlapSums * classes;
+    slopes[i % kOverlapSums][i / kOverlapSums] =
+        has ? static_cast<float>(p.grads[sample * classes * kOverlapSums + i] * by) : 0.0f;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (uint32_t v = blockIdx.x % task.blocks * kThreads + threadIdx.x; v < task.voxels; v += task.blocks * kThreads) {
+    const NearVoxel<E> voxel = voxels.at(v);
+    Probabilities<E, kClasses> row;
+    row.load(voxel, step, classes);
+    const bool has_own = voxel.index >= 0;
+    const float scale = has_own ? row.scale() : NAN;
+    const float own = has_own ? row.exp_of(voxel.logit(voxel.index, step)) * scale : 0.0f;
+    const float more = has_own ? slopes[kBoth][voxel.index] : 0.0f;
+    const float of_entropy = has_own ? slopes[kEntropy][voxel.index] : 0.0f;
+    const bool stores_own = has_own && voxel.counts;
+    float mean = own * more, of_own = has_own ? slopes[kOfInput][voxel.index] : 0.0f;
+    // e becomes the gradient. The voxel's own class has more: `at_own`.
+    const auto make = [&](const auto& slope) {
+#pragma unroll
+      for (int j = 0; j < kClasses; ++j) {
+        row.e[j] *= scale;
+        mean = fused(row.e[j], slope(slopes[kOfInput][j], row.e[j]), mean);
+      }
+      const float less = mean - of_entropy;
+#pragma unroll
+      for (int j = 0; j < kClasses; ++j) row.e[j] *= slope(slopes[kOfInput][j], row.e[j]) - less;
+      of_own = slope(of_own, own) + more - mean;
+    };
+    if (p.squares) {
+      make([](float of_p, float probability) { return overlap_slope(true, 0.0f, of_p, probability, 0.0f); });
+    } else {
+      make([](float of_p, float) { return of_p; });
+    }
+    if (!voxel.counts) {
+#pragma unroll
+      for (int j = 0; j < kClasses; ++j) row.e[j] = 0.0f;
+    }
+    const E at_own = narrow<E>(fused(own, of_own, of_entropy * (own - 1.0f)));
+    if (!lies_in_rows || v - threadIdx.x % 32 + 32 > task.voxels) {
+#pragma unroll
+      for (int j = 0; j < kClasses; ++j) {
+        if (j < classes) voxel.write(j, to_next, narrow<E>(row.e[j]));
+      }
+      if (stores_own) voxel.write(voxel.index, to_next, at_own);
+      continue;
+    }
+    E* const row_of_thread = row_of_warp + threadIdx.x % 32 * classes;
+#pragma unroll
+    for (int j = 0; j < kClasses; ++j) {
+      if (j < classes) row_of_thread[j] = narrow<E>(row.e[j]);
+    }
+    if (stores_own) row_of_thread[voxel.index] = at_own;
+    __syncwarp();
+    E* const to = reinterpret_cast<E*>(voxel.gradient) - threadIdx.x % 32 * classes;
+    for (int i = threadIdx.x % 32; i < 32 * classes; i += 32) to[i] = row_of_warp[i];
+    __syncwarp();
+  }
+}
+
+}  // namespace overlaps
+
+}  // namespace cudaloss::cuda
