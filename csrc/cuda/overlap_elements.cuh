@@ -1,5 +1,6 @@
 // Overlap of each element's own probability: a block has some tiles of one class of a sample.
-// H200, (8, 1, 256, 256, 128) fp32, forward and step: 0.145 and 0.33 ms (the bytes at torch.add's speed: 0.12 and 0.31).
+// H200, (8, 1, 256, 256, 128) fp32, forward and step: 0.145 and 0.33 ms (the bytes at torch.add's speed: 0.12 and
+// 0.31).
 #pragma once
 
 #include "core/exp_log.h"
