@@ -11,7 +11,7 @@ from importlib import metadata as _metadata
 from ._install import build as _build  # first: it reports a problem with the binary or with torch
 
 try:
-    from . import functional, modules
+    from . import functional, modules, of_torch
 except Exception as _error:
     if _build.FAULT is None or _build.FAULT.cause != "torch":
         raise
@@ -19,6 +19,7 @@ except Exception as _error:
 from ._version import VERSION as _VERSION
 from .functional import *  # noqa: F403
 from .modules import *  # noqa: F403
+from .of_torch import *  # noqa: F403
 
 try:
     __version__ = _metadata.version("cudaloss")  # with the build's local part, for example +cpu
@@ -27,6 +28,7 @@ except _metadata.PackageNotFoundError:  # a checkout on the path
 __all__ = ["functional", "modules"]
 __all__ += functional.__all__
 __all__ += modules.__all__
+__all__ += of_torch.__all__
 
 _LATER = ("distributed", "nn")  # imported at the first use: most programs need neither
 

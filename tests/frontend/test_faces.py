@@ -77,6 +77,7 @@ def test_private_ops_are_few():
     kinds += ["head_numbers", "head_gradients", "head_step", "head_divergence", "logits_numbers", "logits_gradient"]
     kinds += ["column_logs", "pair_gradients_", "pair_logistic_", "pair_logistic"]
     kinds += ["pair_softmax_numbers", "pair_softmax_gradients", "pair_scaled", "partial_dots"]
+    kinds += ["overlap_sums", "overlap_loss", "overlap_gradient_", "overlap_gradient"]
     of_heads = {f"cudaloss::{op_name(name)}" for name in FUNCTIONS} | {f"cudaloss::_{kind}" for kind in kinds}
     assert public < set(names) and set(names) - public - of_heads <= shared and len(shared) <= 16
     assert of_heads <= set(names)

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 import cudaloss
+from cudaloss import of_torch
 from cudaloss._heads import FUNCTIONS, MODULES
 from cudaloss._losses.table import PUBLIC
 
@@ -42,8 +45,41 @@ def test_nn_has_every_loss():
         for spec in PUBLIC:
             name = getattr(spec, kind)
             assert getattr(names, name) is getattr(cudaloss, name) and name in names.__all__
-    assert {*cudaloss.nn.__all__} == {"functional", *(spec.module for spec in PUBLIC), *MODULES}
+    own = {*(spec.module for spec in PUBLIC), *MODULES, *of_torch.MODULES}
+    assert {*cudaloss.nn.__all__} == {"functional", *own}
     assert all(getattr(cudaloss.nn.functional, name) is getattr(cudaloss, name) for name in FUNCTIONS)
+
+
+def test_nn_has_every_loss_of_torch():
+    """By name; of two namesakes ours is there."""
+    losses = {name for name in dir(F) if name.endswith("_loss") and not name.startswith("_")}
+    losses |= {"binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "kl_div"}
+    losses |= {"linear_cross_entropy"} & {*dir(F)}
+    assert losses <= {*cudaloss.nn.functional.__all__}
+    modules = {name for name in dir(torch.nn) if name.endswith("Loss")} - {"NLLLoss2d"}  # which is deprecated
+    assert modules <= {*cudaloss.nn.__all__}
+    for name in losses | modules:
+        is_torchs = name in of_torch.__all__ and "multilabel_soft" not in name and "MultiLabelSoft" not in name
+        of, theirs = (cudaloss.nn, torch.nn) if name in modules else (cudaloss.nn.functional, F)
+        assert (getattr(of, name) is getattr(theirs, name, None)) == is_torchs
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", [(5,), (4, 3), (2, 4, 3)])
+def test_multilabel_soft_margin(reduction, shape):
+    input, target = torch.randn(shape), torch.rand(shape).round()
+    for weight in (None, torch.rand(shape[-1])):
+        pairs = [(of.multilabel_soft_margin_loss, input.clone().requires_grad_()) for of in (cudaloss, F)]
+        values = [f(x, target, weight, reduction=reduction) for f, x in pairs]
+        torch.testing.assert_close(*values)
+        for value in values:
+            value.sum().backward()
+        torch.testing.assert_close(pairs[0][1].grad, pairs[1][1].grad)
+        module = cudaloss.MultiLabelSoftMarginLoss(weight, reduction=reduction)
+        assert torch.equal(module(input, target), values[0])
+        assert module.state_dict().keys() == torch.nn.MultiLabelSoftMarginLoss(weight).state_dict().keys()
+    with pytest.warns(UserWarning, match="size_average"):
+        assert cudaloss.MultiLabelSoftMarginLoss(size_average=False).reduction == "sum"
 
 
 def test_an_import_does_not_import_what_few_need():
