@@ -39,8 +39,6 @@ __all__ = [
     "multilabel_soft_margin_loss",
     "triplet_margin_with_distance_loss",
 ]
-FUNCTIONS = [name for name in __all__ if name.islower()]
-MODULES = [name for name in __all__ if not name.islower()]
 
 
 def multilabel_soft_margin_loss(

@@ -119,14 +119,15 @@ def _class_weight(classes: int, first: int, options: Options) -> Tensor | None:
     return torch.nn.functional.pad(weight.double(), (first, 0)).contiguous()
 
 
-def _formula(options: Options, classes: int, of_both: float, *under: float) -> Formula:
-    numbers = (_number(name, getattr(options, name)) for name in ("smooth_nr", "smooth_dr"))
+def _formula(options: Options, classes: int, of_both: float, under: tuple[float, float, float]) -> Formula:
+    """`under`: of both, of the input and of the target, in the denominator."""
+    smooth_nr, smooth_dr = (_number(name, getattr(options, name)) for name in ("smooth_nr", "smooth_dr"))
     first = 0 if options.include_background or classes == 1 else 1
-    return Formula(of_both, *under, *numbers, bool(options.batch), first)
+    return Formula(of_both, *under, smooth_nr, smooth_dr, bool(options.batch), first)
 
 
 def _dice(options: Options, classes: int, jaccard: bool) -> Formula:
-    return _formula(options, classes, 2.0, *((-2.0, 2.0, 2.0) if jaccard else (0.0, 1.0, 1.0)))
+    return _formula(options, classes, 2.0, (-2.0, 2.0, 2.0) if jaccard else (0.0, 1.0, 1.0))
 
 
 def _how(operands: Operands, options: Options, squares: bool, entropy: bool) -> How:
@@ -163,7 +164,7 @@ def tversky_loss(input: Any, target: Any, reduction: Any, alpha: Any, beta: Any,
     _checks.check_reduction(_ANY, reduction)
     operands = _operands(input, target, options)
     alpha, beta = _number("alpha", alpha), _number("beta", beta)
-    formula = _formula(options, input.shape[1], 1.0, 1.0 - alpha - beta, alpha, beta)
+    formula = _formula(options, input.shape[1], 1.0, (1.0 - alpha - beta, alpha, beta))
     return _ratios(input, operands, options, False, formula, reduction)
 
 

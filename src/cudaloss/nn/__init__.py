@@ -8,4 +8,4 @@ from . import functional
 
 __all__ = ["functional"]
 __all__ += _modules.__all__
-__all__ += _of_torch.MODULES
+__all__ += _of_torch.__all__

@@ -7,4 +7,4 @@ from ..of_torch import *  # noqa: F403
 
 __all__: list[str] = []
 __all__ += _functional.__all__
-__all__ += _of_torch.FUNCTIONS
+__all__ += _of_torch.__all__
