@@ -375,14 +375,23 @@ def test_errors(device):
             call(*operands, **own)
     with pytest.raises(ValueError, match="reduction must be 'mean' or 'sum'"):
         cudaloss.dice_ce_loss(input, target, "none")
-    target[0, 3] = 3
+
+
+@pytest.mark.parametrize("wrong", [3, -1, -(2**40)])
+@pytest.mark.parametrize("options", [{}, {"ignore_index": 255}])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", None])
+def test_wrong_indices(device, activation, options, wrong):
+    """No index but ignore_index leaves a voxel out, whatever its number."""
+    input, target = drawn((2, 3, 8), torch.float32, device)
+    target[0, 3] = wrong
+    call = cudaloss.dice_loss
     if device == "cpu":
         with pytest.raises(
             RuntimeError, match="target must hold class indices at least 0 and below 3, or ignore_index"
         ):
-            call(input, target, activation="softmax")
+            call(input, target, activation=activation, **options)
     else:
-        assert call(input, target, "none", activation="softmax")[0].isnan().any()
+        assert call(input, target, "none", activation=activation, **options)[0].isnan().any()
 
 
 def test_views_of_voxels():

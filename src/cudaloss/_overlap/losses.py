@@ -12,7 +12,7 @@ from .._call.modes import INDICES
 from .._heads.calls import _result_dtype
 from .._losses.table import PUBLIC
 from .._ops import checks as _checks
-from .sums import ACTIVATIONS, ENTROPY, Formula, How, loss, sums
+from .sums import ACTIVATIONS, ENTROPY, NO_INDEX, Formula, How, loss, sums
 
 _ANY = next(spec for spec in PUBLIC if spec.name == "mse")  # for the check of what all losses take
 
@@ -131,7 +131,7 @@ def _dice(options: Options, classes: int, jaccard: bool) -> Formula:
 
 
 def _how(operands: Operands, options: Options, squares: bool, entropy: bool) -> How:
-    ignored = -1 if options.ignore_index is None else options.ignore_index
+    ignored = NO_INDEX if options.ignore_index is None else options.ignore_index
     return How(ACTIVATIONS[options.activation], squares, entropy, operands.has_indices, ignored)
 
 

@@ -22,11 +22,12 @@ ACTIVATIONS = {None: NONE, "sigmoid": SIGMOID, "softmax": SOFTMAX}
 SUMS = 4
 BOTH, OF_INPUT, OF_TARGET, ENTROPY = range(SUMS)
 _MOST_CLASSES = 256
+NO_INDEX = -(2**63)  # an ignore_index of none: labels of -1 are a usual mistake, and must not pass for ignored ones
 _HOW = "int activation, bool squares, bool entropy, bool has_indices, int ignore_index"
 
 
 class How(NamedTuple):
-    """What is summed. An `ignore_index` of -1 is none: no class has it."""
+    """What is summed."""
 
     activation: int
     squares: bool
