@@ -66,7 +66,7 @@ def dice_loss(
         batch (bool): whether the sums run over the samples too, so that there is one loss for each class.
         include_background (bool): False leaves out the class 0, if there are several.
         weight (Tensor, optional): multiplies each class's loss, of the classes that are left. A mean is not divided by
-            it, as in MONAI.
+            it, as in MONAI, which leaves out the weight if only one class is left.
         mask (Tensor, optional): bool, of a shape that broadcasts to ``(N, d1, ...)``. ``False`` leaves a voxel out,
             even if its logits are NaN or Inf.
         ignore_index (int, optional): voxels with this index are left out.
@@ -74,8 +74,8 @@ def dice_loss(
             are of float64.
 
     Returns:
-        Tensor: 0-d; for ``reduction="none"`` of shape ``(N, classes)``, or ``(classes,)`` with ``batch``.
-        Differentiable in input, and by plain PyTorch in a target of shares, any number of times.
+        Tensor: 0-d; for ``reduction="none"`` of shape ``(N, classes)``, or ``(classes,)`` with ``batch``, with the
+        classes that are left. Differentiable in input, and by plain PyTorch in a target of shares, any number of times.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -169,7 +169,8 @@ def dice_ce_loss(
     r"""``lambda_dice`` times the Dice loss of the softmax over the classes, plus ``lambda_ce`` times the cross entropy
     of the same logits, in one pass.
 
-    Source of the formula: Isensee et al., nnU-Net, 2021. The values are those of MONAI's ``DiceCELoss``.
+    Source of the formula: Isensee et al., nnU-Net, 2021. The values are those of MONAI's
+    ``DiceCELoss(softmax=True)``.
 
     Args:
         input (Tensor): logits of shape ``(N, classes, d1, ...)`` with at least two classes; as of
@@ -226,7 +227,8 @@ def dice_bce_loss(
     r"""``lambda_dice`` times the Dice loss of the sigmoid of each element, plus ``lambda_bce`` times the binary cross
     entropy of the same logits, in one pass.
 
-    Source of the formula: Isensee et al., nnU-Net, 2021. The values are those of MONAI's ``DiceCELoss`` of one class.
+    Source of the formula: Isensee et al., nnU-Net, 2021. The values are those of MONAI's ``DiceCELoss(sigmoid=True)``
+    of one class without a weight, which is a ``pos_weight`` there.
 
     Args:
         input (Tensor): logits of shape ``(N, classes, d1, ...)``; as of :func:`cudaloss.dice_loss`.
@@ -395,8 +397,8 @@ class DiceCELoss(_OverlapLoss):
     r"""The module of :func:`cudaloss.dice_ce_loss`.
 
     Args:
-        reduction, lambda_dice, lambda_ce, squared, jaccard, smooth_nr, smooth_dr, batch, include_background, weight,
-            ignore_index: as the function's.
+        reduction, lambda_dice, lambda_ce, squared, jaccard, smooth_nr, smooth_dr: as the function's.
+        batch, include_background, weight, ignore_index: likewise.
 
     Keywords of a call:
         mask: as the function's.
@@ -452,8 +454,8 @@ class DiceBCELoss(_OverlapLoss):
     r"""The module of :func:`cudaloss.dice_bce_loss`.
 
     Args:
-        reduction, lambda_dice, lambda_bce, squared, jaccard, smooth_nr, smooth_dr, batch, include_background, weight,
-            ignore_index: as the function's.
+        reduction, lambda_dice, lambda_bce, squared, jaccard, smooth_nr, smooth_dr: as the function's.
+        batch, include_background, weight, ignore_index: likewise.
 
     Keywords of a call:
         mask: as the function's.
