@@ -110,6 +110,14 @@ BUILD_VARIABLES = (
 
 
 @pytest.fixture
+def uninitialized_is_nan() -> Iterator[None]:
+    """torch.empty makes tensors of NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
 def setup(monkeypatch):
     """setup.py as a module, as on a machine without a toolkit, GPU or driver."""
     pytest.importorskip("pybind11")

@@ -96,6 +96,14 @@ def test_values_and_gradients(device, name, dtype, plan):
 
 @PLAN
 @LOSS
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_uninitialized_memory(uninitialized_is_nan, device, name, dtype, plan):
+    """Nothing is read that has not been written, also not behind a row of logits."""
+    assert max(compared(name, drawn(name, 257, 64, dtype, device), plan)) < DTYPES[dtype]
+
+
+@PLAN
+@LOSS
 def test_one_pair_and_one_feature(device, name, plan):
     for count, features in SIZES[:2]:
         assert max(compared(name, drawn(name, count, features, torch.float64, device), plan)) < 1e-12

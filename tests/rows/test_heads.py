@@ -47,6 +47,13 @@ def test_aligned_heads(monkeypatch, plan, name):
 
 
 @of_plans
+@of_dtypes
+def test_uninitialized_memory(monkeypatch, uninitialized_is_nan, device, dtype, plan):
+    """No memory is read before it is written: AMX's products of bfloat16 read behind a row, and 0 times NaN is NaN."""
+    assert_right(monkeypatch, plan, (257,), 64, 257, dtype, device, "none")
+
+
+@of_plans
 @pytest.mark.parametrize(
     ("shape", "features", "classes"),
     [((1,), 1, 1), ((9,), 4, 1), ((3, 5), 16, 33), ((2, 2, 3), 8, 1030), ((40,), 24, 4099), ((3,), 8, 20_001)],

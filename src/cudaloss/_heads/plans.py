@@ -75,6 +75,10 @@ def logits_of(head: Head, memory: Tensor | None = None) -> Tensor:
     if memory is None:
         step = 16 // head.input.element_size()
         memory = head.input.new_empty(rows, -(-classes // step) * step)
+        if not memory.is_cuda:
+            # Products of bfloat16 by AMX (torch 2.13) read what is behind a row too, and multiply it by 0: it must not
+            # be NaN.
+            memory[:, classes:] = 0
     out = memory[:rows, :classes]
     if head.bias is None:
         return torch.mm(head.input, head.weight.t(), out=out)
