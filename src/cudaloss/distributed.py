@@ -70,7 +70,8 @@ def normalizer(*counts: Tensor | float, group: dist.ProcessGroup | None = None, 
     """The ``normalizer`` of every call of one optimizer step, on every process: one all-reduce of a number.
 
     Args:
-        *counts: The counts of all micro-batches of this process, 0-d tensors or numbers (:func:`in_play`).
+        *counts: The counts of all micro-batches of this process, 0-d tensors or numbers (:func:`in_play`). NCCL adds
+            only what is on a GPU, so there the first tensor must be.
         group: The processes whose gradients are combined; ``None``: all. If ``torch.distributed`` is not initialized,
             there is only this process.
         gradients: ``"averaged"`` over these processes, or ``"summed"``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,6 +23,12 @@ from .modes import (
     reduction_of,
 )
 from .shapes import joint_shape, rows_shape
+
+
+def are_distributed(*tensors: Any) -> bool:
+    """Whether one is a DTensor. There are none if their module has not been imported."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(x, module.DTensor) for x in tensors)
 
 
 class _ByMode(dict[int, LossSpec]):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._call.call import are_distributed
 from .._call.modes import DTYPES
 from .._losses.options import Options
 from .._ops import dispatch, private
@@ -101,8 +101,7 @@ def _like_logits(input: Tensor, classes: int) -> Tensor:
 def _local_of(operands: tuple[Any, ...], beside: tuple[Any, ...]) -> Any:
     """What this process has of a head whose classes are sharded; None if they are not, or in a way that only PyTorch's
     own ops take."""
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is None or not isinstance(operands[1], module.DTensor) or is_captured() or dispatch.transformed():
+    if not are_distributed(operands[1]) or is_captured() or dispatch.transformed():
         return None
     return sharded().local_of(operands, beside)
 

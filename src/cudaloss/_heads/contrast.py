@@ -3,12 +3,12 @@ nodes of autograd's graph."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._call.call import are_distributed
 from .._call.modes import DTYPES
 from .._call.varying import as_tensor
 from .._ops import checks as _checks
@@ -187,8 +187,7 @@ def _number(name: str, value: Any, like: Tensor) -> Tensor:
 def _check_sides(names: tuple[str, str], rows: Any, columns: Any, alike: bool) -> None:
     checks._dense(**dict(zip(names, (rows, columns), strict=True)))
     a, b = names
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is not None and (isinstance(rows, module.DTensor) or isinstance(columns, module.DTensor)):
+    if are_distributed(rows, columns):
         raise RuntimeError(f"{a} and {b} must be plain tensors, got a DTensor; pass its local tensor, and `group`")
     if rows.dim() != 2 or columns.dim() != 2 or rows.shape[1] != columns.shape[1]:
         raise RuntimeError(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._call.call import are_distributed
 from .._call.modes import INDICES
+from .._call.varying import NO_INDEX
 from .._heads.calls import _result_dtype
 from .._losses.table import PUBLIC
 from .._ops import checks as _checks
-from .sums import ACTIVATIONS, ENTROPY, NO_INDEX, Formula, How, loss, sums
+from .sums import ACTIVATIONS, ENTROPY, Formula, How, loss, sharded, sums
 
 _ANY = next(spec for spec in PUBLIC if spec.name == "mse")  # for the check of what all losses take
 
@@ -153,6 +157,18 @@ def _share(input: Tensor, formula: Formula, reduction: str) -> float:
     return 1.0 if reduction == "sum" else 1.0 / count if count else math.nan
 
 
+def _of_dtensors_too(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(function)
+    def call(input: Any, target: Any, *own: Any) -> Tensor:
+        options = own[-1]
+        if are_distributed(input, target, options.mask, options.weight):
+            return sharded().of_dtensors(function, input, target, *own)
+        return function(input, target, *own)
+
+    return call
+
+
+@_of_dtensors_too
 def dice_loss(input: Any, target: Any, reduction: Any, squared: Any, jaccard: Any, options: Options) -> Tensor:
     _checks.check_reduction(_ANY, reduction)
     operands = _operands(input, target, options)
@@ -160,6 +176,7 @@ def dice_loss(input: Any, target: Any, reduction: Any, squared: Any, jaccard: An
     return _ratios(input, operands, options, bool(squared), formula, reduction)
 
 
+@_of_dtensors_too
 def tversky_loss(input: Any, target: Any, reduction: Any, alpha: Any, beta: Any, options: Options) -> Tensor:
     _checks.check_reduction(_ANY, reduction)
     operands = _operands(input, target, options)
@@ -168,6 +185,7 @@ def tversky_loss(input: Any, target: Any, reduction: Any, alpha: Any, beta: Any,
     return _ratios(input, operands, options, False, formula, reduction)
 
 
+@_of_dtensors_too
 def dice_entropy_loss(
     input: Any,
     target: Any,
@@ -203,4 +221,5 @@ def dice_entropy_loss(
     found = sums(*given, how)
     entropies = found[..., ENTROPY] if weight is None else found[..., ENTROPY] * weight
     dice = formula._replace(of_entropy=0.0).value(found, weight)
-    return (dice + of_entropy * entropies.sum() / (mask.sum() * elements)).to(dtype)
+    voxels = mask.sum() if not are_distributed(mask) else sharded().whole(mask.sum())
+    return (dice + of_entropy * entropies.sum() / (voxels * elements)).to(dtype)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._call.call import are_distributed
 from .._call.modes import DTYPES
 from .._call.varying import widest
 from .._heads.blocks import _define, define
@@ -22,7 +23,6 @@ ACTIVATIONS = {None: NONE, "sigmoid": SIGMOID, "softmax": SOFTMAX}
 SUMS = 4
 BOTH, OF_INPUT, OF_TARGET, ENTROPY = range(SUMS)
 _MOST_CLASSES = 256
-NO_INDEX = -(2**63)  # an ignore_index of none: labels of -1 are a usual mistake, and must not pass for ignored ones
 _HOW = "int activation, bool squares, bool entropy, bool has_indices, int ignore_index"
 
 
@@ -215,8 +215,17 @@ def _served(input: Tensor, target: Tensor, mask: Tensor | None, how: How) -> lis
     return None if views is None else [*views, *([None] if mask is None else [])]
 
 
+def sharded() -> Any:
+    """The module, which imports what few programs need."""
+    from . import sharded
+
+    return sharded
+
+
 def sums(input: Tensor, target: Tensor, mask: Tensor | None, how: How) -> Tensor:
     """(samples, classes, SUMS) of an input of shape (samples, classes, ...)."""
+    if are_distributed(input):
+        return sharded().joined(sums, input, target, mask, how)
     served = _served(input, target, mask, how)
     return by_torch(input, target, mask, how) if served is None else Sums.apply(*served, *how)
 
@@ -231,6 +240,8 @@ def loss(
     dtype: torch.dtype,
 ) -> Tensor:
     """Of a weight of float64 for all classes."""
+    if are_distributed(input):
+        return formula.value(sums(input, target, mask, how), weight).to(dtype)
     served = None if weight is not None and weight.requires_grad else _served(input, target, mask, how)
     if served is None or dtype not in DTYPES:
         return formula.value(by_torch(input, target, mask, how), weight).to(dtype)

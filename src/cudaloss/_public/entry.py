@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._call.call import Call, unpacked
+from .._call.call import Call, are_distributed, unpacked
 from .._ops import dispatch, private
 from .._ops.autograd import by_reference, gradients, transformed
 from .._reference import definition
 
 
-def _any_is_distributed(call: Call) -> bool:
-    """Whether one is a DTensor. There are none if their module has not been imported."""
-    module = sys.modules.get("torch.distributed.tensor")
-    tensors = call.input, call.target, call.third, *call.options[:3]
-    return module is not None and any(isinstance(x, module.DTensor) for x in tensors)
-
-
 def loss(call: Call) -> Tensor:
     """The loss of a call whose arguments have been checked, with autograd."""
-    if _any_is_distributed(call) and not transformed():
+    if are_distributed(call.input, call.target, call.third, *call.options[:3]) and not transformed():
         from .._sharded.loss import loss as of_dtensors
 
         return of_dtensors(call)

@@ -250,14 +250,18 @@ def check_alike(call: Call) -> None:
     elif call.spec.parameter:
         names.append(call.spec.parameter.name)
     named = {**dict(zip(names, (call.input, call.target, call.third), strict=False)), **own}
-    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
+    check_tensors_alike({name: value for name, value in named.items() if isinstance(value, Tensor)}, names[:2])
+
+
+def check_tensors_alike(tensors: dict[str, Tensor], operands: Sequence[str]) -> None:
+    """Checks that the operands are DTensors on one mesh, and so are the others except numbers."""
     like, first = next((name, value) for name, value in tensors.items() if isinstance(value, DTensor))
     for name, value in tensors.items():
         if isinstance(value, DTensor):
             if value.device_mesh != first.device_mesh:
                 wanted = f"the mesh of {like}, {first.device_mesh}"
                 raise RuntimeError(f"{name} must be on {wanted}, got {value.device_mesh}")
-        elif value.numel() != 1 or (value.requires_grad and torch.is_grad_enabled()) or name in names[:2]:
+        elif value.numel() != 1 or (value.requires_grad and torch.is_grad_enabled()) or name in operands:
             lies_alike = value.shape == first.shape and not any(x.is_partial() for x in first.placements)
             placements = f", {like}.placements" if lies_alike else ""
             raise TypeError(
