@@ -14,7 +14,7 @@ from ._module_state import changed_options, keep, shown
 from ._ops.checks import check_size_average
 from .contrast import ClipLoss, InfoNCELoss, SigLipLoss
 from .heads import LinearCrossEntropyLoss
-from .overlap import DiceBCELoss, DiceCELoss, DiceLoss, TverskyLoss
+from .overlap_modules import DiceBCELoss, DiceCELoss, DiceLoss, TverskyLoss
 
 __all__ = [
     "SmoothL1Loss",

@@ -8,10 +8,8 @@ PUBLIC = {
     "contrast": (["clip_loss", "info_nce_loss", "siglip_loss"], ["ClipLoss", "InfoNCELoss", "SigLipLoss"]),
     "distillation": (["linear_jsd_with_logits", "linear_sparse_cross_entropy", "sparse_cross_entropy"], []),
     "heads": (["linear_cross_entropy", "linear_token_log_prob", "token_log_prob"], ["LinearCrossEntropyLoss"]),
-    "overlap": (
-        ["dice_bce_loss", "dice_ce_loss", "dice_loss", "tversky_loss"],
-        ["DiceBCELoss", "DiceCELoss", "DiceLoss", "TverskyLoss"],
-    ),
+    "overlap": (["dice_bce_loss", "dice_ce_loss", "dice_loss", "tversky_loss"], []),
+    "overlap_modules": ([], ["DiceBCELoss", "DiceCELoss", "DiceLoss", "TverskyLoss"]),
 }
 FUNCTIONS = sorted(name for functions, _ in PUBLIC.values() for name in functions)
 MODULES = sorted(name for _, modules in PUBLIC.values() for name in modules)
