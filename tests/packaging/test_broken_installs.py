@@ -50,11 +50,12 @@ with warnings.catch_warnings(record=True) as said:
 found["warnings"] = [(w.category.__name__, str(w.message), w.filename) for w in said]
 found["losses"] = []
 for spec in PUBLIC:
-    x, y = (0.05 + 0.9 * torch.rand(7, 30) for _ in range(2))  # which every loss takes
+    size = 4 if spec.reads == "boxes" else 30
+    x, y = (0.05 + 0.9 * torch.rand(7, size) for _ in range(2))  # which every loss takes
     if spec.takes_indices_alone:
         y = torch.arange(7)
     x.requires_grad_()
-    third = [torch.rand(7, 30) if spec.differentiable_third else torch.ones(7)] * (len(spec.operands) - 2)
+    third = [torch.rand(7, size) if spec.differentiable_third else torch.ones(7)] * (len(spec.operands) - 2)
     value = getattr(cudaloss, spec.function)(x, y, *third, reduction="mean", **spec.needed)
     value.backward()
     expected = definition.loss(Call.usual(spec, x, y, "mean", torch.float32, third=third[0] if third else None))
