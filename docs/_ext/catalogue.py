@@ -1,8 +1,8 @@
 """Fills the pages of ``docs/losses``: each loss with its formula, its picture, its speed, its accuracy and its API.
 
 ``<!-- losses: of_difference -->`` in a page stands for the losses of ``cudaloss._losses.of_difference``, in the order
-of that module, and ``<!-- losses -->`` for a table of all. So a loss that is added to a module is on the page. The
-figures are of the committed report of the GPU check. ``<!-- heads: contrast -->`` stands for the reference of
+of that module, or of several, and ``<!-- losses -->`` for a table of all. So a loss that is added to a module is on the
+page. The figures are of the committed report of the GPU check. ``<!-- heads: contrast -->`` stands for the reference of
 ``cudaloss.contrast``.
 """
 
@@ -29,7 +29,7 @@ from cudaloss._losses.table import PUBLIC, LossSpec
 ROOT = Path(__file__).resolve().parents[2]
 # With the line below it, which is for those who read the source: the built page has what it names.
 BELOW = r"(?:\n\nThe (?:formulas,|reference of) .*\n.*)?"
-MARK = re.compile(rf"<!-- losses(?:: (\w+))? -->{BELOW}")
+MARK = re.compile(rf"<!-- losses(?:: ([\w ]+))? -->{BELOW}")
 HEADS = re.compile(rf"<!-- heads: ([\w ]+) -->{BELOW}")
 OF = ("cudaloss", "torch")  # whose errors
 # The kinds of errors that a report has: of the reduced loss, of the losses of single elements, of gradients.
@@ -44,8 +44,8 @@ def report() -> dict[str, Any]:
     return max(whole, key=lambda report: report["environment"]["date"])
 
 
-def of_module(module: str) -> tuple[LossSpec, ...]:
-    return importlib.import_module(f"cudaloss._losses.{module}").ROWS
+def of_modules(modules: str) -> list[LossSpec]:
+    return [spec for module in modules.split() for spec in importlib.import_module(f"cudaloss._losses.{module}").ROWS]
 
 
 def speed(spec: LossSpec, measured: dict[str, Any]) -> str:
@@ -142,7 +142,7 @@ def expand(app: Sphinx, page: str, source: list[str]) -> None:
         if mark[1] is None:
             return everything()
         sections = [
-            section(spec, os.path.relpath(curves.draw(spec, folder), of_page), measured) for spec in of_module(mark[1])
+            section(spec, os.path.relpath(curves.draw(spec, folder), of_page), measured) for spec in of_modules(mark[1])
         ]
         return "\n\n".join([readme.caption(measured["environment"]), *sections])
 

@@ -2225,8 +2225,8 @@ def generalized_box_iou_loss(
 
     A box is ``(x1, y1, x2, y2)`` along the last dimension, with ``x1 <= x2`` and ``y1 <= y2``. ``IoU`` is the area of the
     intersection over that of the union. ``eps`` is added to each denominator, so that boxes without area have finite
-    losses and gradients. Values, gradients and arguments are torchvision's. The arithmetic is float64's, for boxes of any
-    dtype. ``C`` is the area of the smallest box around both boxes, and ``U`` that of their union.
+    losses and gradients. Values, gradients and arguments are torchvision's, but for a mean over no boxes, which is NaN. The
+    arithmetic is float64's, for boxes of any dtype, and the result has the boxes' dtype. ``C`` is the area of the smallest box around both boxes, and ``U`` that of their union.
 
     Args:
         boxes1 (Tensor): vectors, of any shape and strides; float32, float64, float16 or bfloat16 for the fused
@@ -2304,8 +2304,8 @@ def distance_box_iou_loss(
 
     A box is ``(x1, y1, x2, y2)`` along the last dimension, with ``x1 <= x2`` and ``y1 <= y2``. ``IoU`` is the area of the
     intersection over that of the union. ``eps`` is added to each denominator, so that boxes without area have finite
-    losses and gradients. Values, gradients and arguments are torchvision's. The arithmetic is float64's, for boxes of any
-    dtype. ``r`` is the distance of the boxes' centres, and ``c`` the diagonal of the smallest box around both.
+    losses and gradients. Values, gradients and arguments are torchvision's, but for a mean over no boxes, which is NaN. The
+    arithmetic is float64's, for boxes of any dtype, and the result has the boxes' dtype. ``r`` is the distance of the boxes' centres, and ``c`` the diagonal of the smallest box around both.
 
     Args:
         boxes1 (Tensor): vectors, of any shape and strides; float32, float64, float16 or bfloat16 for the fused
@@ -2381,8 +2381,8 @@ def complete_box_iou_loss(
 
     A box is ``(x1, y1, x2, y2)`` along the last dimension, with ``x1 <= x2`` and ``y1 <= y2``. ``IoU`` is the area of the
     intersection over that of the union. ``eps`` is added to each denominator, so that boxes without area have finite
-    losses and gradients. Values, gradients and arguments are torchvision's. The arithmetic is float64's, for boxes of any
-    dtype. The loss is :func:`distance_box_iou_loss` plus ``a * v``, with ``v = 4 / pi**2 *
+    losses and gradients. Values, gradients and arguments are torchvision's, but for a mean over no boxes, which is NaN. The
+    arithmetic is float64's, for boxes of any dtype, and the result has the boxes' dtype. The loss is :func:`distance_box_iou_loss` plus ``a * v``, with ``v = 4 / pi**2 *
     (atan(w1 / h1) - atan(w2 / h2))**2`` of the widths and heights, and ``a = v / (1 - IoU + v)``, which has no gradient.
     For a box without height ``atan(w / h)`` is pi / 2; beside a point ``v`` is 0. torchvision then has NaN gradients.
 

@@ -70,8 +70,8 @@ def drawn(name, count, features, dtype, device, keys=None):
 
 
 def error(found, truth):
-    """The distance in units of the truth's norm."""
-    distance = (found.detach().double() - truth).norm()
+    """The distance in units of the truth's norm; of NaN infinite, which a largest error does not leave out."""
+    distance = (found.detach().double() - truth).norm().nan_to_num(torch.inf)
     return (distance / truth.norm()).item() if truth.norm() > 0 else distance.item()
 
 

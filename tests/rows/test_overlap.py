@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cudaloss
+from cudaloss._install.build import DEVICES
 from cudaloss._overlap import sums
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -119,14 +120,10 @@ def assert_right(name: str, input: Tensor, target: Tensor, **own: Any) -> None:
     incoming = torch.rand_like(right) + 0.5
     (found,) = torch.autograd.grad(value, leaf, incoming.to(value.dtype))
     right, of_p = torch.autograd.grad(right, [exact, p], incoming.to(value.dtype).double())
-    right, p, size = (
-        right.double(),
-        p.detach().abs(),
-        of_p.abs().flatten(2).amax(2).view(*p.shape[:2], *(1,) * (p.dim() - 2)),
-    )
-    terms = (
-        size if own.get("activation", "") is None else p * size
-    )  # of p's derivative, which is a sum of two; with the mean of these over the classes
+    right, p = right.double(), p.detach().abs()
+    size = of_p.abs().flatten(2).amax(2).view(*p.shape[:2], *(1,) * (p.dim() - 2))
+    # Of p's derivative, which is a sum of two; with the mean of these over the classes.
+    terms = size if own.get("activation", "") is None else p * size
     if own.get("activation", "softmax") == "softmax" and name != "dice_bce":
         below = input.detach().double().amax(1, keepdim=True) - input.detach().double()  # rounded, and then in exp
         terms = terms + p * (p * size).sum(1, keepdim=True)
@@ -222,6 +219,29 @@ def test_layouts(device, name, dtype):
     assert_right(name, input[:, :, :, 2:], target[:, :, 2:])
     assert_right(name, input[:, 1:4], target.clamp(max=2))
     assert_right(name, input[:1].expand(2, *input.shape[1:]), target)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("target", ["indices", "labels"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_nothing_of_voxels_is_kept(device, name, target, dtype):
+    """But the operands: so the kernels serve the call, and plain PyTorch does not."""
+    if device not in DEVICES:
+        pytest.skip("without kernels")
+    if name == "dice_ce" and target == "labels":
+        pytest.skip("in plain PyTorch")
+    input, target = drawn((2, 3, 20, 30), dtype, device, target)
+    own = {"activation": "softmax"} if name in ("dice", "tversky") else {}
+    mask = torch.rand(2, 20, 30, device=device) > 0.5
+    given = {x.untyped_storage().data_ptr() for x in (input, target, mask)}
+    for layout in (torch.contiguous_format, torch.channels_last):
+        kept = []
+        x = input.detach().to(memory_format=layout)
+        given.add(x.untyped_storage().data_ptr())
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x) or x, lambda x: x):
+            FUNCTIONS[name](x.requires_grad_(), target, mask=mask, **own)
+        beside = [x.numel() for x in kept if x.untyped_storage().data_ptr() not in given]
+        assert kept and sum(beside) <= 2 * 3 * sums.SUMS
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -337,8 +357,6 @@ def test_modules(device):
     for module, name in pairs:
         module = module.to(device)
         given = {"mask": mask, "weight": weight.to(device), **module.keywords}
-        if name in ("dice_ce", "dice_bce"):
-            given.pop("activation", None)
         assert torch.equal(module(input, target, mask=mask), FUNCTIONS[name](input, target, "sum", **given))
         assert not module.state_dict() and "reduction='sum'" in repr(module)
 

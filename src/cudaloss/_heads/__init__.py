@@ -3,7 +3,7 @@ share with the log-probabilities of tokens: a few numbers for each row of logits
 :mod:`cudaloss.heads`, :mod:`cudaloss.distillation` and :mod:`cudaloss.contrast` call it.
 """
 
-# The public functions and modules, and the files that have them.
+# The public functions and modules that have no row in the table of losses, and the files that have them.
 PUBLIC = {
     "contrast": (["clip_loss", "info_nce_loss", "siglip_loss"], ["ClipLoss", "InfoNCELoss", "SigLipLoss"]),
     "distillation": (["linear_jsd_with_logits", "linear_sparse_cross_entropy", "sparse_cross_entropy"], []),

@@ -64,7 +64,7 @@ def aligned(head: Head) -> Head:
 
 
 def clear_behind(logits: Tensor, classes: int) -> None:
-    """Sets to 0 what an aligned head's logits, or their gradient, have behind its classes."""
+    """Sets to 0 what logits, or their gradient, have behind the classes."""
     if logits.shape[1] > classes:
         logits[:, classes:] = 0
 
@@ -78,7 +78,7 @@ def logits_of(head: Head, memory: Tensor | None = None) -> Tensor:
         if not memory.is_cuda:
             # Products of bfloat16 by AMX (torch 2.13) read what is behind a row too, and multiply it by 0: it must not
             # be NaN.
-            memory[:, classes:] = 0
+            clear_behind(memory, classes)
     out = memory[:rows, :classes]
     if head.bias is None:
         return torch.mm(head.input, head.weight.t(), out=out)

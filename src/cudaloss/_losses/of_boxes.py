@@ -8,8 +8,8 @@ from .spec import LossSpec
 _ABOUT = """\
 A box is ``(x1, y1, x2, y2)`` along the last dimension, with ``x1 <= x2`` and ``y1 <= y2``. ``IoU`` is the area of the
 intersection over that of the union. ``eps`` is added to each denominator, so that boxes without area have finite
-losses and gradients. Values, gradients and arguments are torchvision's. The arithmetic is float64's, for boxes of any
-dtype. {}"""
+losses and gradients. Values, gradients and arguments are torchvision's, but for a mean over no boxes, which is NaN. The
+arithmetic is float64's, for boxes of any dtype, and the result has the boxes' dtype. {}"""
 _OF_GENERALIZED = "``C`` is the area of the smallest box around both boxes, and ``U`` that of their union."
 _OF_DISTANCE = "``r`` is the distance of the boxes' centres, and ``c`` the diagonal of the smallest box around both."
 _OF_COMPLETE = """The loss is :func:`distance_box_iou_loss` plus ``a * v``, with ``v = 4 / pi**2 *

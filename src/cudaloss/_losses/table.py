@@ -5,7 +5,7 @@ of rows has its functor in ``csrc/losses/rows/<name>.h`` and its formulas in ``_
 
 from __future__ import annotations
 
-from . import of_boxes, of_classes, of_difference, of_likelihoods, of_operands, of_vectors
+from . import of_boxes, of_classes, of_difference, of_likelihoods, of_logits, of_margins, of_vectors
 from .argument import Argument
 from .spec import LossSpec, OfDifference, OfOperands, OfTwo, Third
 
@@ -24,7 +24,7 @@ __all__ = [
 
 # Pointwise losses: of one element at a time.
 SPECS: tuple[LossSpec, ...] = tuple(
-    sorted((*of_difference.ROWS, *of_operands.ROWS, *of_likelihoods.ROWS), key=lambda spec: spec.id)
+    sorted((*of_difference.ROWS, *of_logits.ROWS, *of_margins.ROWS, *of_likelihoods.ROWS), key=lambda spec: spec.id)
 )
 
 # Losses of rows: one number for all classes of a row, or for a vector of each operand.

@@ -14,10 +14,14 @@ from .._call.call import are_distributed
 from .._call.modes import INDICES
 from .._call.varying import NO_INDEX
 from .._heads.calls import _result_dtype
-from .._losses.table import PUBLIC
+from .._losses.table import PUBLIC, Argument
 from .._ops import checks as _checks
 from .sums import ACTIVATIONS, ENTROPY, Formula, How, loss, sharded, sums
 
+_NUMBERS = {
+    name: Argument(name, "number", None, "", ">= 0")
+    for name in ("smooth_nr", "smooth_dr", "alpha", "beta", "lambda_dice", "lambda_ce", "lambda_bce")
+}
 _ANY = next(spec for spec in PUBLIC if spec.name == "mse")  # for the check of what all losses take
 
 
@@ -42,13 +46,8 @@ class Operands(NamedTuple):
     has_indices: bool
 
 
-def _number(name: str, value: Any, least: float = 0.0) -> float:
-    if not _checks._is_number(value):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    value = _checks.as_float(name, value)
-    if not value >= least:
-        raise RuntimeError(f"{name} must be a number >= {least:g}, got {value}")
-    return value
+def _number(name: str, value: Any) -> float:
+    return _checks.check_number(_NUMBERS[name], value, "a number")
 
 
 def _target(input: Tensor, target: Any) -> tuple[Tensor, bool]:

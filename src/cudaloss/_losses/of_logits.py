@@ -1,4 +1,4 @@
-"""The formulas of losses of a logit and a target: binary cross entropy and its focal kin."""
+"""Losses of a logit and a target: binary cross entropy and its focal kin."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .argument import Argument
 from .closed_forms import Slopes, evaluate
-from .spec import Third
+from .spec import LossSpec, OfTwo, Third
 
 
 def _zero_times(slope: Tensor, x: Tensor) -> Tensor:
@@ -228,3 +229,74 @@ def _varifocal_for_target(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> T
 def _varifocal_for_third(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> Tensor:
     on, _, _, below = _by_target(x, t)
     return _or_nan(x, t, torch.where(on, 0, _focal(below, torch.zeros_like(t), -1.0, gamma)))
+
+
+ROWS = (
+    LossSpec(
+        id=4,
+        name="binary_cross_entropy_with_logits",
+        module="BCEWithLogitsLoss",
+        arguments=(
+            Argument("pos_weight", "third", None, "the weight of positive targets; None is 1", ">= 0"),
+            Argument(
+                "label_smoothing", "second", 0.0, "how far targets move towards 1/2; 1 moves them to 1/2", "in [0, 1]"
+            ),
+        ),
+        terms=OfTwo(_bce, _bce_for_input, _bce_for_target, _bce_for_third),
+        formula="(1 - target) * softplus(input) + pos_weight * target * softplus(-input)",
+        source="Good, Rational Decisions, 1952",
+        function="binary_cross_entropy_with_logits",
+        ulps=2.0,
+        inputs="logits",
+        targets="in [0, 1]",
+        signature="weight size_average reduce reduction pos_weight label_smoothing",
+        same_shape=True,
+        mean_over_count=True,
+    ),
+    LossSpec(
+        id=15,
+        name="sigmoid_focal",
+        module="SigmoidFocalLoss",
+        arguments=(
+            Argument("alpha", "third", 0.25, "the weight of positive targets; negative ones have 1 - alpha", "<= 1"),
+            Argument("gamma", "second", 2.0, "how much easy elements count less; 0 is binary cross entropy", ">= 0"),
+        ),
+        terms=OfTwo(_focal, _focal_for_input, _focal_for_target, _focal_for_third),
+        formula=f"{_A} * {_Q}**gamma * {_BCE}",
+        derivatives=(
+            f"{_A} * {_Q}**gamma * (1 - target) * sigmoid(input) - {_A} * {_Q}**gamma * target * sigmoid(-input)"
+            f" + {_A} * gamma * {_Q}**(gamma - 1) * (1 - 2 * target) * sigmoid(input) * sigmoid(-input) * {_BCE}",
+            f"(2 * alpha - 1) * {_Q}**gamma * {_BCE} - {_A} * {_Q}**gamma * input"
+            f" + {_A} * gamma * {_Q}**(gamma - 1) * sigmoid(-input) * {_BCE}"
+            f" - {_A} * gamma * {_Q}**(gamma - 1) * sigmoid(input) * {_BCE}",
+        ),
+        source="Lin et al., Focal Loss for Dense Object Detection, 2017",
+        signature="alpha gamma reduction",
+        reduction="none",
+        kernels="general",
+        ulps=10.0,
+        inputs="logits",
+        targets="in [0, 1]",
+    ),
+    LossSpec(
+        id=18,
+        name="varifocal",
+        module="VarifocalLoss",
+        arguments=(
+            Argument("alpha", "third", 0.75, "the weight of negatives, whose target is 0", ">= 0"),
+            Argument("gamma", "second", 2.0, "how much easy negatives count less; 0 is binary cross entropy", ">= 0"),
+        ),
+        terms=OfTwo(_varifocal, _varifocal_for_input, _varifocal_for_target, _varifocal_for_third),
+        formula=f"target * {_BCE} where target > 0, else alpha * sigmoid(input)**gamma * softplus(input)",
+        derivatives=(
+            "target * (1 - target) * sigmoid(input) - target**2 * sigmoid(-input) where target > 0, "
+            "else alpha * sigmoid(input)**gamma * (sigmoid(input) + gamma * sigmoid(-input) * softplus(input))",
+            "(1 - 2 * target) * softplus(input) + 2 * target * softplus(-input) where target > 0, else 0",
+        ),
+        source="Zhang et al., VarifocalNet: An IoU-Aware Dense Object Detector, 2021",
+        kernels="general",
+        ulps=2.0,
+        inputs="logits",
+        targets="in [0, 1]",
+    ),
+)
