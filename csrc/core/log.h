@@ -42,7 +42,7 @@ CUDALOSS_INLINE Apart<F> apart(F x) {
   const F f = bit_cast<F>((bits & Parts::mantissa) + Parts::root_half) - F(1);
   return {k, f, bit_cast<F>(select(exponent < last, 2 * Parts::one - (exponent << kMantissa), Bits(0))), normal};
 }
-// The same for x between 1/2 and 2^100, without guards.
+// The same for a normal x below 2^100, without guards.
 template <class F>
 CUDALOSS_INLINE Apart<F> apart_in_range(F x) {
   using Parts = LogParts<F>;

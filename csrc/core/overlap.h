@@ -4,6 +4,7 @@
 
 #include "core/arith.h"
 #include "core/dtype.h"
+#include "core/exp_log.h"
 #include "core/pass.h"
 
 namespace cudaloss {
@@ -41,17 +42,41 @@ CUDALOSS_INLINE int64_t overlap_offset(const int64_t (&stride)[kOverlapDims], in
   return sample * stride[kSample] + outer * stride[kOuter] + inner * stride[kInner];
 }
 
-// What a class of a voxel adds to the sums, from its probability p and target g.
+// What a probability or a target adds to its sum.
 template <class F>
 CUDALOSS_INLINE F overlap_of_input(bool squares, F p) {
   return squares ? p * p : p;
+}
+// The derivative in p of what a voxel's class adds to the sums, from those of the sums.
+template <class F>
+CUDALOSS_INLINE F overlap_slope(bool squares, F of_both, F of_input, F p, F g) {
+  return fused(of_both, g, of_input * (squares ? twice(p) : F(1)));
+}
+// An element's own probability, its derivative in the logit x, and the binary cross entropy.
+template <class F>
+struct OverlapElement {
+  F p, slope, entropy;
+};
+template <class T, class F = Scalar<T>>
+CUDALOSS_INLINE OverlapElement<F> overlap_element(Activation activation, F x, F g) {
+  if (activation == Activation::None) return {x, F(1), F(0)};
+  const PlainLogistic<F> of = plain_logistic_as<T>(absolute(x));
+  const F other = F(1) - of.sigmoid, linear = x > F(0) ? (F(1) - g) * x : -g * x;
+  return {x > F(0) ? other : of.sigmoid, of.sigmoid * other, linear + of.log};
+}
+// The cross entropy of a softmax: from exp(x - max) of the target's class, their sum over the others, and how far the
+// maximum is above the target's logit.
+template <class F>
+CUDALOSS_INLINE F overlap_entropy(F others, F own, F above) {
+  return others > own ? std::log(others + own) + above : std::log1p(others / own);
 }
 // A loss of the sums: of each sample and class 1 - (of_both i + smooth_nr) / (under_both i + under_input p +
 // under_target g + smooth_dr), summed; and the sum of the entropies.
 struct OverlapLoss {
   int64_t samples, classes, first_class;  // classes before the first one have no ratio
   double of_both, smooth_nr, under_both, under_input, under_target, smooth_dr;
-  bool batch;            // the sums of all samples make one ratio for each class
+  bool batch;            // the sums of all samples make one ratio for each class:
+  const double* totals;  // (classes, kOverlapSums), if batch
   const double* weight;  // of each class; null: 1
   double of_ratio;       // of the sum of ratios
   double of_entropy;     // of the sum of entropies, which are divided by the sum of g, with the classes' weights
@@ -62,34 +87,39 @@ struct OverlapLoss {
 
   CUDALOSS_INLINE double weight_of(int64_t j) const { return weight ? weight[j] : 1.0; }
 };
-// What a sample's class adds: to the ratios, to the entropies, to their divisor; and the derivatives of its ratio.
+// Sums over samples and classes: of their ratios, of their entropies, and of what divides these.
+struct OverlapTerms {
+  double ratios, entropies, divisor;
+
+  CUDALOSS_INLINE OverlapTerms operator+(const OverlapTerms& other) const {
+    return {ratios + other.ratios, entropies + other.entropies, divisor + other.divisor};
+  }
+};
+// What a sample's class adds, and the derivatives of its ratio.
 struct OverlapPart {
-  double ratio, entropy, divisor, slope[kEntropy];
+  OverlapTerms terms;
+  double slope[kEntropy];
 };
 CUDALOSS_INLINE OverlapPart overlap_part(const OverlapLoss& of, int64_t place) {
   const int64_t j = place % of.classes;
   const double* const own = of.sums + place * kOverlapSums;
   OverlapPart part = {};
-  part.entropy = of.weight_of(j) * own[kEntropy];
-  part.divisor = (of.divides_by_weights ? of.weight_of(j) : 1.0) * own[kOfTarget];
+  part.terms.entropies = of.weight_of(j) * own[kEntropy];
+  part.terms.divisor = (of.divides_by_weights ? of.weight_of(j) : 1.0) * own[kOfTarget];
   if (j < of.first_class) return part;
-  double both = 0.0, input = 0.0, target = 0.0;
-  for (int64_t sample = 0; sample < (of.batch ? of.samples : 1); ++sample) {
-    const double* const sums = of.batch ? of.sums + (sample * of.classes + j) * kOverlapSums : own;
-    both += sums[kBoth], input += sums[kOfInput], target += sums[kOfTarget];
-  }
-  const double above = fused(of.of_both, both, of.smooth_nr);
-  const double under = fused(of.under_both, both, of.under_input * input + of.under_target * target) + of.smooth_dr;
+  const double* const sums = of.batch ? of.totals + j * kOverlapSums : own;
+  const double both = sums[kBoth], sizes = of.under_input * sums[kOfInput] + of.under_target * sums[kOfTarget];
+  const double above = fused(of.of_both, both, of.smooth_nr), under = fused(of.under_both, both, sizes) + of.smooth_dr;
   const double by = of.weight_of(j) / under, ratio = above / under;
-  part.ratio = !of.batch || place < of.classes ? of.weight_of(j) * (1.0 - ratio) : 0.0;
+  part.terms.ratios = !of.batch || place < of.classes ? of.weight_of(j) * (1.0 - ratio) : 0.0;
   part.slope[kBoth] = by * (ratio * of.under_both - of.of_both);
   part.slope[kOfInput] = by * ratio * of.under_input;
   part.slope[kOfTarget] = by * ratio * of.under_target;
   return part;
 }
-CUDALOSS_INLINE double overlap_value(const OverlapLoss& of, double ratios, double entropies, double divisor) {
-  const double found = of.of_ratio * ratios;
-  return of.of_entropy == 0.0 ? found : found + of.of_entropy * entropies / (of.divides ? divisor : 1.0);
+CUDALOSS_INLINE double overlap_value(const OverlapLoss& of, const OverlapTerms& all) {
+  const double found = of.of_ratio * all.ratios;
+  return of.of_entropy == 0.0 ? found : found + of.of_entropy * all.entropies / (of.divides ? all.divisor : 1.0);
 }
 // Stores the derivatives. That of the divisor is none of input's.
 CUDALOSS_INLINE void store_overlap_slopes(const OverlapLoss& of, int64_t place, const OverlapPart& part,
@@ -100,12 +130,6 @@ CUDALOSS_INLINE void store_overlap_slopes(const OverlapLoss& of, int64_t place, 
   slopes[kEntropy] = of.of_entropy == 0.0 ? 0.0
                      : of.divides         ? (divisor == 0.0 ? 0.0 : of_entropy / divisor)
                                           : of_entropy;
-}
-
-// The derivative in p, from those of the sums.
-template <class F>
-CUDALOSS_INLINE F overlap_slope(bool squares, F of_both, F of_input, F p, F g) {
-  return fused(of_both, g, of_input * (squares ? twice(p) : F(1)));
 }
 
 }  // namespace cudaloss

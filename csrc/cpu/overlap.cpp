@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "core/exp_log.h"
-#include "core/log.h"
 #include "cpu/convert.h"
 
 namespace cudaloss::cpu {
@@ -50,13 +48,12 @@ template <class F>
 CUDALOSS_MULTIVERSION void multiply(F* x, int64_t count, const F* by) {
   for (int64_t i = 0; i < count; ++i) x[i] *= by[i];
 }
-template <class F>
 struct LanesOfSums {
   double of[kOverlapSums][kSumLanes] = {};
 };
 template <class F>
 CUDALOSS_MULTIVERSION void add_sums(const F* p, const F* g, const bool* counts, int64_t count, bool squares,
-                                    LanesOfSums<F>& sums) {
+                                    LanesOfSums& sums) {
   for (int64_t first = 0; first < count; first += kSumLanes) {
     for (int lane = 0; lane < kSumLanes; ++lane) {
       const int64_t i = first + lane;
@@ -169,31 +166,19 @@ class Run {
   }
   // Of a voxel's target.
   double entropy_of(const Tile<F>& tile, int64_t i) const {
-    const double others = tile.others[i], own = tile.own[i];
-    if (others <= own) return std::log1p(others / own);
-    const int64_t at = tile.input[i] + tile.index[i] * pass_.input_stride[kClass];
-    return std::log(others + own) + (static_cast<double>(tile.max[i]) - number_at<double>(pass_.input, at));
-  }
-
-  struct Element {
-    F p, slope, entropy;
-  };
-  Element element_of(F x, F g) const {
-    if (pass_.activation == Activation::None) return {x, F(1), F(0)};
-    const PlainLogistic<F> of = plain_logistic(absolute(x));
-    const F other = F(1) - of.sigmoid, linear = x > F(0) ? (F(1) - g) * x : -g * x;
-    return {x > F(0) ? other : of.sigmoid, of.sigmoid * other, linear + of.log};
+    const double x = number_at<double>(pass_.input, tile.input[i] + tile.index[i] * pass_.input_stride[kClass]);
+    return overlap_entropy<double>(tile.others[i], tile.own[i], static_cast<double>(tile.max[i]) - x);
   }
 
   void add_tile(Tile<F>& tile, double* partials) const {
     for (int64_t j = 0; j < pass_.classes; ++j) {
       const F *p = tile.of_class(j), *const g = target_of(j, tile);
-      LanesOfSums<F> sums;
+      LanesOfSums sums;
       double entropy = 0.0;
       if (!of_classes_) {
         read_class(tile, j, tile.p);
         for (int64_t i = 0; i < tile.count; ++i) {
-          const Element of = element_of(tile.p[i], g[i]);
+          const OverlapElement<F> of = overlap_element<F>(pass_.activation, tile.p[i], g[i]);
           tile.p[i] = of.p;
           if (tile.counts[i]) entropy += static_cast<double>(of.entropy);
         }
@@ -227,21 +212,22 @@ class Run {
     }
     for (int64_t j = 0; j < pass_.classes; ++j) {
       const F of_both = grad(j, kBoth), of_input = grad(j, kOfInput);
-      const F *p = tile.of_class(j), *const g = target_of(j, tile);
-      if (!of_classes_) read_class(tile, j, tile.p);
-      for (int64_t i = 0; i < tile.count; ++i) {
-        F slope, of_entropy, own;
-        if (of_classes_) {
-          own = p[i], slope = own * (overlap_slope(pass_.squares, of_both, of_input, own, g[i]) - tile.mean[i]);
-          of_entropy = tile.of_entropy[i];
-        } else {
-          const Element of = element_of(tile.p[i], g[i]);
-          own = of.p, slope = overlap_slope(pass_.squares, of_both, of_input, own, g[i]) * of.slope;
-          of_entropy = pass_.entropy ? grad(j, kEntropy) : F(0);
+      const F *const p = tile.of_class(j), *const g = target_of(j, tile);
+      if (of_classes_) {
+        for (int64_t i = 0; i < tile.count; ++i) {
+          const F slope = p[i] * (overlap_slope(pass_.squares, of_both, of_input, p[i], g[i]) - tile.mean[i]);
+          tile.p[i] = fused(tile.of_entropy[i], p[i] - F(tile.index[i] == j), slope);
         }
-        const F distance = own - (of_classes_ ? F(tile.index[i] == j) : g[i]);
-        tile.p[i] = tile.counts[i] ? fused(of_entropy, distance, slope) : F(0);
+      } else {
+        const F of_entropy = pass_.entropy ? grad(j, kEntropy) : F(0);
+        read_class(tile, j, tile.p);
+        for (int64_t i = 0; i < tile.count; ++i) {
+          const OverlapElement<F> of = overlap_element<F>(pass_.activation, tile.p[i], g[i]);
+          const F slope = overlap_slope(pass_.squares, of_both, of_input, of.p, g[i]) * of.slope;
+          tile.p[i] = fused(of_entropy, of.p - g[i], slope);
+        }
       }
+      for (int64_t i = 0; i < tile.count; ++i) tile.p[i] = tile.counts[i] ? tile.p[i] : F(0);
       with_elements(pass_.gradient, [&](auto* out) {
         auto* const own = out + j * pass_.gradient_stride[kClass];
         for (int64_t i = 0; i < tile.count; ++i) move(own[tile.gradient[i]], tile.p[i]);
@@ -283,16 +269,20 @@ void run_overlap(const Overlap& pass, ParallelFor parallel_for) {
 
 }  // namespace
 
-void overlap_loss(const OverlapLoss& loss) {
-  double ratios = 0.0, entropies = 0.0, divisor = 0.0;
-  const int64_t count = loss.samples * loss.classes;
+void overlap_loss(const OverlapLoss& given) {
+  OverlapLoss loss = given;
+  OverlapTerms all = {};
+  const int64_t count = loss.samples * loss.classes, values = loss.classes * kOverlapSums;
+  std::vector<double> totals(loss.batch ? values : 0);
+  for (int64_t i = 0; loss.batch && i < loss.samples * values; ++i) totals[i % values] += loss.sums[i];
+  loss.totals = totals.data();
   std::vector<OverlapPart> parts(count);
   for (int64_t place = 0; place < count; ++place) {
     parts[place] = overlap_part(loss, place);
-    ratios += parts[place].ratio, entropies += parts[place].entropy, divisor += parts[place].divisor;
+    all = all + parts[place].terms;
   }
-  for (int64_t place = 0; place < count; ++place) store_overlap_slopes(loss, place, parts[place], divisor);
-  double value = overlap_value(loss, ratios, entropies, divisor);
+  for (int64_t place = 0; place < count; ++place) store_overlap_slopes(loss, place, parts[place], all.divisor);
+  double value = overlap_value(loss, all);
   with_elements(loss.loss, [&](auto* out) { move(*out, value); });
 }
 

@@ -109,9 +109,6 @@ struct RowOfDistributions {
   static constexpr bool kIsAny = std::is_same_v<E, Any<double>>;
   static constexpr int n = kIsAny ? 1 : kVectorBytes / sizeof(E);
   using V = Vector<Element, n>;
-  // The arithmetic of gradients with dtype E if nothing was kept.
-  using G = std::conditional_t<sizeof(E) == 2, FastFloat, T>;
-  using K = Scalar<G>;
   // The slope replaces the logits in shared memory; the base too, except for halves.
   static constexpr bool kKeepsBase = sizeof(E) != 2;
   static constexpr int kKept = kKeepsBase ? n : n / 2;
@@ -248,8 +245,10 @@ struct RowOfDistributions {
     for (int k = 0; k < kKept; ++k) part.element[k] = x[kBegin + k];
     return part;
   }
-  __device__ __forceinline__ static OfKept<Read> of_kept(double of_slope, double of_base) {
-    return {constant_of(of_slope, Read()), static_cast<Read>(of_base)};
+  // `by`: the factor of the row's gradients.
+  __device__ __forceinline__ static OfKept<Read> of_kept(const DistributionRow& found, double by) {
+    const double of_slope = by * found.of_slope;
+    return {constant_of(of_slope, Read()), static_cast<Read>(of_slope * found.of_base)};
   }
   // The input's gradient from a slope and a base that were kept. Without the base for halves, where it only corrects:
   // beside a small q - p its own error would show.
@@ -276,9 +275,9 @@ struct RowOfDistributions {
                                                   const DistributionRow& found, double by, int64_t of_first,
                                                   int64_t of_second) const {
     using N = Scalar<A>;
-    const double by_slope = by * found.of_slope, by_base = by_slope * found.of_base;
-    const OfKept<Read> of = of_kept(by_slope, by_base);
-    const N of_slope = static_cast<N>(by_slope), of_base = static_cast<N>(by_base);
+    const OfKept<Read> of = of_kept(found, by);
+    const double by_slope = by * found.of_slope;
+    const N of_slope = static_cast<N>(by_slope), of_base = static_cast<N>(by_slope * found.of_base);
     const N raised = static_cast<N>(found.raised), mean = static_cast<N>(found.mean), of_p = static_cast<N>(found.of_p),
             of_row = static_cast<N>(by);
     each([&](int32_t j, const Read(&x)[n], const Read(&t)[n], V*) {
@@ -296,8 +295,8 @@ struct RowOfDistributions {
       if (g.rows.grad_target.data) store(g.grad_target, of_second, j, for_target);
     });
   }
-  __device__ __forceinline__ void fill_gradients(K with, int64_t of_first, int64_t of_second) const {
-    K value[n];
+  __device__ __forceinline__ void fill_gradients(Read with, int64_t of_first, int64_t of_second) const {
+    Read value[n];
 #pragma unroll
     for (int k = 0; k < n; ++k) value[k] = with;
     for (int32_t j = first; j < g.rows.classes; j += step) {

@@ -35,6 +35,7 @@ template <class F, class E>
 __global__ void __launch_bounds__(kThreads) any_softmax_sums(const __grid_constant__ OverlapTask task) {
   const Overlap& p = task.of;
   extern __shared__ __align__(16) char memory[];
+  release_next();
   const int64_t sample = blockIdx.x / task.blocks, values = p.classes * kOverlapSums;
   double* const of_warps = reinterpret_cast<double*>(memory);
   double* const own_sums = of_warps + threadIdx.x / 32 * values;
@@ -51,8 +52,7 @@ __global__ void __launch_bounds__(kThreads) any_softmax_sums(const __grid_consta
     if (p.entropy && voxel.index >= 0) {
       F others = F(0);
       for (int64_t j = 0; j < p.classes; ++j) others += j == voxel.index ? F(0) : row.exp(j);
-      const F own = row.exp(voxel.index), above = row.max - widen<F>(row.logits[voxel.index * row.step]);
-      entropy = others > own ? log(others + own) + above : log1p(others / own);
+      entropy = overlap_entropy(others, row.exp(voxel.index), row.max - widen<F>(row.logits[voxel.index * row.step]));
       if (!(row.inverse == row.inverse)) entropy = row.inverse;
     }
     for (int64_t begin = 0; begin < p.classes; begin += 16) {

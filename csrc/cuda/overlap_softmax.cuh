@@ -1,6 +1,7 @@
 // Overlap of a softmax over up to 32 classes with a target of indices: a voxel's probabilities in a thread's registers.
-// H200, (4, 14, 128, 128, 128), forward and step: fp32 0.19 and 0.47 ms (the bytes that must move at the speed of
-// torch.add: 0.12 and 0.35), bf16 0.17 and 0.36 (0.07 and 0.19). Instructions limit both kernels.
+// H200, (4, 14, 128, 128, 128), forward and step: fp32 0.146 and 0.43 ms (the bytes that must move at the speed of
+// torch.add: 0.123 and 0.354), bf16 0.129 and 0.314 (0.069 and 0.193). Memory limits fp32's sums (82 % of its speed),
+// instructions bf16 (two of three slots are used).
 #pragma once
 
 #include "core/log.h"
@@ -11,58 +12,65 @@ namespace cudaloss::cuda {
 
 namespace overlaps {
 
-// Loops over all kClasses, without a branch: those beyond the last class have a logit of -inf, and are not written.
+// Loops over all kClasses, without a branch: in a place beyond the last class is this one again, and counts 0 times.
 // With an exit after each two classes, (4, 14, 128^3) fp32 took twice the instructions for the sums: each exit moved
 // all of their registers.
-template <class E, int kClasses>
+template <class E, int kClasses, bool kIsPrecise>
 struct Probabilities {
+  // There are more classes than the next smaller kernel has.
+  static constexpr int kLeast = kClasses == 4 ? 1 : kClasses == 16 ? 5 : 17;
+  const OverlapTask& task;
   float e[kClasses];
   Reference reference;
   float max, sum;  // of exp, in the reference of the maximum
 
   // Reads exponentials; `scale` makes probabilities of them.
-  __device__ __forceinline__ void load(const NearVoxel<E>& voxel, int32_t step, int32_t classes) {
-    E read[kClasses];  // the last class again in the place of those beyond, so that no load is in a branch
+  __device__ __forceinline__ Probabilities(const OverlapTask& task, const NearVoxel<E>& voxel) : task(task) {
+    E read[kClasses];
 #pragma unroll
-    for (int j = 0; j < kClasses; ++j) read[j] = voxel.read(min(j, classes - 1), step);
+    for (int j = 0; j < kClasses; ++j) read[j] = voxel.read(task.of_input[j]);
 #pragma unroll
-    for (int j = 0; j < kClasses; ++j) e[j] = j < classes ? widen<float>(read[j]) : -INFINITY;
-    max = e[0], sum = 0.0f;
+    for (int j = 0; j < kClasses; ++j) e[j] = widen<float>(read[j]);
+    max = e[0];
 #pragma unroll
     for (int j = 1; j < kClasses; ++j) max = max_or_nan(max, e[j]);
     // From 64 on x - max is exact for every class that counts, and what x log2(e) loses would be too much for exp_by.
-    constexpr float kMost = 64.0f;
-    reference = fabsf(max) <= kMost ? reference_of(max) : Reference{max, 0.0f};
+    constexpr float kMost = kIsPrecise ? 64.0f : 0x1p64f;
+    const float power = max * ExpParts<float>::log2_e;
+    reference = fabsf(max) <= kMost ? Reference{0.0f, kIsPrecise ? rintf(power) : power} : Reference{max, 0.0f};
     if (reference.shift != 0.0f) {
 #pragma unroll
       for (int j = 0; j < kClasses; ++j) e[j] -= reference.shift;
     }
 #pragma unroll
-    for (int j = 0; j < kClasses; ++j) sum += e[j] = exp_by(e[j]);
+    for (int j = 0; j < kClasses; ++j) e[j] = exp_by(e[j]);
+    sum = sum_of([&](int j) { return e[j]; });
   }
-  __device__ __forceinline__ float scale() const { return fabsf(max) <= FLT_MAX ? 1.0f / sum : NAN; }
-  __device__ __forceinline__ float exp_of(float x) const { return exp_by(x - reference.shift); }
-  // exp(x) in the reference, by the hardware's exp2, within 3 ulp: what is lost of x log2(e) comes behind.
-  __device__ __forceinline__ float exp_by(float x) const {
-    constexpr float kLeast = -0x1p66f;  // beside -inf the rest would be no number
-    x = fmaxf(x, kLeast);
-    const float y = x * ExpParts<float>::log2_e;
-    float found;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(y - reference.power));
-    if constexpr (sizeof(E) < sizeof(float)) return found;
-    constexpr float kLog2eRest = 0x1.4ae0c0p-26f;
-    const float rest = fused(x, kLog2eRest, fused(x, ExpParts<float>::log2_e, -y));
-    return fused(found, rest * ExpParts<float>::ln2, found);
-  }
-  __device__ __forceinline__ float sum_without(int32_t index) const {
-    float others = 0.0f;
+  template <class Value>
+  __device__ __forceinline__ float sum_of(const Value& value) const {
+    float all = 0.0f;
 #pragma unroll
-    for (int j = 0; j < kClasses; ++j) others += select(j == index, 0.0f, e[j]);
-    return others;
+    for (int j = 0; j < kClasses; ++j) all = j < kLeast ? all + value(j) : fused(value(j), task.counts[j], all);
+    return all;
+  }
+  __device__ __forceinline__ float scale() const { return fabsf(max) <= FLT_MAX ? reciprocal_of(sum) : NAN; }
+  __device__ __forceinline__ float exp_of(float x) const { return exp_by(x - reference.shift); }
+  // exp(x) in the reference, by the hardware's exp2. For halves and for sums its exponent is rounded once: 2^-24 of its
+  // distance from the maximum's, where exp is 1; it is then one of a sum's smaller terms. If kIsPrecise, within 3 ulp:
+  // what is lost of x log2(e) comes behind.
+  __device__ __forceinline__ float exp_by(float x) const {
+    constexpr float kLog2e = ExpParts<float>::log2_e, kLog2eRest = 0x1.4ae0c0p-26f;
+    if constexpr (sizeof(E) < sizeof(float) || !kIsPrecise) return fast_exp2(fused(x, kLog2e, -reference.power));
+    constexpr float kLowest = -0x1p66f;  // beside -inf the rest would be no number
+    x = fmaxf(x, kLowest);
+    const float y = x * kLog2e, found = fast_exp2(y - reference.power);
+    const float rest = fused(x, kLog2eRest, fused(x, kLog2e, -y));
+    return fused(found, rest * ExpParts<float>::ln2, found);
   }
   // -log of the class's probability, from its logit x.
   __device__ __forceinline__ float entropy(int32_t index, float x, float own) const {
-    const float others = sum_without(index), all = others + own, ratio = others / own;
+    const float others = sum_of([&](int j) { return select(j == index, 0.0f, e[j]); });
+    const float all = others + own, ratio = others / own;
     if (!(others > own)) return fast_log(1.0f + ratio, ratio);
     return fast_log(all, all - 1.0f) + fused(reference.power, ExpParts<float>::ln2, reference.shift - x);
   }
@@ -75,8 +83,9 @@ __global__ void __launch_bounds__(kThreads, kClasses <= 16 ? 8 : 4)
   constexpr int kChunk = kClasses < 16 ? kClasses : 16, kChunks = kClasses / kChunk, kTables = kHasEntropy ? 3 : 2;
   const Overlap& p = task.of;
   extern __shared__ __align__(16) char memory[];
+  release_next();
   const int64_t sample = blockIdx.x / task.blocks;
-  const auto classes = static_cast<int32_t>(p.classes), step = static_cast<int32_t>(p.input_stride[kClass]);
+  const auto classes = static_cast<int32_t>(p.classes);
   const NearVoxels<E, false> voxels(task, sample);
   float* const column = reinterpret_cast<float*>(memory) + threadIdx.x;
   const auto of_class = [&](int k, int j) -> float& { return column[(k * kClasses + j) * kThreads]; };
@@ -91,8 +100,7 @@ __global__ void __launch_bounds__(kThreads, kClasses <= 16 ? 8 : 4)
       const uint32_t v = first + i * kThreads + threadIdx.x;
       if (v >= task.voxels) break;
       const NearVoxel<E> voxel = voxels.at(v);
-      Probabilities<E, kClasses> row;
-      row.load(voxel, step, classes);  // before it is known whether the voxel counts
+      const Probabilities<E, kClasses, kHasEntropy> row(task, voxel);  // before it is known whether the voxel counts
       if (!voxel.counts) continue;
       const float scale = voxel.index < 0 ? NAN : row.scale();
       if (p.squares) {
@@ -103,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, kClasses <= 16 ? 8 : 4)
         for (int j = 0; j < kClasses; ++j) sums[j] = fused(row.e[j], scale, sums[j]);
       }
       if (voxel.index < 0) continue;
-      const float x = voxel.logit(voxel.index, step), own = row.exp_of(x);
+      const float x = voxel.own_logit(task), own = row.exp_of(x);
       of_class(0, voxel.index) += own * scale;
       of_class(1, voxel.index) += 1.0f;
       if constexpr (kHasEntropy) {
@@ -151,10 +159,9 @@ __global__ void __launch_bounds__(kThreads, kClasses <= 16 ? 8 : 5)
   __shared__ float slopes[kOverlapSums][kClasses];
   __shared__ E rows[kWarps][32 * kClasses];
   const int64_t sample = blockIdx.x / task.blocks;
-  const auto classes = static_cast<int32_t>(p.classes), step = static_cast<int32_t>(p.input_stride[kClass]);
-  const auto to_next = static_cast<int32_t>(p.gradient_stride[kClass]);
+  const auto classes = static_cast<int32_t>(p.classes);
   // Classes side by side, and voxels behind each other: a warp stores its rows together, through shared memory.
-  const bool lies_in_rows = to_next == 1 && p.gradient_stride[kInner] == classes && p.outer == 1;
+  const bool lies_in_rows = p.gradient_stride[kClass] == 1 && p.gradient_stride[kInner] == classes && p.outer == 1;
   E* const row_of_warp = rows[threadIdx.x / 32];
   const NearVoxels<E, true> voxels(task, sample);
   const double by = p.factor();
@@ -167,32 +174,37 @@ __global__ void __launch_bounds__(kThreads, kClasses <= 16 ? 8 : 5)
 #pragma unroll 1
   for (uint32_t v = blockIdx.x % task.blocks * kThreads + threadIdx.x; v < task.voxels; v += task.blocks * kThreads) {
     const NearVoxel<E> voxel = voxels.at(v);
-    Probabilities<E, kClasses> row;
-    row.load(voxel, step, classes);
+    Probabilities<E, kClasses, true> row(task, voxel);
     const bool has_own = voxel.index >= 0;
     const float scale = has_own ? row.scale() : NAN;
-    const float own = has_own ? row.exp_of(voxel.logit(voxel.index, step)) * scale : 0.0f;
+    const float own = has_own ? row.exp_of(voxel.own_logit(task)) * scale : 0.0f;
     const float more = has_own ? slopes[kBoth][voxel.index] : 0.0f;
     const float of_entropy = has_own ? slopes[kEntropy][voxel.index] : 0.0f;
     const bool stores_own = has_own && voxel.counts;
     float mean = own * more, of_own = has_own ? slopes[kOfInput][voxel.index] : 0.0f;
     // e becomes the gradient. The voxel's own class has more: `at_own`.
-    const auto make = [&](const auto& slope) {
+    if (p.squares) {
+      const auto slope = [](float of_p, float found) { return overlap_slope(true, 0.0f, of_p, found, 0.0f); };
 #pragma unroll
       for (int j = 0; j < kClasses; ++j) {
         row.e[j] *= scale;
         mean = fused(row.e[j], slope(slopes[kOfInput][j], row.e[j]), mean);
       }
-      const float less = mean - of_entropy;
 #pragma unroll
-      for (int j = 0; j < kClasses; ++j) row.e[j] *= slope(slopes[kOfInput][j], row.e[j]) - less;
-      of_own = slope(of_own, own) + more - mean;
-    };
-    if (p.squares) {
-      make([](float of_p, float probability) { return overlap_slope(true, 0.0f, of_p, probability, 0.0f); });
+      for (int j = 0; j < kClasses; ++j) {
+        row.e[j] *= slope(slopes[kOfInput][j], row.e[j]) - (mean - of_entropy);
+      }
+      of_own = slope(of_own, own);
     } else {
-      make([](float of_p, float) { return of_p; });
+      float of_exp = 0.0f;
+#pragma unroll
+      for (int j = 0; j < kClasses; ++j) of_exp = fused(row.e[j], slopes[kOfInput][j], of_exp);
+      mean = fused(of_exp, scale, mean);
+      const float less = scale * (mean - of_entropy);
+#pragma unroll
+      for (int j = 0; j < kClasses; ++j) row.e[j] *= fused(slopes[kOfInput][j], scale, -less);
     }
+    of_own += more - mean;
     if (!voxel.counts) {
 #pragma unroll
       for (int j = 0; j < kClasses; ++j) row.e[j] = 0.0f;
@@ -201,15 +213,15 @@ __global__ void __launch_bounds__(kThreads, kClasses <= 16 ? 8 : 5)
     if (!lies_in_rows || v - threadIdx.x % 32 + 32 > task.voxels) {
 #pragma unroll
       for (int j = 0; j < kClasses; ++j) {
-        if (j < classes) voxel.write(j, to_next, narrow<E>(row.e[j]));
+        if (j < row.kLeast || j < classes) voxel.write(task.of_gradient[j], narrow<E>(row.e[j]));
       }
-      if (stores_own) voxel.write(voxel.index, to_next, at_own);
+      if (stores_own) voxel.write(wide_product(voxel.index, task.gradient.of_class), at_own);
       continue;
     }
     E* const row_of_thread = row_of_warp + threadIdx.x % 32 * classes;
 #pragma unroll
     for (int j = 0; j < kClasses; ++j) {
-      if (j < classes) row_of_thread[j] = narrow<E>(row.e[j]);
+      if (j < row.kLeast || j < classes) row_of_thread[j] = narrow<E>(row.e[j]);
     }
     if (stores_own) row_of_thread[voxel.index] = at_own;
     __syncwarp();

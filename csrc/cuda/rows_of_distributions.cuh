@@ -44,14 +44,11 @@ __device__ __forceinline__ void row_of_distributions(const DistributionParameter
   if (lane == 0) add_loss(p, task.at, Partial<F>{own * static_cast<double>(task.weight)}, sum);
   if (!p.grad_input.data && !p.grad_target.data) return;
   const int64_t of_first = offset(p, task.at, kResult), of_second = offset(p, task.at, kSecondResult);
-  using K = typename Row::K;
-  if (is_nan || !task.counts) return row.fill_gradients(static_cast<K>(unread), of_first, of_second);
+  if (is_nan || !task.counts) return row.fill_gradients(static_cast<Read>(unread), of_first, of_second);
   const double by = as_double(WithRest<F>{task.factor.hi, task.factor.lo}) * loss.temperature;
-  if (keeps) {
-    const double of_slope = by * found.of_slope;
-    return row.write_kept(Row::of_kept(of_slope, of_slope * found.of_base), of_first);
-  }
-  // Halves in float, but from the operands of which input's gradient alone would be kept: it must have the same bits.
+  if (keeps) return row.write_kept(Row::of_kept(found, by), of_first);
+  // Gradients of halves are computed in float. But input's gradient must have the bits that it has without target's:
+  // if that one would come from kept slopes, both come from the arithmetic of these.
   if (Row::kKeepsBase || (!Loss::kIsCentred && g.stages)) {
     row.write_gradients(seen, loss, found, by, of_first, of_second);
   } else if constexpr (!Row::kKeepsBase) {

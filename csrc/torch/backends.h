@@ -308,7 +308,9 @@ struct Cuda {
   }
   static void overlap_loss(const OverlapLoss& loss, const Tensor& input) {
     const CudaContext context(input);
-    cuda::overlap_loss(loss, context.stream);
+    const int64_t count = loss.batch ? loss.classes * kOverlapSums : 0, one = 1;
+    const Tensor totals = empty({&count, 1}, {&one, 1}, ScalarType::Double, input);
+    cuda::overlap_loss(loss, static_cast<double*>(totals.mutable_data_ptr()), context.stream);
   }
   static void class_block(const ClassBlock& block, const Tensor& input) {
     cuda::class_block(block, CudaContext(input).stream);

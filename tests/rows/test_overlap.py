@@ -319,7 +319,7 @@ def test_compiles(device, name):
 
 
 @pytest.mark.cuda
-def test_no_synchronisation_and_graphs():
+def test_no_synchronisation_and_cuda_graphs():
     input, target = drawn((2, 14, 5000), torch.float32, "cuda")
     leaf = input.requires_grad_()
     stream = torch.cuda.Stream()

@@ -29,7 +29,7 @@ struct jsd_with_logits : TemperedLoss {
   CUDALOSS_INLINE static Mixture<F> mixture(F w, F v, F z) {
     const ExpBelowOne<F> e = exp_below_one(z);
     const F rho = e.exp, gap = twice(e.w.value), x = v * gap, u = w * gap, y = fused(v, rho, w);
-    const Apart<F> of_y = apart(y);
+    const Apart<F> of_y = apart_in_range(y);
     const bool is_near = of_y.k == F(0);
     const F f = select(is_near, -x, of_y.f), lower_s = F(2) + f, lower_r = y + rho;
     const F inverse = reciprocal_of(lower_s * lower_r);
