@@ -59,8 +59,9 @@ def exact(spec: LossSpec, input: Tensor, target: Tensor) -> Exact:
     if spec.is_rational or input.dtype != torch.float64:
         value, slope = (symbolic.term(spec, which, torch, x, t, spec.default) for which in (LOSS, INPUT_SLOPE))
         return Exact(value.number, value.size, slope.number, slope.size)
+    third = wide.pair(torch.full_like(x, spec.default)) if spec.needed else spec.default  # a label, of each element
     x, t = wide.pair(x), wide.pair(t)
-    value, slope = (symbolic.term(spec, which, wide, x, t, spec.default) for which in (LOSS, INPUT_SLOPE))
+    value, slope = (symbolic.term(spec, which, wide, x, t, third) for which in (LOSS, INPUT_SLOPE))
     return Exact(value.number.hi, value.size.hi, slope.number.hi, slope.size.hi, value.number.lo, slope.number.lo)
 
 
@@ -131,7 +132,9 @@ def with_gradients(losses: dict[str, Loss], input: Tensor, target: Tensor) -> di
 def measure(spec: LossSpec, size: int, dtype: torch.dtype, device: str) -> dict[str, Any]:
     input, target = operands(spec, size, dtype, device)
     both = {"cudaloss": getattr(cudaloss, spec.function), "torch": rival(spec)}
-    losses: dict[str, Loss] = {name: partial(loss, **spec.needed) for name, loss in both.items()}
+    # As tensors, which PyTorch asks for.
+    needed = {name: torch.tensor([number], dtype=dtype, device=device) for name, number in spec.needed.items()}
+    losses: dict[str, Loss] = {name: partial(loss, **needed) for name, loss in both.items()}
     means = with_gradients(losses, input, target)
     losses = {name: losses[name] for name in means}
     worst = dict.fromkeys([f"{name}_{kind}_ulp" for kind in kinds_of(spec) for name in losses], 0.0)

@@ -92,8 +92,8 @@ def cases(small: bool) -> list[Case]:
 
 
 def _bytes_per_ms(device: str, small: bool) -> float:
-    a = torch.empty(1 << (16 if small else 28), device=device)
-    return 3 * a.nbytes / milliseconds({"add": lambda: torch.add(a, a, out=a)}, device, 5)["add"]
+    a, b = (torch.empty(1 << (16 if small else 28), device=device) for _ in range(2))
+    return 3 * a.nbytes / milliseconds({"add": lambda: torch.add(a, b, out=a)}, device, 5)["add"]
 
 
 def measured(case: Case, device: str, rounds: int, speed: float) -> dict[str, Any]:

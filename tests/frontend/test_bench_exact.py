@@ -84,9 +84,11 @@ def test_what_float64_lacks_is_counted() -> None:
     assert total + error == compensated_sum(terms) == 2.0**-60 + 2.0**-80
 
 
-def test_accuracy_has_a_row_of_every_loss(spec: LossSpec) -> None:
-    row = script("accuracy").measure(spec, 100, torch.float32, "cpu")
-    kinds = ("value", "gradient") if spec.is_rational else ("value", "gradient", "single")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("each", SPECS, ids=lambda spec: spec.name)
+def test_accuracy_has_a_row_of_every_loss(each: LossSpec, dtype: torch.dtype) -> None:
+    row = script("accuracy").measure(each, 100, dtype, "cpu")
+    kinds = ("value", "gradient") if each.is_rational else ("value", "gradient", "single")
     assert {f"{name}_{kind}_ulp" for name in ("cudaloss", "torch") for kind in kinds} < set(row)
     assert row["cudaloss_value_ulp"] < 2
 

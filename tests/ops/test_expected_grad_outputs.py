@@ -297,7 +297,7 @@ def test_cuda_graph_replays(name):
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        gradients(call, leaves, 1.0)
+        gradients(call, [x.detach().requires_grad_() for x in leaves], 1.0)
     torch.cuda.current_stream().wait_stream(side)
     for factor in factors:
         graph = torch.cuda.CUDAGraph()
