@@ -60,8 +60,9 @@ class Problem:
 
 
 def magnitudes_of_triplets(anchor: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    near, far = ((anchor - other + 1e-6).abs() for other in (positive, negative))
-    near, far = (x / x.norm(dim=-1, keepdim=True) for x in (near, far))
+    """A difference and eps, which can cancel, divided by their sum's length."""
+    apart = (anchor - positive, anchor - negative)
+    near, far = ((x.abs() + 1e-6) / (x + 1e-6).norm(dim=-1, keepdim=True) for x in apart)
     return near + far, near, far
 
 
