@@ -217,6 +217,24 @@ def rows_table(report: dict[str, Any]) -> str | None:
     return "\n\n".join([cases, own, markdown(["our time over eager's", *ways], cells)])
 
 
+def overlap_table(report: dict[str, Any]) -> str | None:
+    """Of benchmarks/overlap.py, if the report has it."""
+    if "overlap" not in report:
+        return None
+    body = []
+    for name, found in report["overlap"]["report"]["ms"].items():
+        ways = (found["step"], found["forward"])
+        times = [
+            [f"{of['ours']:.3f}", *(f"{of[way] / of['ours']:.2f}x" for way in ("eager", "compiled"))] for of in ways
+        ]
+        body.append(
+            [name, *times[0], *times[1], ", ".join(f"{found['MiB'][way]}" for way in ("ours", "eager", "compiled"))]
+        )
+    rivals = ["x eager", "x compile"]
+    header = ["as called", "step, ms", *rivals, "forward, ms", *rivals, "MiB beside the gradient: ours, eager, compile"]
+    return markdown(header, body)
+
+
 def caption(environment: dict[str, Any]) -> str:
     parts = [
         environment.get("gpu") or environment.get("processor"),
@@ -238,7 +256,7 @@ def block(report: dict[str, Any], tables: tuple[Callable[[list[Row]], str | None
     rows = [row for row in report["bench"]["report"]["rows"] if "skipped" not in row]
     made = [table(rows) for table in tables]
     if tables is PERFORMANCE:
-        made.append(rows_table(report))
+        made += [rows_table(report), overlap_table(report)]
     found = [table for table in made if table]
     if not found:
         raise ValueError("the report has no rows of the suites that are shown")
