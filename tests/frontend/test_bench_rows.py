@@ -36,8 +36,8 @@ def test_a_report_and_its_table():
 
 def test_the_table_of_overlap():
     table = runpy.run_path(str(BENCHMARKS / "readme.py"))["overlap_table"]
-    case = {"step": dict(ours=1, eager=2, compiled=3), "forward": dict(ours=0.5, eager=2, compiled=1)}
-    case["MiB"] = dict(ours=0, eager=8, compiled=4)
+    case = {"step": {"ours": 1, "eager": 2, "compiled": 3}, "forward": {"ours": 0.5, "eager": 2, "compiled": 1}}
+    case["MiB"] = {"ours": 0, "eager": 8, "compiled": 4}
     made = table({"overlap": {"report": {"ms": {"dice": case}}}})
     assert "| dice | 1.000 | 2.00x | 3.00x | 0.500 | 4.00x | 2.00x | 0, 8, 4 |" in made
     assert table({}) is None
