@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ._module_state import keep
 from .overlap import dice_bce_loss, dice_ce_loss, dice_loss, tversky_loss
 
 __all__ = ["DiceBCELoss", "DiceCELoss", "DiceLoss", "TverskyLoss"]
@@ -21,7 +22,7 @@ class _OverlapLoss(torch.nn.Module):
     def __init__(self, reduction: str, weight: Tensor | None, **keywords: Any) -> None:
         super().__init__()
         self.reduction, self.keywords = reduction, keywords
-        self.register_buffer("weight", weight, persistent=False)
+        keep(self, "weight", weight)
 
     def forward(self, input: Tensor, target: Tensor, *, mask: Tensor | None = None) -> Tensor:
         call = type(self)._function

@@ -358,7 +358,7 @@ def test_modules(device):
         module = module.to(device)
         given = {"mask": mask, "weight": weight.to(device), **module.keywords}
         assert torch.equal(module(input, target, mask=mask), FUNCTIONS[name](input, target, "sum", **given))
-        assert not module.state_dict() and "reduction='sum'" in repr(module)
+        assert list(module.state_dict()) == ["weight"] and "reduction='sum'" in repr(module)
 
 
 def test_errors(device):
