@@ -20,12 +20,13 @@ from ._version import VERSION as _VERSION
 from .functional import *  # noqa: F403
 from .modules import *  # noqa: F403
 from .of_torch import *  # noqa: F403
+from .patching import patch
 
 try:
     __version__ = _metadata.version("cudaloss")  # with the build's local part, for example +cpu
 except _metadata.PackageNotFoundError:  # a checkout on the path
     __version__ = _VERSION
-__all__ = ["functional", "modules"]
+__all__ = ["functional", "modules", "patch"]
 __all__ += functional.__all__
 __all__ += modules.__all__
 __all__ += of_torch.__all__

@@ -418,3 +418,24 @@ def test_views_of_voxels():
     for view in (x, x.contiguous(memory_format=torch.channels_last_3d), x[..., 1:-1], x[:, :, 1:]):
         assert sums._views([view]) is not None
     assert sums._views([x[:, :, :, 1:-1, 1:-1]]) is None
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 5), (2, 3, 2, 2)], ids=str)
+def test_transforms(device, name, shape):
+    """The plain formula, also of elements without space: vmap, both modes of derivatives, the second derivatives."""
+    x, g = torch.randn(shape, dtype=torch.float64, device=device), torch.rand(shape, dtype=torch.float64, device=device)
+    mask = torch.rand(shape[0], *shape[2:], device=device) < 0.7
+    mask[0] = True
+    own = {"activation": "softmax"} if name in ("dice", "tversky") else {}
+
+    def call(x, g):
+        return FUNCTIONS[name](x, g, mask=mask, **own)
+
+    torch.testing.assert_close(torch.func.vmap(call)(x[None], g[None]), call(x, g)[None])
+    leaf = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(call(leaf, g), leaf)
+    direction = torch.randn_like(x)
+    _, along = torch.func.jvp(lambda x: call(x, g), (x,), (direction,))
+    torch.testing.assert_close(along, (slope * direction).sum())
+    assert torch.autograd.gradgradcheck(lambda x: call(x, g), leaf)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import huber_loss, smooth_l1_loss  # by name: cudaloss.patch leaves these
 
 from .argument import Argument
 from .spec import LossSpec, OfDifference, Third
@@ -31,7 +31,7 @@ def _of_zero(loss: Callable[..., Tensor], d: Tensor, **parameter: float) -> Tens
 def _smooth_l1(d: Tensor, beta: Third) -> Tensor:
     if isinstance(beta, Tensor):
         return torch.where(d.abs() < beta, 0.5 * d * d / beta, _beside(beta, d.abs() - 0.5 * beta))
-    return _distance(d) if beta == 0 else _of_zero(F.smooth_l1_loss, d, beta=beta)
+    return _distance(d) if beta == 0 else _of_zero(smooth_l1_loss, d, beta=beta)
 
 
 def _smooth_l1_slope(d: Tensor, beta: Third) -> Tensor:
@@ -63,7 +63,7 @@ def _beside(x: Tensor, found: Tensor | float) -> Tensor:
 def _huber(d: Tensor, delta: Third) -> Tensor:
     if isinstance(delta, Tensor):
         return torch.where(d.abs() < delta, 0.5 * d * d, delta * (d.abs() - 0.5 * delta))
-    return _of_zero(F.huber_loss, d, delta=delta)
+    return _of_zero(huber_loss, d, delta=delta)
 
 
 def _huber_slope(d: Tensor, delta: Third) -> Tensor:

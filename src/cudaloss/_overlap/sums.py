@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits  # by name: cudaloss.patch leaves it
 
 from .._call.call import are_distributed
 from .._call.modes import DTYPES
@@ -174,11 +175,11 @@ def by_torch(input: Tensor, target: Tensor, mask: Tensor | None, how: How) -> Te
     if how.entropy and how.activation == SOFTMAX:
         terms.append(-torch.where(g == 0, 0, x.log_softmax(1) * g))
     elif how.entropy:
-        terms.append(torch.nn.functional.binary_cross_entropy_with_logits(x, g, reduction="none"))
+        terms.append(binary_cross_entropy_with_logits(x, g, reduction="none"))
     else:
         terms.append(torch.zeros_like(p))
     terms = terms if counts is None else [torch.where(counts, term, 0) for term in terms]
-    return torch.stack([term.flatten(2).sum(2) for term in terms], 2)
+    return torch.stack([term.unsqueeze(2).flatten(2).sum(2) for term in terms], 2)  # also without space
 
 
 def _views(tensors: list[Tensor]) -> list[Tensor] | None:
