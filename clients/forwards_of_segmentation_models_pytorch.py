@@ -51,7 +51,7 @@ def _weight(module: Any, present: Tensor) -> Tensor:
 
 def _forward(self: Any, y_pred: Tensor, y_true: Tensor) -> Tensor:
     has_indices, ignored = self.mode == MULTICLASS_MODE, self.ignore_index
-    target = y_true if has_indices else y_true.view_as(y_pred)
+    target = y_true if has_indices else y_true.reshape(y_pred.shape)
     kept = torch.ones_like(target, dtype=torch.bool) if ignored is None else target != ignored
     counted_in = target[kept]
     if not _have(self) or not (has_indices or torch.equal(counted_in, counted_in.bool().to(target.dtype))):

@@ -38,7 +38,7 @@ OVERLAP: tuple[tuple[type[nn.Module], dict[str, Any]], ...] = (
 
 
 def _target(mode: str, ignored: bool) -> Tensor:
-    """Of 0 and 1 and, as ours have no other losses of such targets, of no other shares."""
+    """Of 0 and 1 only: for shares between them its losses take the smaller of two numbers, ours their product."""
     size = (SIZE, SIZE)
     indices = torch.randint(CLASSES - 1, (SAMPLES, *size))
     if mode == "multilabel":
