@@ -19,16 +19,19 @@ from torch import Tensor
 import cudaloss
 
 THEIRS = {kind: kind.forward for kind in (DiceLoss, JaccardLoss, TverskyLoss)}
+NOT_ZERO = 1e-30  # instead of `eps`: a class without voxels and probabilities has no 0 / 0. It changes no other ratio
 ACTIVATIONS = {BINARY_MODE: "sigmoid", MULTICLASS_MODE: "softmax", MULTILABEL_MODE: "sigmoid"}
 dice_loss, tversky_loss = (counted(name, getattr(cudaloss, name)) for name in ("dice_loss", "tversky_loss"))
 
 
 def _ours(module: Any) -> tuple[Callable[..., Tensor], dict[str, Any]]:
     """Our function and its options. Dice's numerator has twice the product, so twice what is added to it."""
-    smooth = module.smooth
-    if isinstance(module, TverskyLoss):
-        return tversky_loss, {"alpha": module.alpha, "beta": module.beta, "smooth_nr": smooth, "smooth_dr": smooth}
-    return dice_loss, {"jaccard": isinstance(module, JaccardLoss), "smooth_nr": 2 * smooth, "smooth_dr": 2 * smooth}
+    is_tversky = isinstance(module, TverskyLoss)
+    smooth = module.smooth if is_tversky else 2 * module.smooth
+    options = {"smooth_nr": smooth, "smooth_dr": smooth + NOT_ZERO}
+    if is_tversky:
+        return tversky_loss, {**options, "alpha": module.alpha, "beta": module.beta}
+    return dice_loss, {**options, "jaccard": isinstance(module, JaccardLoss)}
 
 
 def _have(module: Any) -> bool:
