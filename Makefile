@@ -101,9 +101,11 @@ build/clients/.built: requirements/clients.txt $(SOURCES)
 	CUDALOSS_CUDA=0 build/clients/bin/pip install --quiet --no-build-isolation --no-deps .
 	rm -rf build/clients/sources
 	build/clients/bin/pip download --quiet --no-binary :all: --no-build-isolation --no-deps \
-	  --dest build/clients/sources $$(grep ^stable-baselines3 $<)
-	mkdir build/clients/sources/stable_baselines3
-	tar -xzf build/clients/sources/stable_baselines3-*.tar.gz -C build/clients/sources/stable_baselines3 --strip-components 1
+	  --dest build/clients/sources $$(grep -e ^segmentation_models_pytorch -e ^stable-baselines3 $<)
+	set -e; for name in segmentation_models_pytorch stable_baselines3; do \
+	  mkdir build/clients/sources/$$name; \
+	  tar -xzf build/clients/sources/$$name-*.tar.gz -C build/clients/sources/$$name --strip-components 1; \
+	done
 	touch $@
 
 $(TOOLS)/.packages: requirements/wheels.txt

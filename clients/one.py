@@ -18,7 +18,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # sums in one order
     if losses == "cudaloss":
-        swap.swap()
+        swap.swap(module.removeprefix("with_").removeprefix("tests_of_"))
     results = importlib.import_module(module).results()
     torch.save({"results": results, "calls": dict(swap.calls)}, file)
 

@@ -2,6 +2,9 @@
 
 ``torch.nn``'s modules look their function up when they are called, so that they are swapped too. Swap before the client
 is imported: it may import functions by name.
+
+A client whose own modules compute losses that we have too, under other names, has a file ``forwards_of_<client>.py``.
+Its ``FORWARDS`` are put in the place of these modules' ``forward``.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ HOMES = ("torch.nn.functional", "torchvision.ops")
 calls: Counter[str] = Counter()  # of the functions that were swapped
 
 
-def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:
         calls[name] += 1
@@ -34,7 +37,7 @@ def _replace(name: str, theirs: Callable[..., Any], ours: Callable[..., Any]) ->
             setattr(module, name, ours)
 
 
-def swap() -> None:
+def swap(client: str) -> None:
     import cudaloss
 
     for home in HOMES:
@@ -43,4 +46,7 @@ def swap() -> None:
         functions = vars(importlib.import_module(home))
         for name in cudaloss.functional.__all__:
             if name in functions:
-                _replace(name, functions[name], _counted(name, getattr(cudaloss, name)))
+                _replace(name, functions[name], counted(name, getattr(cudaloss, name)))
+    if importlib.util.find_spec(forwards := f"forwards_of_{client}"):
+        for kind, forward in importlib.import_module(forwards).FORWARDS.items():
+            kind.forward = forward

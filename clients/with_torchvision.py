@@ -1,4 +1,6 @@
-"""torchvision: its detectors on small images of random boxes, with a backbone of one convolution."""
+"""torchvision: its losses of boxes, and its detectors on small images of random boxes, with a backbone of one
+convolution.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from typing import Any
 
 import torch
 import torchvision.models.detection as detection
+import torchvision.ops as ops
 from seeded import gradients, seed
 from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator, DefaultBoxGenerator
@@ -39,6 +42,8 @@ DETECTORS = {
     "RetinaNet, L1": lambda: _retina_net("l1"),
     "RetinaNet, smooth L1": lambda: _retina_net("smooth_l1"),
     "RetinaNet, GIoU": lambda: _retina_net("giou"),
+    "RetinaNet, DIoU": lambda: _retina_net("diou"),
+    "RetinaNet, CIoU": lambda: _retina_net("ciou"),
     "FCOS": lambda: detection.FCOS(_Backbone(), CLASSES, anchor_generator=ONE, **SMALL),
     "SSD": lambda: SSD(_Backbone([CHANNELS]), DefaultBoxGenerator([[2]]), (SIZE, SIZE), CLASSES),
     "Faster R-CNN": lambda: _of_regions(detection.FasterRCNN),
@@ -47,6 +52,9 @@ DETECTORS = {
         detection.KeypointRCNN, keypoint_head=KeypointRCNNHeads(CHANNELS, (512,)), num_keypoints=POINTS
     ),
 }
+
+# With an `eps` beside the default. Of the last one torchvision uses the argument in one of its denominators, we in all.
+BOX_LOSSES = {"generalized_box_iou_loss": 1e-2, "distance_box_iou_loss": 1e-2, "complete_box_iou_loss": 1e-7}
 
 
 def _target() -> dict[str, Tensor]:
@@ -61,8 +69,28 @@ def _target() -> dict[str, Tensor]:
     }
 
 
-def results() -> dict[str, Tensor]:
+def _boxes() -> Tensor:
+    """Large and small ones: some pairs are apart, some overlap, and some boxes are in another."""
+    corner = torch.rand(64, 2, **DOUBLE) * 3
+    return torch.cat([corner, corner + torch.rand(64, 2, **DOUBLE) * 2 + 0.01], 1)
+
+
+def _of_boxes() -> dict[str, Tensor]:
     found = {}
+    for name, other_eps in BOX_LOSSES.items():
+        for options in ({}, {"reduction": "mean"}, {"reduction": "sum", "eps": other_eps}):
+            seed()
+            pair = _boxes().requires_grad_(), _boxes().requires_grad_()
+            loss = getattr(ops, name)(*pair, **options)
+            loss.square().sum().backward()
+            key = f"{name}({options})"
+            found[f"{key}: loss"] = loss.detach().clone()
+            found |= {f"{key}: gradient {k}": box.grad for k, box in enumerate(pair)}
+    return found
+
+
+def results() -> dict[str, Tensor]:
+    found = _of_boxes()
     for name, detector in DETECTORS.items():
         seed()
         model = detector().double().train()
