@@ -2384,7 +2384,8 @@ def complete_box_iou_loss(
     losses and gradients. Values, gradients and arguments are torchvision's, but for a mean over no boxes, which is NaN. The
     arithmetic is float64's, for boxes of any dtype, and the result has the boxes' dtype. The loss is :func:`distance_box_iou_loss` plus ``a * v``, with ``v = 4 / pi**2 *
     (atan(w1 / h1) - atan(w2 / h2))**2`` of the widths and heights, and ``a = v / (1 - IoU + v)``, which has no gradient.
-    For a box without height ``atan(w / h)`` is pi / 2; beside a point ``v`` is 0. torchvision then has NaN gradients.
+    For a box without height ``atan(w / h)`` is pi / 2; beside a point ``v`` is 0. torchvision then has NaN gradients. It
+    adds ``eps`` only to the denominator of ``a``, and 1e-7 to the others.
 
     Args:
         boxes1 (Tensor): vectors, of any shape and strides; float32, float64, float16 or bfloat16 for the fused

@@ -29,10 +29,9 @@ class Patch:
 
     def __init__(self, homes: tuple[ModuleType, ...]) -> None:
         self.calls: Counter[str] = Counter()
-        self._pairs = [(theirs, self._counted(theirs)) for home in homes for theirs in _namesakes(home)]
+        self._pairs = [(theirs, self._counted(name, theirs)) for home in homes for name, theirs in _namesakes(home)]
 
-    def _counted(self, theirs: Callable[..., Any]) -> Callable[..., Any]:
-        name = theirs.__name__
+    def _counted(self, name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
         ours = getattr(_functional, name)
 
         @functools.wraps(theirs)
@@ -56,10 +55,10 @@ class Patch:
         self.restore()
 
 
-def _namesakes(home: ModuleType) -> Iterator[Callable[..., Any]]:
+def _namesakes(home: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
     """A module's functions that have the name of one of ours."""
-    found = (getattr(home, name, None) for name in _functional.__all__)
-    return (theirs for theirs in found if callable(theirs) and theirs is not getattr(_functional, theirs.__name__))
+    found = ((name, getattr(home, name, None)) for name in _functional.__all__)
+    return ((name, theirs) for name, theirs in found if callable(theirs) and theirs is not getattr(_functional, name))
 
 
 def _replace(pairs: Any) -> None:

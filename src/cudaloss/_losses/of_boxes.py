@@ -14,7 +14,8 @@ _OF_GENERALIZED = "``C`` is the area of the smallest box around both boxes, and 
 _OF_DISTANCE = "``r`` is the distance of the boxes' centres, and ``c`` the diagonal of the smallest box around both."
 _OF_COMPLETE = """The loss is :func:`distance_box_iou_loss` plus ``a * v``, with ``v = 4 / pi**2 *
 (atan(w1 / h1) - atan(w2 / h2))**2`` of the widths and heights, and ``a = v / (1 - IoU + v)``, which has no gradient.
-For a box without height ``atan(w / h)`` is pi / 2; beside a point ``v`` is 0. torchvision then has NaN gradients."""
+For a box without height ``atan(w / h)`` is pi / 2; beside a point ``v`` is 0. torchvision then has NaN gradients. It
+adds ``eps`` only to the denominator of ``a``, and 1e-7 to the others."""
 _EXAMPLE = """\
 >>> import torch, cudaloss
 >>> boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0]], requires_grad=True)
