@@ -52,4 +52,6 @@ napoleon_custom_sections = [("Keywords of a call", "params_style"), "Shape"]
 # The names of PyTorch that the pages link to, stored so that a build needs no network.
 intersphinx_mapping = {"torch": ("https://docs.pytorch.org/docs/stable/", "_inventory/torch.txt")}
 # Names without a page: what docstrings call tensors and numbers, and a class that PyTorch documents elsewhere.
-nitpick_ignore_regex = [("py:class", r"Tensor|optional|ints|types\.ModuleType|torch\.distributed\.(distributed_c10d\.)?ProcessGroup")]
+nitpick_ignore_regex = [
+    ("py:class", r"Tensor|optional|ints|types\.ModuleType|torch\.distributed\.(distributed_c10d\.)?ProcessGroup")
+]
