@@ -65,9 +65,9 @@ def _replace(pairs: Any) -> None:
     """In all modules, because many import functions by name; except in ours, where PyTorch's are the reference."""
     other = {id(old): (old, new) for old, new in pairs}
     for title, module in list(sys.modules.items()):
-        if title.partition(".")[0] == __package__:
+        if title.partition(".")[0] == __package__ or not isinstance(module, ModuleType):
             continue
-        for name, value in list(getattr(module, "__dict__", {}).items()):
+        for name, value in list(vars(module).items()):
             old, new = other.get(id(value), (None, None))
             if old is value and new is not None:
                 vars(module)[name] = new
