@@ -19,7 +19,7 @@ BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 HOST_SIZE = 4096
 COLUMNS = ("eager", "compile")  # the rivals in the tables' headers
 RATIOS = "speed-up over eager, over compile"
-# The losses in the README's table, some of them slow: one of each kind of arithmetic.
+# The losses in the README's table: common ones, and some that are slow.
 SHOWN = (
     "smooth_l1",
     "mse",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -61,7 +61,7 @@ def _namesakes(home: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
     return ((name, theirs) for name, theirs in found if callable(theirs) and theirs is not getattr(_functional, name))
 
 
-def _replace(pairs: Any) -> None:
+def _replace(pairs: Iterable[tuple[Callable[..., Any], Callable[..., Any]]]) -> None:
     """In all modules, because many import functions by name; except in ours, where PyTorch's are the reference."""
     other = {id(old): (old, new) for old, new in pairs}
     for title, module in list(sys.modules.items()):
