@@ -3,7 +3,7 @@
 It builds the extension, or installs a wheel that was built elsewhere (``--wheel``), and prints its description. It
 runs the whole test suite, compute-sanitizer's memcheck and racecheck over the tests of SANITIZED_TESTS, the accuracy
 table up to 2^31 + 5 elements, the cost of calls outside the kernels, of a loss times a factor, of heads, of pairs and
-of overlap, a whole training step, the benchmark suites, the KernelBench runner, and losses of DTensors if there are two
+of overlap, whole training steps, the benchmark suites, the KernelBench runner, and losses of DTensors if there are two
 GPUs. It checks the error of a build for the wrong GPU. It writes one report to ``benchmarks/results/`` as the stages
 end.
 Stages that run separately (``--stages``), also on other days, add to it if the kernels' source, the GPU and the
