@@ -251,6 +251,27 @@ def overlap_table(report: dict[str, Any]) -> str | None:
     return markdown(header, body)
 
 
+def endtoend_tables(report: dict[str, Any]) -> str | None:
+    """Of benchmarks/endtoend.py, if the report has it with the optimizer's step."""
+    found = report.get("endtoend", {}).get("report") or {}
+    if not found.get("steps"):
+        return None
+    lead = (
+        "Whole training steps (forward, loss, backward, optimizer) under bfloat16 autocast. The first line of each "
+        "table is the loss as people write it. A loss can save no more than its own share of the step; "
+        "that of a `linear_` loss includes the head."
+    )
+    tables = []
+    for name, text in found["steps"].items():
+        first = next(iter(found[name].values()))["ms"]
+        body = [
+            [loss, f"{row['ms']:.1f}", f"{first / row['ms']:.2f}x", f"{row['MiB']:,}" if row["MiB"] else ""]
+            for loss, row in found[name].items()
+        ]
+        tables.append(markdown([text, "ms", "x the first", "peak, MiB"], body))
+    return "\n\n".join([lead, *tables])
+
+
 def caption(environment: dict[str, Any]) -> str:
     parts = [
         environment.get("gpu") or environment.get("processor"),
@@ -280,7 +301,7 @@ def block(report: dict[str, Any], tables: tuple[Callable[[list[Row]], str | None
     rows = [row for row in report["bench"]["report"]["rows"] if "skipped" not in row]
     made = [table(rows) for table in tables]
     if tables is PERFORMANCE:
-        made += [rows_table(report), overlap_table(report)]
+        made += [rows_table(report), overlap_table(report), endtoend_tables(report)]
     found = [table for table in made if table]
     if not found:
         raise ValueError("the report has no rows of the suites that are shown")
