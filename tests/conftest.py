@@ -43,6 +43,7 @@ KINDS = [
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kinds", action="store_true", help="of all tests, those of one loss of each kind")
     parser.addoption("--whole", action="store_true", help="all losses take also the tests of what they share")
+    parser.addoption("--part", help="2/3: of the chosen tests every third, from the second on")
 
 
 def _id(spec: LossSpec) -> str:
@@ -66,7 +67,12 @@ def pytest_report_header() -> str | None:
     return NO_GPU and f"{NO_GPU}: without the tests on it"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # of the tests that -k and -m leave
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("part"):
+        place, count = map(int, config.getoption("part").split("/"))
+        config.hook.pytest_deselected(items=[x for i, x in enumerate(items) if i % count != place - 1])
+        items[:] = items[place - 1 :: count]
     for item in items if NO_GPU else []:
         if item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skip(reason=NO_GPU))

@@ -309,23 +309,37 @@ struct Accessor<Any<F>> {
   }
 };
 
-// Weights: of any floating dtype, and mostly the same for a whole vector or a whole launch.
+// Weights or third operands: of any floating dtype, and mostly the same for a whole vector or a whole launch.
 template <class F>
 struct Weights {
-  const void* data;
-  int64_t stride;
+  const void* data;  // null: not there
+  Spacing spacing;
   DType dtype;
+
+  __device__ __forceinline__ bool are_alike() const { return spacing.stride == 0; }  // one for the whole vector
+  template <int N>
+  __device__ __forceinline__ F of(int i, const F (&loaded)[N]) const {
+    return select(are_alike(), loaded[0], loaded[i]);  // loaded[alike ? 0 : i] would put the array in memory
+  }
 
   template <int N>
   __device__ __forceinline__ void load(int64_t offset, int length, F (&out)[N]) const {
     dispatch(dtype, [&](auto type) {
       using Element = typename decltype(type)::type;
-      const Element* const from = static_cast<const Element*>(data) + offset;
+      const Accessor<Element> from = {const_cast<Element*>(static_cast<const Element*>(data)), spacing};
       // If all share one weight, loads only the first: copies would have to wait for it.
-      const auto each = each_of<N>(from, stride, stride == 0 ? 1 : length);
+      const auto each = from.template load<N>(offset, are_alike() ? 1 : length);
 #pragma unroll
       for (int i = 0; i < N; ++i) out[i] = widen<F>(each.element[i]);
     });
+  }
+  // The same of F's own dtype.
+  template <int N>
+  __device__ __forceinline__ void load_own(int64_t offset, F (&out)[N]) const {
+    const Accessor<F> from = {static_cast<F*>(const_cast<void*>(data)), spacing};
+    const auto each = from.template load<N>(offset, are_alike() ? 1 : N);
+#pragma unroll
+    for (int i = 0; i < N; ++i) out[i] = each.element[i];
   }
 };
 

@@ -153,7 +153,7 @@ __device__ __forceinline__ double in_play(const CountParameters<kMaskAlone>& p, 
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const bool counts = (selected >> i & 1) != 0 && target.element[i] == target.element[i];
-    double own = p.weight.data ? (p.weight.stride == 0 ? weight[0] : weight[i]) : 1.0;
+    double own = p.weight.data ? p.weight.of(i, weight) : 1.0;
     if constexpr (!kMaskAlone) {
       if (counts && p.indices.data) own *= of_index(p, index[i]);
     }
@@ -221,7 +221,8 @@ void launch_count(const Count& r, const Memory& memory, Stream stream) {
                          is_line(kMask, {r.selection.mask.data, DType::Bool}) && is_line(kWeight, r.selection.weight);
   p.linear = r.inner.rank > 0 && has_whole_vectors(r.segments, r.inner, N) &&
              (of_others || (of_indices && is_line(kTarget, r.target)));
-  p.weight = {r.selection.weight.data, p.inner.stride[kWeight], r.selection.weight.dtype};
+  const Operand& weight = r.selection.weight;
+  p.weight = {weight.data, spacing(r.segments, r.inner, kWeight, weight, N), weight.dtype};
   if (r.selection.ignore_nan) {
     p.target = {const_cast<void*>(r.target.data), {p.inner.stride[kTarget], false}, r.target.dtype};
   }

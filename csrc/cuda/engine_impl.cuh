@@ -218,6 +218,7 @@ template <template <class> class Loss, bool kAll>
 void vectorized_pass(const VectorizedLauncher<Loss>& to) {
   using K = PassKernel;
   using B = Extras;
+  constexpr bool kHasThird = Functor<Loss, float>::kHasThird;
   switch (to.plan.kernel) {
     case K::Floats:
       return to.template start<K::Floats, B::None, float, FloatFloat, float, float>();
@@ -237,14 +238,21 @@ void vectorized_pass(const VectorizedLauncher<Loss>& to) {
     case K::WeightedFloats:
       if constexpr (kAll) return to.template start<K::WeightedFloats, B::Weight, float, FloatFloat, float, float>();
       break;
-    case K::ThirdFloats:
-      if constexpr (Functor<Loss, float>::kHasThird)
-        return to.template start<K::ThirdFloats, B::Third, float, FloatFloat, float, float>();
-      break;
     case K::FloatWithExtras:
       return to.template start<K::FloatWithExtras, B::Any, float, FloatFloat, float, Stored>();
     case K::HalfWithExtras:
       return to.template start<K::HalfWithExtras, B::Any, float, FastFloat, AnyHalf, Stored>();
+    case K::ThirdFloats:
+      if constexpr (kHasThird) return to.template start<K::ThirdFloats, B::Third, float, FloatFloat, float, float>();
+      break;
+    case K::FloatWithThird:
+      if constexpr (kHasThird)
+        return to.template start<K::FloatWithThird, B::AnyThird, float, FloatFloat, float, Stored>();
+      break;
+    case K::HalfWithThird:
+      if constexpr (kHasThird)
+        return to.template start<K::HalfWithThird, B::AnyThird, FastFloat, FastFloat, AnyHalf, Stored>();
+      break;
     default:
       break;
   }

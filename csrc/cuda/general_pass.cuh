@@ -29,8 +29,8 @@ struct PassParameters {
   bool linear;                            // all four are dense and in order
   Accessor<uint8_t> mask;
   Weights<F> weight;
-  Weights<F> third;             // the loss's third operand, if not in the place of the weights; without data: a number
-  int weight_dims;              // the dimensions up to the last along which the weight varies
+  Weights<F> third;             // the loss's third operand; without data: a number
+  int weight_dims, third_dims;  // the dimensions up to the last along which they vary
   int input_dims, target_dims;  // the same for an operand that is not dense; otherwise 0
   bool ignore_nan;
 

@@ -11,9 +11,8 @@ namespace overlaps {
 namespace {
 
 // For all samples, if they have so many tiles. More than a GPU holds at a time: (8, 1, 256, 256, 128) fp32 takes 0.138
-// ms, with 1024 0.146. Of the softmax 8 fit on a processor, of more than 16 classes 4: with twice as many it takes 1.1
-// times as long.
-constexpr int64_t kAllBlocks = 2048, kAllOf16 = 1024, kAllOf32 = 528;
+// ms, with 1024 0.146.
+constexpr int64_t kAllBlocks = 2048;
 constexpr int kFoldThreads = 512;
 
 // sums[block][value]: of all the partial sums of a group, in an order that depends on their number alone.
@@ -90,11 +89,11 @@ struct Kernels {
   Kernel sums, gradient;
   int64_t shared;  // of the sums
 
-  template <int kClasses>
+  template <int kPlace>
   static Kernels of_classes(const Overlap& p) {
-    constexpr int64_t kColumns = kClasses * sizeof(float) * kThreads;
-    if (p.entropy) return {softmax_sums<E, kClasses, true>, softmax_gradient<E, kClasses>, 3 * kColumns};
-    return {softmax_sums<E, kClasses, false>, softmax_gradient<E, kClasses>, 2 * kColumns};
+    constexpr int64_t kColumns = kNearSizes[kPlace].classes * sizeof(float) * kThreads;
+    if (p.entropy) return {softmax_sums<E, kPlace, true>, softmax_gradient<E, kPlace>, 3 * kColumns};
+    return {softmax_sums<E, kPlace, false>, softmax_gradient<E, kPlace>, 2 * kColumns};
   }
   static Kernels of(const Overlap& p) {
     if (p.activation != Activation::Softmax) {
@@ -105,8 +104,8 @@ struct Kernels {
     }
     if constexpr (!std::is_same_v<E, double>) {
       if (!reads_again(p)) {
-        if (p.classes <= 4) return of_classes<4>(p);
-        return p.classes <= 16 ? of_classes<16>(p) : of_classes<32>(p);
+        const int place = near_place(p.classes);
+        return place == 0 ? of_classes<0>(p) : place == 1 ? of_classes<1>(p) : of_classes<2>(p);
       }
     }
     const int64_t of_block = kWarps * p.classes * kOverlapSums * sizeof(double);
@@ -135,7 +134,7 @@ __global__ void __launch_bounds__(kFinishThreads) finish_overlap(const __grid_co
 int64_t blocks_of(const Overlap& p) {
   const bool of_classes = p.activation != Activation::Softmax;
   const int64_t groups = p.samples * (of_classes ? p.classes : 1);
-  const int64_t all = of_classes || p.classes <= 4 ? kAllBlocks : p.classes <= 16 ? kAllOf16 : kAllOf32;
+  const int64_t all = of_classes ? kAllBlocks : kNearSizes[near_place(p.classes)].all_blocks;
   const int64_t tiles = plan::ceil_div(p.voxels(), reads_again(p) ? kThreads : kTile);
   return std::max<int64_t>(1, std::min(tiles, plan::ceil_div(all, std::max<int64_t>(groups, 1))));
 }

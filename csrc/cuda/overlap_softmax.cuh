@@ -1,7 +1,8 @@
 // Overlap of a softmax over up to 32 classes with a target of indices: a voxel's probabilities in a thread's registers.
-// H200, (4, 14, 128, 128, 128), forward and step: fp32 0.146 and 0.43 ms (the bytes that must move at the speed of
-// torch.add: 0.123 and 0.354), bf16 0.129 and 0.314 (0.069 and 0.193). Memory limits fp32's sums (82 % of its speed),
-// instructions bf16 (two of three slots are used).
+// H200, (4, 14, 128, 128, 128), forward and step: fp32 0.142 and 0.43 ms (the bytes that must move at the speed of
+// torch.add: 0.123 and 0.354), bf16 0.118 and 0.307 (0.069 and 0.193). Memory limits fp32's sums, instructions bf16
+// (two of three slots are used). Two bf16 voxels a thread, whose logits are one word, need a third more registers:
+// 0.117 and 0.335 ms.
 #pragma once
 
 #include "core/log.h"
@@ -15,14 +16,14 @@ namespace overlaps {
 // Loops over all kClasses, without a branch: in a place beyond the last class is this one again, and counts 0 times.
 // With an exit after each two classes, (4, 14, 128^3) fp32 took twice the instructions for the sums: each exit moved
 // all of their registers.
-template <class E, int kClasses, bool kIsPrecise>
+template <class E, int kPlace, bool kIsPrecise>
 struct Probabilities {
-  // There are more classes than the next smaller kernel has.
-  static constexpr int kLeast = kClasses == 4 ? 1 : kClasses == 16 ? 5 : 17;
+  static constexpr int kClasses = kNearSizes[kPlace].classes;
+  static constexpr int kLeast = kPlace == 0 ? 1 : kNearSizes[kPlace - 1].classes + 1;  // fewer have a smaller kernel
   const OverlapTask& task;
   float e[kClasses];
   Reference reference;
-  float max, sum;  // of exp, in the reference of the maximum
+  float max, sum, others;  // sums of exp, in the reference of the maximum: of all classes, and without one
 
   // Reads exponentials; `scale` makes probabilities of them.
   __device__ __forceinline__ Probabilities(const OverlapTask& task, const NearVoxel<E>& voxel) : task(task) {
@@ -44,7 +45,14 @@ struct Probabilities {
     }
 #pragma unroll
     for (int j = 0; j < kClasses; ++j) e[j] = exp_by(e[j]);
+  }
+  __device__ __forceinline__ void add_up() {
     sum = sum_of([&](int j) { return e[j]; });
+  }
+  // From the exponential of the class's logit: one loop, where the others and all would be two.
+  __device__ __forceinline__ void add_up(int32_t index, float own) {
+    others = sum_of([&](int j) { return select(j == index, 0.0f, e[j]); });
+    sum = others + own;
   }
   template <class Value>
   __device__ __forceinline__ float sum_of(const Value& value) const {
@@ -68,18 +76,20 @@ struct Probabilities {
     return fused(found, rest * ExpParts<float>::ln2, found);
   }
   // -log of the class's probability, from its logit x.
-  __device__ __forceinline__ float entropy(int32_t index, float x, float own) const {
-    const float others = sum_of([&](int j) { return select(j == index, 0.0f, e[j]); });
-    const float all = others + own, ratio = others / own;
+  __device__ __forceinline__ float entropy(float x, float own) const {
+    const float ratio = others / own;
     if (!(others > own)) return fast_log(1.0f + ratio, ratio);
-    return fast_log(all, all - 1.0f) + fused(reference.power, ExpParts<float>::ln2, reference.shift - x);
+    return fast_log(sum, sum - 1.0f) + fused(reference.power, ExpParts<float>::ln2, reference.shift - x);
   }
 };
 
-// What a voxel adds to the sums of its own class goes to a column of the thread in shared memory.
-template <class E, int kClasses, bool kHasEntropy>
-__global__ void __launch_bounds__(kThreads, kClasses <= 16 ? 8 : 4)
+// What a voxel adds to the sums of its own class goes to a column of the thread in shared memory. A thread adds the
+// voxels of some tiles in float: 32 numbers, and their rounding errors differ from thread to thread.
+constexpr int kTilesOfSums = 4;
+template <class E, int kPlace, bool kHasEntropy>
+__global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_sums)
     softmax_sums(const __grid_constant__ OverlapTask task) {
+  constexpr int kClasses = kNearSizes[kPlace].classes;
   constexpr int kChunk = kClasses < 16 ? kClasses : 16, kChunks = kClasses / kChunk, kTables = kHasEntropy ? 3 : 2;
   const Overlap& p = task.of;
   extern __shared__ __align__(16) char memory[];
@@ -92,17 +102,25 @@ __global__ void __launch_bounds__(kThreads, kClasses <= 16 ? 8 : 4)
 #pragma unroll
   for (int i = 0; i < kTables * kClasses; ++i) column[i * kThreads] = 0.0f;
   double of_input[kChunks] = {}, of_tables[kTables][kChunks] = {};
+  float sums[kClasses] = {};
+  int tiles = 0;
 #pragma unroll 1
   for (uint32_t first = blockIdx.x % task.blocks * kTile; first < task.voxels; first += task.blocks * kTile) {
-    float sums[kClasses] = {};
 #pragma unroll 1
     for (int i = 0; i < kVoxels; ++i) {
       const uint32_t v = first + i * kThreads + threadIdx.x;
       if (v >= task.voxels) break;
       const NearVoxel<E> voxel = voxels.at(v);
-      const Probabilities<E, kClasses, kHasEntropy> row(task, voxel);  // before it is known whether the voxel counts
+      Probabilities<E, kPlace, kHasEntropy> row(task, voxel);  // before it is known whether the voxel counts
       if (!voxel.counts) continue;
-      const float scale = voxel.index < 0 ? NAN : row.scale();
+      const bool has_own = voxel.index >= 0;
+      const float x = has_own ? voxel.own_logit(task) : 0.0f, own = has_own ? row.exp_of(x) : 0.0f;
+      if constexpr (kHasEntropy) {
+        row.add_up(voxel.index, own);
+      } else {
+        row.add_up();
+      }
+      const float scale = has_own ? row.scale() : NAN;
       if (p.squares) {
 #pragma unroll
         for (int j = 0; j < kClasses; ++j) sums[j] += overlap_of_input(true, row.e[j] * scale);
@@ -110,21 +128,24 @@ __global__ void __launch_bounds__(kThreads, kClasses <= 16 ? 8 : 4)
 #pragma unroll
         for (int j = 0; j < kClasses; ++j) sums[j] = fused(row.e[j], scale, sums[j]);
       }
-      if (voxel.index < 0) continue;
-      const float x = voxel.own_logit(task), own = row.exp_of(x);
+      if (!has_own) continue;
       of_class(0, voxel.index) += own * scale;
       of_class(1, voxel.index) += 1.0f;
       if constexpr (kHasEntropy) {
-        const float found = row.entropy(voxel.index, x, own);
+        const float found = row.entropy(x, own);
         of_class(2, voxel.index) += select(scale == scale, found, scale);
       }
     }
+    if (++tiles % kTilesOfSums != 0 && first + task.blocks * kTile < task.voxels) continue;
     __syncwarp();
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       float value[kChunk];
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) value[i] = sums[chunk * kChunk + i];
+      for (int i = 0; i < kChunk; ++i) {
+        value[i] = sums[chunk * kChunk + i];
+        sums[chunk * kChunk + i] = 0.0f;
+      }
       of_input[chunk] += sum_of_each<kChunk>(value);
 #pragma unroll
       for (int k = 0; k < kTables; ++k) {
@@ -152,9 +173,10 @@ __global__ void __launch_bounds__(kThreads, kClasses <= 16 ? 8 : 4)
   store_partials(task, of_warps, values);
 }
 
-template <class E, int kClasses>
-__global__ void __launch_bounds__(kThreads, kClasses <= 16 ? 8 : 5)
+template <class E, int kPlace>
+__global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_gradient)
     softmax_gradient(const __grid_constant__ OverlapTask task) {
+  constexpr int kClasses = kNearSizes[kPlace].classes;
   const Overlap& p = task.of;
   __shared__ float slopes[kOverlapSums][kClasses];
   __shared__ E rows[kWarps][32 * kClasses];
@@ -174,7 +196,8 @@ __global__ void __launch_bounds__(kThreads, kClasses <= 16 ? 8 : 5)
 #pragma unroll 1
   for (uint32_t v = blockIdx.x % task.blocks * kThreads + threadIdx.x; v < task.voxels; v += task.blocks * kThreads) {
     const NearVoxel<E> voxel = voxels.at(v);
-    Probabilities<E, kClasses, true> row(task, voxel);
+    Probabilities<E, kPlace, true> row(task, voxel);
+    row.add_up();
     const bool has_own = voxel.index >= 0;
     const float scale = has_own ? row.scale() : NAN;
     const float own = has_own ? row.exp_of(voxel.own_logit(task)) * scale : 0.0f;

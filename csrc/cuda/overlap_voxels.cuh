@@ -25,7 +25,21 @@ struct ScalarBeside<double> {
 template <class E>
 using Beside = typename ScalarBeside<E>::type;
 
-constexpr int kNearClasses = 32;  // most classes of a voxel whose probabilities stay in registers
+// The kernels whose threads keep a voxel's probabilities in registers, up to `classes` of them. A processor holds some
+// blocks of the sums, and of the gradient; all samples together have as many blocks of the sums as fit, because with
+// twice as many 16 and 32 classes take 1.1 times as long.
+struct NearSize {
+  int classes, blocks_of_sums, blocks_of_gradient;
+  int64_t all_blocks;
+};
+constexpr NearSize kNearSizes[] = {{4, 8, 8, 2048}, {16, 8, 8, 1024}, {32, 4, 5, 528}};
+constexpr int kNearClasses = kNearSizes[2].classes;
+// The place of the smallest size that holds the classes.
+constexpr int near_place(int64_t classes) {
+  int place = 0;
+  while (place < 2 && classes > kNearSizes[place].classes) ++place;
+  return place;
+}
 // How far apart neighbours of one tensor are, in bytes.
 struct NearStrides {
   int64_t sample;

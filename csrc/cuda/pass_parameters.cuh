@@ -33,16 +33,13 @@ PassParameters<A, B, F, P> parameters(const Pass& r, const PassPlan& plan) {
   p.input_is_first = same_strides(r.segments, r.inner, kInput, kResult);
   p.target_is_second = same_strides(r.segments, r.inner, kTarget, kSecondResult);
   p.mask = accessor(Type<uint8_t>(), kMask, {r.selection.mask.data, DType::Bool});
-  p.third = {r.third.data, p.inner.stride[kThird], r.third.dtype};
-  const bool weight_is_third = plan.kernel == PassKernel::ThirdFloats;  // read in the place of a weight
-  for (OffsetCalculator* offsets : {&p.segments, &p.inner}) {
-    if (!weight_is_third) break;
-    for (auto& step : offsets->step) step[kWeight] = step[kThird];
-    offsets->stride[kWeight] = offsets->stride[kThird];
-  }
-  const Operand& weight = weight_is_third ? r.third : r.selection.weight;
-  p.weight = {weight.data, p.inner.stride[kWeight], weight.dtype};
+  const auto weights = [&](Place place, const Operand& operand) -> Weights<F> {
+    return {operand.data, spacing(dims.across, dims.along, place, operand, N), operand.dtype};
+  };
+  p.weight = weights(kWeight, r.selection.weight);
+  p.third = weights(kThird, r.third);
   p.weight_dims = dims_of(p.inner, kWeight);
+  p.third_dims = dims_of(p.inner, kThird);
   const auto dims_if_needed = [&](Place place) {
     return is_linear(r.segments, r.inner, place) ? 0 : std::max(1, dims_of(p.inner, place));
   };

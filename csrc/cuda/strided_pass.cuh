@@ -34,11 +34,6 @@ __device__ __forceinline__ Reading<A, A, F, N> read(const PassParameters<A, A, F
   return r;
 }
 
-template <int N, class A, class F, class P>
-__device__ __forceinline__ F weight_of(const PassParameters<A, A, F, P>& p, const Reading<A, A, F, N>& reading, int i) {
-  return p.weight.stride == 0 ? reading.weight[0] : reading.weight[i];
-}
-
 // The factors of a vector's gradients.
 template <int N, class A, class F, class P>
 __device__ __forceinline__ void read_factors(const PassParameters<A, A, F, P>& p, const Reading<A, A, F, N>& reading,
@@ -47,7 +42,7 @@ __device__ __forceinline__ void read_factors(const PassParameters<A, A, F, P>& p
   for (int i = 0; i < N; ++i) factor[i] = scale;
   if (p.weight.data) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) factor[i] = times(factor[i], Constant<F>{weight_of(p, reading, i), F(0)});
+    for (int i = 0; i < N; ++i) factor[i] = times(factor[i], Constant<F>{p.weight.of(i, reading.weight), F(0)});
   }
   if (!p.scattered_grad_output) return;
   Constant<F> incoming[N];
@@ -103,7 +98,7 @@ __device__ __forceinline__ Results<N, T> evaluate(const PassParameters<A, A, F, 
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if constexpr (Loss::kHasThird && kMayHaveThird<A, F>) {
-        make(p.third.data ? loss.with(p.third.stride == 0 ? reading.third[0] : reading.third[i]) : loss, i);
+        make(p.third.data ? loss.with(p.third.of(i, reading.third)) : loss, i);
       } else {
         make(loss, i);
       }
@@ -121,7 +116,7 @@ __device__ __forceinline__ double process(const PassParameters<A, A, F, P>& p, c
   Results<N, T> results = evaluate<N>(p, loss, reading, scale);
   if (p.weight.data) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) results.value[i] = weighted(results.value[i], weight_of(p, reading, i));
+    for (int i = 0; i < N; ++i) results.value[i] = weighted(results.value[i], p.weight.of(i, reading.weight));
   }
 #pragma unroll
   for (int i = 0; i < N; ++i) {

@@ -10,7 +10,10 @@ namespace cudaloss::cuda {
 // it this made hinge and mse with a target for each column 4 to 10 % slower (2^30 and 2^27 fp32 elements, H200). Mask:
 // in the same order. Weight, Third: weights or third operands in the arithmetic's own dtype, and such a mask. Any:
 // anything except third operands: ignore_nan, masks of any strides, weights of any dtype, operands that are not dense.
-enum class Extras { None, Slice, Mask, Weight, Third, Any };
+// AnyThird: the same, and third operands of any dtype.
+enum class Extras { None, Slice, Mask, Weight, Third, Any, AnyThird };
+template <Extras kExtras>
+constexpr bool kHasThird = kExtras == Extras::Third || kExtras == Extras::AnyThird;
 
 // The threads of a block. A processor holds at least 1,024 threads.
 template <class Loss>
@@ -44,6 +47,11 @@ __device__ __forceinline__ int64_t offset_by(const PassParameters<A, B, F, P>& p
 }
 
 // If a vector's elements share one, gives it to all.
+template <class F, int N>
+__device__ __forceinline__ void spread(const Weights<F>& weights, F (&each)[N]) {
+#pragma unroll
+  for (int i = 1; i < N; ++i) each[i] = select(weights.are_alike(), each[0], each[i]);
+}
 template <class B, int N>
 __device__ __forceinline__ void spread(const Accessor<B>& accessor, Vector<Loaded<B>, N>& vector) {
   const bool is_one = accessor.spacing.stride == 0;
@@ -57,13 +65,14 @@ __device__ __forceinline__ Reading<A, B, F, N> read_vectors(const PassParameters
   Reading<A, B, F, N> r;
   r.length = N;
   const int64_t linear = (int64_t{segment} * p.partition.vectors + vector) * N;
-  if constexpr (kExtras == Extras::Any) {
+  if constexpr (kExtras >= Extras::Any) {
     const auto at = position<kFewDims>(p, segment, vector);
     const int64_t of_input = p.linear ? linear : narrow_offset(p, at, kInput);
     const int64_t of_target = p.linear ? linear : narrow_offset(p, at, kTarget);
     r.operands = {p.input.template load_vector<N>(of_input), p.target.template load_vector<N>(of_target)};
     if (p.weight.data) p.weight.load(narrow_offset(p, at, kWeight), N, r.weight);
     if (p.mask.data) r.mask = load_mask<N>(p.mask, narrow_offset(p, at, kMask), N);
+    if constexpr (kExtras == Extras::AnyThird) p.third.load(narrow_offset(p, at, kThird), N, r.third);
   } else {
     if constexpr (kExtras <= Extras::Slice) {  // leaves the L1 to a target that is broadcast
       constexpr bool kSliced = kExtras == Extras::Slice;
@@ -80,12 +89,11 @@ __device__ __forceinline__ Reading<A, B, F, N> read_vectors(const PassParameters
       r.operands = {p.input.template load_vector<N>(linear), p.target.template load_vector<N>(linear)};
       if (p.mask.data) r.mask = p.mask.template load_vector<N>(linear);
     }
-    if constexpr (kExtras == Extras::Weight || kExtras == Extras::Third) {
-      const F* const weight =
-          static_cast<const F*>(p.weight.data) + offset_by<kWeight>(p, p.weight_dims, segment, vector);
-      const auto each = each_of<N>(weight, p.weight.stride, p.weight.stride == 0 ? 1 : N);
-#pragma unroll
-      for (int i = 0; i < N; ++i) r.weight[i] = each.element[i];
+    if constexpr (kExtras == Extras::Weight) {
+      p.weight.load_own(offset_by<kWeight>(p, p.weight_dims, segment, vector), r.weight);
+    }
+    if constexpr (kExtras == Extras::Third) {
+      p.third.load_own(offset_by<kThird>(p, p.third_dims, segment, vector), r.third);
     }
   }
   return r;
@@ -96,7 +104,7 @@ template <Extras kExtras, int N, class A, class B, class F, class P>
 __device__ __forceinline__ void set_offsets(const PassParameters<A, B, F, P>& p, uint32_t segment, uint32_t vector,
                                             Reading<A, B, F, N>& r) {
   r.first = r.second = (int64_t{segment} * p.partition.vectors + vector) * N;
-  if (kExtras == Extras::Any && !p.linear) {
+  if (kExtras >= Extras::Any && !p.linear) {
     const auto at = position<kFewDims>(p, segment, vector);
     r.first = narrow_offset(p, at, kResult);
     r.second = narrow_offset(p, at, kSecondResult);
@@ -111,11 +119,13 @@ __device__ __forceinline__ Reading<A, B, F, 1> read_single(const PassParameters<
   r.length = 1;
   r.operands = {p.input.template load_vector<1>(i), p.target.template load_vector<1>(i * p.target.spacing.stride)};
   if (kExtras > Extras::Slice && p.mask.data) r.mask.element[0] = p.mask.data[i * p.inner.stride[kMask]];
-  if (kExtras >= Extras::Weight && p.weight.data) p.weight.load(i * p.inner.stride[kWeight], 1, r.weight);
+  if (kExtras >= Extras::Weight && kExtras != Extras::Third && p.weight.data)
+    p.weight.load(i * p.inner.stride[kWeight], 1, r.weight);
+  if constexpr (kHasThird<kExtras>) p.third.load(i * p.inner.stride[kThird], 1, r.third);
   return r;
 }
 
-// kLength elements of a vector without weights: a heavy loss with 8 elements at once would spill 200 bytes a thread.
+// kLength elements of a vector.
 template <int kBegin, int kLength, class A, class B, class F, int N>
 __device__ __forceinline__ Reading<A, B, F, kLength> part_of(const Reading<A, B, F, N>& r) {
   Reading<A, B, F, kLength> part;
@@ -125,24 +135,26 @@ __device__ __forceinline__ Reading<A, B, F, kLength> part_of(const Reading<A, B,
 #pragma unroll
   for (int i = 0; i < kLength; ++i) {
     part.mask.element[i] = r.mask.element[kBegin + i];
+    part.weight[i] = r.weight[kBegin + i];
+    part.third[i] = r.third[kBegin + i];
     part.operands.a.element[i] = r.operands.a.element[kBegin + i];
     part.operands.b.element[i] = r.operands.b.element[kBegin + i];
   }
   return part;
 }
 
-// Makes all results of one vector, and returns its part of the segment's sum. kThird: element i has its own third
-// operand, third(i).
-template <bool kThird, class A, class B, class F, class P, int N, class LossV, class LossG, class Third>
+// Makes all results of one vector, and returns its part of the segment's sum. kThird: each element has its own third
+// operand.
+template <bool kThird, class A, class B, class F, class P, int N, class LossV, class LossG>
 __device__ __forceinline__ double process(const PassParameters<A, B, F, P>& p, const Wanted& wanted, const LossV& loss,
                                           const LossG& loss_of_gradients, const Reading<A, B, F, N>& reading,
-                                          Constant<F> scale, const Third& third) {
+                                          Constant<F> scale) {
   using TV = typename LossV::Arithmetic;
-  const bool alike = wanted.weighted && p.weight.stride == 0;  // one weight for the whole vector
+  const bool alike = wanted.weighted && p.weight.are_alike();
   const unsigned selected = selected_in<N>(p, wanted, reading);
   const auto own = [&](const auto& loss, int i) -> decltype(auto) {
     if constexpr (kThird) {
-      return loss.with(third(i));
+      return loss.with(reading.third[i]);
     } else {
       return loss;  // by reference: a copy would take registers
     }
@@ -213,8 +225,9 @@ __device__ __forceinline__ double process(const PassParameters<A, B, F, P>& p, c
   return sum;
 }
 
+// The blocks that a processor must hold. AnyThird would spill up to 270 bytes a thread with 64 registers, so it has 80.
 template <Extras kExtras, class Loss, class A, class B>
-constexpr int kVectorizedBlocks = !kIsOfDifference<Loss>     ? 1024 / kPassThreads<Loss>
+constexpr int kVectorizedBlocks = !kIsOfDifference<Loss>     ? (kExtras == Extras::AnyThird ? 6 : 8)
                                   : kExtras <= Extras::Slice ? train_policy<Loss, A, B>().blocks
                                                              : 2;
 
@@ -223,25 +236,27 @@ __global__ void __launch_bounds__(kPassThreads<LossV>, (kVectorizedBlocks<kExtra
     vectorized_pass_kernel(LossV loss, LossG loss_of_gradients,
                            const __grid_constant__ PassParameters<A, B, typename LossG::F, P> p) {
   using F = typename LossG::F;
-  constexpr bool kThird = kExtras == Extras::Third;
+  constexpr bool kThird = kHasThird<kExtras>;
   Wanted wanted = {};
   wanted.losses = p.sums_losses;
   wanted.gradients = p.grad_input.data || p.grad_target.data;
   wanted.masked = kExtras > Extras::Slice && p.mask.data;
-  wanted.without_nan = kExtras == Extras::Any && p.ignore_nan;
-  wanted.weighted = kExtras == Extras::Weight || (kExtras == Extras::Any && p.weight.data);
+  wanted.without_nan = kExtras >= Extras::Any && p.ignore_nan;
+  wanted.weighted = kExtras == Extras::Weight || (kExtras >= Extras::Any && p.weight.data);
   const auto make = [&](const auto& read, Constant<F> scale) {
     auto reading = read;
     if constexpr (std::is_same_v<B, Stored>) reading.operands.b = p.target.decoded(read.operands.b);
     if constexpr (kExtras == Extras::Slice) spread(p.target, reading.operands.b);
-    const auto third = [&](int i) { return p.weight.stride == 0 ? reading.weight[0] : reading.weight[i]; };
+    if constexpr (kThird) spread(p.third, reading.third);
+    if constexpr (kThird) spread(p.weight, reading.weight);
     constexpr int kLength = sizeof(reading.weight) / sizeof(F);
-    if constexpr (kIsHeavy<LossV> && kExtras <= Extras::Mask && kLength == 8) {
+    // All 8 elements at once would spill 200 bytes a thread.
+    if constexpr (((kIsHeavy<LossV> && kExtras <= Extras::Mask) || kExtras == Extras::AnyThird) && kLength == 8) {
       const auto low = part_of<0, 4>(reading), high = part_of<4, 4>(reading);
-      const double sum = process<kThird>(p, wanted, loss, loss_of_gradients, low, scale, third);
-      return P{sum + process<kThird>(p, wanted, loss, loss_of_gradients, high, scale, third)};
+      const double sum = process<kThird>(p, wanted, loss, loss_of_gradients, low, scale);
+      return P{sum + process<kThird>(p, wanted, loss, loss_of_gradients, high, scale)};
     } else {
-      return P{process<kThird>(p, wanted, loss, loss_of_gradients, reading, scale, third)};
+      return P{process<kThird>(p, wanted, loss, loss_of_gradients, reading, scale)};
     }
   };
   run<kPassThreads<LossV>, typename LossV::Arithmetic, kPassThreads<LossV>>(

@@ -38,7 +38,7 @@ struct hinge_embedding {
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
     const F behind = select(value_of(e.gap) < F(0), F(0), F(1));
     const F slope = select(e.t == F(-1), F(0), F(1)) - select(e.t == F(1), F(0), behind);
-    return select(e.x == e.x, slope, e.x) * scale.hi;
+    return select(e.x == e.x, slope, e.x) * (scale.hi + scale.lo);  // the slope is 1, 0 or -1: one rounding
   }
   CUDALOSS_INLINE F grad_target(const Terms& e, Constant<F> scale) const {
     return select(e.x == e.x, F(0), e.x) * scale.hi;

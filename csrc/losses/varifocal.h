@@ -62,6 +62,18 @@ struct varifocal_of {
     const N factor = weight(e), of = select(value_of(factor) == F(0), N{}, loss(e, far));  // of an infinite one 0 too
     return chained(factor * e.power * of, F(1), Constant<F>{F(1), F(0)}) * (e.back * select(far, kSmall, F(1)));
   }
+  // Without rests, and with numbers that may be subnormal before the result is.
+  CUDALOSS_INLINE F value_in_sum(const Terms& e) const {
+    const F s = e.of.sigmoid * kSmall, share = select(e.x < F(0), e.t, F(1) - e.t);
+    const F log = (e.of.log + e.of.log_rest) * kSmall, factor = select(e.t > F(0), e.t, alpha.hi);
+    const F loss = select(share == F(0), F(0), share * absolute(e.x)) + log;
+    F power = value_of(e.power) * e.back;
+    if constexpr (kSquares) {
+      const F q = select(e.x < F(0), s, F(1) - s);
+      power = select(e.t == F(0), q * q, F(1));
+    }
+    return factor * power * select(factor == F(0), F(0), loss);
+  }
   // For a target t above 0, t (q - t); for 0 alpha q^gamma (q + gamma (1 - q) loss).
   CUDALOSS_INLINE F grad_input(const Terms& e, Constant<F> scale) const {
     constexpr F up = 0x1p60;

@@ -13,12 +13,14 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudaloss
+from calls import Call
 from capturing import CAPTURES
 from conftest import KINDS
 from cudaloss._call.modes import REDUCTIONS
 from cudaloss._install.build import DEVICES
+from cudaloss._losses.options import Options
 from cudaloss._losses.table import SPECS
-from oracle import DTYPES, leaf
+from oracle import DTYPES, SUITED, leaf
 from thirds import BCE, LAYOUTS, SHAPE, THIRDS, Third, incoming, largest, results
 
 
@@ -30,6 +32,10 @@ def pytest_generate_tests(metafunc):
         thirds = [third for third in THIRDS.values() if every or third.spec in KINDS]
         assert len(thirds) == (len(THIRDS) if every else 2)
         metafunc.parametrize("third", thirds, ids=lambda third: third.name)
+    if "of" in metafunc.fixturenames:  # each of these has kernels of its own
+        every = [spec for spec in SPECS if spec.parameter]
+        chosen = [spec for spec in every if spec in KINDS] if metafunc.config.getoption("kinds") else every
+        metafunc.parametrize("of", chosen, ids=lambda spec: spec.name)
 
 
 def assert_as_spelled_out(third, call, input, target, p, *, rtol=2e-6, **options):
@@ -109,6 +115,40 @@ def test_masks_and_weights(third, device, layout, kind):
         for batch_dims in (0, 1) if reduction != "none" else (0,):
             given = {**options, "reduction": reduction, "batch_dims": batch_dims}
             assert_as_spelled_out(third, third.call, input, target, p, **given)
+
+
+MANY = (4, 40, 16)  # more than are computed exactly, in whole vectors of every dtype
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.float32, torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32, torch.bfloat16),
+        (torch.float32, torch.bfloat16, torch.float16),
+    ],
+    ids=lambda dtypes: "-".join(str(dtype)[6:] for dtype in dtypes),
+)
+def test_many_elements(of, device, dtypes):
+    """With masks and weights, in order and not, whatever the dtypes of the three operands are."""
+    drawn = [SUITED[domain](torch.randn(MANY, dtype=torch.float64)) for domain in (of.inputs, of.targets)]
+    input, target = (x.to(device, dtype) for x, dtype in zip(drawn, dtypes, strict=False))
+    low, high = (0.05, 0.95) if of.parameter.interval == "in (0, 1)" else (0.5, 4.0)
+    for shape in ((16,), (4, 1, 1), MANY):
+        third = (low + (high - low) * torch.rand(shape, dtype=torch.float64)).to(device, dtypes[2])
+        mask, weight = torch.rand(MANY, device=device) < 0.6, torch.rand(MANY, device=device) + 0.1
+        for options in (
+            Options(),
+            Options(mask=mask, ignore_nan=True),
+            Options(mask=mask[:, :1], weight=weight[..., :1].to(dtypes[0])),
+            Options(weight=weight.mT.contiguous().mT, batch_dims=1),
+        ):
+            leaves = [x.clone().requires_grad_() for x in (input, target)]
+            if target.dtype.itemsize > input.dtype.itemsize:  # its gradient would have another kernel
+                leaves[1].requires_grad_(False)
+            Call(of, *leaves, parameter=third, options=options).assert_right()
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
