@@ -12,7 +12,7 @@ HAS_GPU := $(shell command -v nvidia-smi)
 export CUDALOSS_CUDA ?= $(if $(HAS_GPU),,0)
 export TORCH_CUDA_ARCH_LIST ?= $(if $(HAS_GPU),,9.0)
 
-.PHONY: demo test mutants lint workflows faces format types docs docs-check gpu-check readme-figures clients sdist wheel wheel-check clean
+.PHONY: demo test mutants lint workflows faces format types docs docs-check gpu-check readme-figures clients sdist wheel wheel-check kernels clean
 
 demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
@@ -85,6 +85,10 @@ wheel: $(TOOLS)/.packages
 
 wheel-check: $(TOOLS)/.packages
 	$(TOOLS)/bin/python -m tools.check_wheel $(ARGS)
+
+# The wheels in dist/, or those of ARGS, as the `kernels` package loads them from a folder: docs/wheels.md.
+kernels:
+	$(PYTHON) -m tools.kernels_layout build/kernels $(or $(ARGS),$(wildcard dist/*.whl))
 
 clean:
 	rm -rf $(VENV) build dist src/cudaloss/*.so

@@ -1,4 +1,5 @@
-// cudaloss._C: facts about this build, as plain data. Importing it also registers the ops (torch/ops.cpp).
+// cudaloss._C: facts about this build, as plain data. Importing it also registers the ops (torch/ops.cpp), under the
+// name of the package that it is imported in.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -11,6 +12,12 @@
 #include "csrc_tree.h"
 
 namespace py = pybind11;
+
+namespace cudaloss {
+
+void register_ops(const std::string& package);  // torch/ops.cpp
+
+}  // namespace cudaloss
 
 namespace {
 
@@ -79,6 +86,8 @@ std::string explain_old_driver_for_ptx(int major, int minor, int driver, const s
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
+  const std::string name = module.attr("__name__").cast<std::string>();
+  cudaloss::register_ops(name.substr(0, name.find('.')));
   module.doc() = "cudaloss's compiled kernels: facts about the build. The ops are torch.ops.cudaloss.*";
   module.def("build_info", &build_info, "What this binary was built with and for.");
   module.def("launch_plan", &launch_plan, py::arg("count"), py::arg("input_size"), py::arg("target_size"),

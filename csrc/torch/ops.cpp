@@ -3,7 +3,10 @@
 // for.
 #include <torch/csrc/stable/library.h>
 
+#include <list>
 #include <optional>
+#include <set>
+#include <string>
 #include <tuple>
 
 #include "torch/backends.h"
@@ -502,9 +505,21 @@ void register_ops(torch::stable::detail::StableLibrary& library) {
 
 }  // namespace cudaloss::tensors
 
-STABLE_TORCH_LIBRARY_IMPL(cudaloss, CPU, library) { cudaloss::tensors::register_ops<cudaloss::tensors::Cpu>(library); }
+namespace cudaloss {
+
+// Links to one file can make a binary part of several packages, each of which has ops of its own.
+void register_ops(const std::string& package) {
+  using torch::stable::detail::StableLibrary;
+  static std::set<std::string> packages;
+  static std::list<StableLibrary> libraries;  // deregisters its ops when it is destroyed
+  if (!packages.insert(package).second) return;
+  const auto library = [&](const char* key) -> StableLibrary& {
+    return libraries.emplace_back(StableLibrary::Kind::IMPL, package.c_str(), key, __FILE__, __LINE__);
+  };
+  tensors::register_ops<tensors::Cpu>(library("CPU"));
 #if defined(CUDALOSS_WITH_CUDA)
-STABLE_TORCH_LIBRARY_IMPL(cudaloss, CUDA, library) {
-  cudaloss::tensors::register_ops<cudaloss::tensors::Cuda>(library);
-}
+  tensors::register_ops<tensors::Cuda>(library("CUDA"));
 #endif
+}
+
+}  // namespace cudaloss

@@ -23,8 +23,8 @@ from .of_torch import *  # noqa: F403
 from .patching import patch
 
 try:
-    __version__ = _metadata.version("cudaloss")  # with the build's local part, for example +cpu
-except _metadata.PackageNotFoundError:  # a checkout on the path
+    __version__ = _metadata.version(__name__)  # with the build's local part, for example +cpu
+except _metadata.PackageNotFoundError:  # a checkout on the path, or a copy under another name
     __version__ = _VERSION
 __all__ = ["functional", "modules", "patch"]
 __all__ += functional.__all__

@@ -58,7 +58,7 @@ def _define(schema: str, fake: Callable[..., Any] | None = None) -> Any:
     _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
     if fake:  # register_fake takes 0.7 ms of the import for each op, because it looks for the caller's source
         _LIBRARY.impl(name, fake, "Meta")
-    return getattr(torch.ops.cudaloss, name).default
+    return getattr(private.OPS, name).default
 
 
 def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:

@@ -102,7 +102,7 @@ def public(function: _F) -> _F:
         return found if schema.endswith("> Tensor") else list(found) if isinstance(found, tuple) else [found]
 
     private.define_composite(schema, kernel)
-    op = getattr(torch.ops.cudaloss, name)
+    op = getattr(private.OPS, name)
 
     @functools.wraps(function)
     def called(*args: Any, **given: Any) -> Any:

@@ -66,7 +66,9 @@ from .._call.modes import (
 )
 from .._call.shapes import joint_shape, rows_shape
 
-LIBRARY = torch.library.Library("cudaloss", "DEF")
+PACKAGE = __name__.partition(".")[0]  # a copy of the package under another name has ops of its own: binding.cpp
+LIBRARY = torch.library.Library(PACKAGE, "DEF")
+OPS = getattr(torch.ops, PACKAGE)
 TAGS = (torch.Tag.pt2_compliant_tag,)
 
 # A call pays nothing for arguments that it leaves out at the end. `parameter` is the loss's third operand if that is
@@ -167,7 +169,7 @@ def keeps_what_it_saves() -> bool:
 
 
 def op(kind: str) -> torch._ops.OpOverload:
-    return getattr(torch.ops.cudaloss, f"_pointwise_{kind}").default
+    return getattr(OPS, f"_pointwise_{kind}").default
 
 
 def define(kind: str, fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,7 +178,7 @@ def define(kind: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     is_unseen = kind in UNSEEN or kind in COMPILED
     if is_unseen:
         LIBRARY.impl(f"_pointwise_{kind}", torch.library.fallthrough_kernel, "Autograd")
-    torch.library.register_fake(f"cudaloss::_pointwise_{kind}", fake, lib=LIBRARY)
+    torch.library.register_fake(f"{PACKAGE}::_pointwise_{kind}", fake, lib=LIBRARY)
     overload = op(kind)
     call = getattr(overload, "_op", overload)  # called directly: saves the 0.2 us of OpOverload.__call__
     if is_unseen:

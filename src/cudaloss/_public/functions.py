@@ -16,10 +16,9 @@ from .._losses.options import options_of
 from .._losses.table import PUBLIC, Argument, LossSpec
 from .._ops import checks
 from .._ops.dispatch import is_captured
-from .._ops.private import compiled_name
+from .._ops.private import OPS, PACKAGE, compiled_name
 from .ops import KERNELS
 
-PACKAGE = __name__.partition(".")[0]
 BY_NAME = {spec.name: spec for spec in PUBLIC}
 
 
@@ -57,7 +56,7 @@ def _unusual(spec: LossSpec) -> Callable[..., Tensor]:
     """What the function of `spec` calls except in the commonest cases. A compiler guards each attribute that it reads
     in a call, and checks the guards in each step; so the spec's are read here."""
     thorough, beside = KERNELS[spec.name].thorough, tuple(row.name for row in options_of(spec) if row.name != "dtype")
-    op, compiled = (getattr(torch.ops.cudaloss, name) for name in (spec.name, compiled_name(spec.name)))
+    op, compiled = (getattr(OPS, name) for name in (spec.name, compiled_name(spec.name)))
     places, further, reductions = spec.places, spec.operands[2:], spec.reductions
     third, of_rows, needs_same_shape = spec.parameter, spec.of_rows, spec.same_shape
     first, second = spec.operands[:2]

@@ -14,6 +14,7 @@ import torch
 from .._install import build
 from .._install.binary import AGAIN
 from .._losses.table import PUBLIC
+from .._ops.private import PACKAGE
 from . import facts, fit, selftest
 
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # PyTorch's dispatch keys, under which compiled kernels are registered
@@ -38,7 +39,7 @@ def _here() -> fit.Here:
 
 def _is_registered(device: str) -> bool:
     key = KEYS.get(device.partition(":")[0])
-    return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key("cudaloss::_pointwise_loss", key)
+    return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(f"{PACKAGE}::_pointwise_loss", key)
 
 
 def _paths(here: fit.Here) -> list[dict[str, Any]]:
