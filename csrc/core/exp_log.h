@@ -247,16 +247,11 @@ CUDALOSS_INLINE Lifted<F> power_of(WithRest<F> log, WithRest<F> gamma) {
   return power;
 }
 
-// 2^x and exp(x) for results with 11 bits.
-template <bool kGradual = false>
+// 2^x and exp(x) for results with 11 bits. On a GPU a result below 2^-126 is 0.
 CUDALOSS_INLINE float fast_exp2(float x) {
 #if defined(__CUDA_ARCH__)
   float e;
-  if constexpr (kGradual) {
-    asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(x));
-  } else {
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x));
-  }
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x));
   return e;
 #else
   const float log = x * ExpParts<float>::ln2;
@@ -264,20 +259,23 @@ CUDALOSS_INLINE float fast_exp2(float x) {
   return e.number.value * e.back;
 #endif
 }
-template <bool kGradual = false>
 CUDALOSS_INLINE float fast_exp(float x) {
 #if defined(__CUDA_ARCH__)
-  return fast_exp2<kGradual>(x * ExpParts<float>::log2_e);
+  return fast_exp2(x * ExpParts<float>::log2_e);
 #else
   const Lifted<float> e = exp_of(x, is_lifted(x));
   return e.number.value * e.back;
 #endif
 }
 
-// sigmoid(-z) and softplus(-z) for results with 11 bits. Numbers below 2^-126 may become 0, except if kGradual.
-template <bool kGradual = false>
+// sigmoid(-z) and softplus(-z) for z >= 0 and for results with 11 bits, also for bfloat16's subnormal ones, down to
+// 2^-133: exp is computed times 2^8.
 CUDALOSS_INLINE PlainLogistic<float> fast_logistic(float z) {
-  const float e = fast_exp<kGradual>(-z);
+#if defined(__CUDA_ARCH__)
+  const float e = fast_exp2(fused(z, -ExpParts<float>::log2_e, 8.0f)) * 0x1p-8f;
+#else
+  const float e = fast_exp(-z);
+#endif
   const float q = e * reciprocal_of(1.0f + e);
   return {q, log1p_in_sum(e, q), 0.0f};
 }
