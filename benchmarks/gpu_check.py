@@ -110,6 +110,8 @@ OF_FUNCTORS = [
 SANITIZERS = ("memcheck", "racecheck")
 # How many test processes run at once; they take the GPUs in turn. CUDALOSS_PROCESSES: another number.
 PROCESSES = int(os.environ.get("CUDALOSS_PROCESSES", max(1, (os.cpu_count() or 1) // 2)))
+# A regular expression: the sanitizers run only such files, for example those that launch kernels that were changed.
+CHANGED = os.environ.get("CUDALOSS_SANITIZED", "")
 WATCHED = ThreadPoolExecutor(PROCESSES)  # of both sanitizers, whose longest files then run at once
 SHARED = {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 PIP = [sys.executable, "-m", "pip", "install"]
@@ -244,7 +246,7 @@ def sanitize(tool: str) -> dict[str, Any]:
 
     clean = {m[1]: m[0] for line in EARLIER.get(tool, {}).get("summary", []) if (m := re.match(f"{CLEAN}.*", line))}
     files = SANITIZED_TESTS if tool == "racecheck" else SANITIZED_TESTS[:2] + MEMCHECKED_TESTS + SANITIZED_TESTS[2:]
-    parts = [part for file in files for part in parts_of(file) if part not in clean]
+    parts = [part for file in files if re.search(CHANGED, file) for part in parts_of(file) if part not in clean]
 
     def watched(part: str) -> dict[str, Any]:
         file, _, place = part.partition(":")

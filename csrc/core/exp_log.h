@@ -268,11 +268,13 @@ CUDALOSS_INLINE float fast_exp(float x) {
 #endif
 }
 
-// sigmoid(-z) and softplus(-z) for z >= 0 and for results with 11 bits, also for bfloat16's subnormal ones, down to
-// 2^-133: exp is computed times 2^8.
+// sigmoid(-z) and softplus(-z) for z >= 0 and for results with 11 bits. On a GPU exp is computed times 2^kUp: with 8
+// bfloat16's subnormal numbers keep their digits, with 23 float's.
+template <int kUp = 8>
 CUDALOSS_INLINE PlainLogistic<float> fast_logistic(float z) {
 #if defined(__CUDA_ARCH__)
-  const float e = fast_exp2(fused(z, -ExpParts<float>::log2_e, 8.0f)) * 0x1p-8f;
+  constexpr float back = 1.0f / (1 << kUp);
+  const float e = fast_exp2(fused(z, -ExpParts<float>::log2_e, static_cast<float>(kUp))) * back;
 #else
   const float e = fast_exp(-z);
 #endif

@@ -30,7 +30,7 @@ struct soft_margin {
       const F slope = select(w < F(0), F(ExpParts<F>::big) - of.sigmoid, of.sigmoid);
       return {x, t, w, slope, {behind, select(w < F(0), rest, F(0))}, of};
     } else {
-      const PlainLogistic<F> of = fast_logistic<true>(z);  // gradual, because a large target multiplies it
+      const PlainLogistic<F> of = fast_logistic<23>(z);  // a large target multiplies it
       return {x, t, w, select(w < F(0), F(1) - of.sigmoid, of.sigmoid), {behind, F(0)}, {of.sigmoid, of.log}};
     }
   }

@@ -158,6 +158,16 @@ def test_the_tails_are_not_flushed(device):
     assert torch.equal(mirrored, value) and torch.equal(slope, -of_input)
 
 
+@pytest.mark.parametrize("count", [7, 4096])
+def test_subnormal_losses_of_bfloat16(device, count):
+    """Single ones, down to its smallest number, 2^-133."""
+    x = torch.linspace(-92.0, -86.0, count, device=device, dtype=torch.bfloat16)
+    value = bce(x, torch.zeros_like(x), reduction="none")
+    assert value.dtype == torch.bfloat16
+    error = (value.double() - torch.nn.functional.softplus(x.double(), threshold=1e3)).abs()
+    assert error.max() <= (2.0**-133 if device in DEVICES else 2.0**-126)
+
+
 INF, NAN = math.inf, math.nan
 # x, t, pos_weight: value, d/d input, d/d target
 LIMITS = [
