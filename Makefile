@@ -68,7 +68,7 @@ gpu-check:
 # make readme-figures REPORT=benchmarks/results/<report>.json
 readme-figures: $(VENV)/.built
 	$(BIN)/python benchmarks/plot.py $(REPORT) docs
-	$(BIN)/python benchmarks/readme.py $(REPORT) README.md docs/performance.md
+	$(BIN)/python benchmarks/readme.py $(REPORT) README.md docs/performance.md $(if $(EARLIER),--earlier $(EARLIER))
 
 # Other projects' software and tests with these losses, in an environment of its own; writes the tables of
 # docs/clients.md. The tests here are the recipes that import this software, some in forked processes, which must find no GPU.

@@ -296,16 +296,28 @@ PERFORMANCE = (
 )
 
 
-def block(report: dict[str, Any], tables: tuple[Callable[[list[Row]], str | None], ...] = PERFORMANCE) -> str:
-    """The text between the comments, without tables and lines for which the report has no rows."""
+OF_STAGES = (rows_table, overlap_table, endtoend_tables)
+
+
+def block(
+    report: dict[str, Any],
+    tables: tuple[Callable[[list[Row]], str | None], ...] = PERFORMANCE,
+    earlier: dict[str, Any] | None = None,
+) -> str:
+    """The text between the comments, without tables and lines for which the report has no rows. The tables of stages
+    that only an earlier report has are below that one's caption."""
     rows = [row for row in report["bench"]["report"]["rows"] if "skipped" not in row]
     made = [table(rows) for table in tables]
-    if tables is PERFORMANCE:
-        made += [rows_table(report), overlap_table(report), endtoend_tables(report)]
+    of_stages = OF_STAGES if tables is PERFORMANCE else ()
+    made += [table(report) for table in of_stages]
     found = [table for table in made if table]
     if not found:
         raise ValueError("the report has no rows of the suites that are shown")
-    return "\n\n".join([caption(report["environment"]), *found])
+    text = [caption(report["environment"]), *found]
+    older = [table(earlier) for table in of_stages if earlier and not table(report)]
+    if earlier and any(older):
+        text += [caption(earlier["environment"]), *(table for table in older if table)]
+    return "\n\n".join(text)
 
 
 def replaced(text: str, new: str) -> str:
@@ -321,13 +333,15 @@ def main() -> int:
     parser.add_argument("report", type=Path)
     parser.add_argument("readme", type=Path)
     parser.add_argument("performance", type=Path, nargs="?", help="the page that has every table")
+    parser.add_argument("--earlier", type=Path, help="a report for the stages that the first one does not have")
     arguments = parser.parse_args()
     report = json.loads(arguments.report.read_text())
+    earlier = json.loads(arguments.earlier.read_text()) if arguments.earlier else None
     for page, tables in ((arguments.readme, README), (arguments.performance, PERFORMANCE)):
         if page is None:
             continue
         try:
-            text = replaced(page.read_text(), block(report, tables))
+            text = replaced(page.read_text(), block(report, tables, earlier))
         except ValueError as error:
             sys.exit(f"{page}, {arguments.report}: {error}")
         page.write_text(text)

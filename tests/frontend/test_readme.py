@@ -56,6 +56,18 @@ def test_readme_has_the_reports_rows() -> None:
     assert not any("misaligned" in line or "graph" in line for line in lines)
 
 
+def test_stages_of_an_earlier_report_have_its_caption() -> None:
+    readme, times = script("readme"), {"ours": 1, "eager": 2, "compiled": 3}
+    case = {"step": times, "forward": times, "MiB": times}
+    earlier = {"environment": {"gpu": "an older GPU"}, "overlap": {"report": {"ms": {"dice": case}}}}
+    tables = readme.block(report(), earlier=earlier).split("\n\n")
+    assert tables[:-2] == readme.block(report()).split("\n\n")
+    assert tables[-2].startswith("an older GPU: ") and "| dice | 1.000 |" in tables[-1]
+    both = {**report(), "overlap": earlier["overlap"]}
+    assert readme.block(both, earlier=earlier) == readme.block(both)
+    assert readme.block(report(), readme.README, earlier) == readme.block(report(), readme.README)
+
+
 def test_readme_itself_has_the_first_tables() -> None:
     readme = script("readme")
     whole, first = readme.block(report()).split("\n\n"), readme.block(report(), readme.README).split("\n\n")
