@@ -67,7 +67,7 @@ gpu-check:
 # The tables and pictures of README.md and docs/performance.md from a committed report:
 # make readme-figures REPORT=benchmarks/results/<report>.json
 readme-figures: $(VENV)/.built
-	$(BIN)/python benchmarks/plot.py $(REPORT) docs
+	$(BIN)/python benchmarks/plot.py $(REPORT) docs $(if $(EARLIER),--earlier $(EARLIER))
 	$(BIN)/python benchmarks/readme.py $(REPORT) README.md docs/performance.md $(if $(EARLIER),--earlier $(EARLIER))
 
 # Other projects' software and tests with these losses, in an environment of its own; writes the tables of

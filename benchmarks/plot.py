@@ -47,12 +47,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=Path)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--earlier", type=Path, help="a report for the stages that the first one does not have")
     arguments = parser.parse_args()
     report = json.loads(arguments.report.read_text())
-    environment = report["environment"]
-    found = plots.figures(report["bench"]["report"]["rows"], environment)
+    found = plots.figures(report["bench"]["report"]["rows"], report["environment"])
+    if "rows" not in report and arguments.earlier:
+        report = json.loads(arguments.earlier.read_text())
     if "rows" in report:
-        found[COURSE] = partial(course, report["rows"]["report"]["course"], environment)
+        found[COURSE] = partial(course, report["rows"]["report"]["course"], report["environment"])
     missing = [name for name in FIGURES if name not in found]
     chosen = {name: found[name] for name in FIGURES if name in found}
     for path in plots.draw(chosen, arguments.folder):
