@@ -74,7 +74,8 @@ readme-figures: $(VENV)/.built
 # docs/clients.md. The tests here are the recipes that import this software, some in forked processes, which must find no GPU.
 clients: build/clients/.built
 	build/clients/bin/python benchmarks/clients.py $(ARGS)
-	CUDA_VISIBLE_DEVICES= build/clients/bin/python -m pytest -q -rs tests/frontend/test_docs.py tests/frontend/test_hugging_face.py
+	CUDA_VISIBLE_DEVICES= build/clients/bin/python -m pytest -q -rs tests/frontend/test_docs.py \
+	  tests/frontend/test_hugging_face.py tests/frontend/test_patch_transformers.py
 
 sdist: $(VENV)/.packages
 	$(BIN)/python -m build --sdist --no-isolation
