@@ -26,7 +26,9 @@ def _coca() -> nn.Module:
                            attn_pooler_heads=2, attn_pooler_queries=4, output_tokens=True)  # fmt: skip
     text = CLIPTextCfg(context_length=LENGTH, vocab_size=WORDS, width=32, heads=2, layers=1, embed_cls=True,
                        output_tokens=True)  # fmt: skip
-    return CoCa(32, MultimodalCfg(**sizes), text, vision).double()
+    model = CoCa(32, MultimodalCfg(**sizes), text, vision).double()
+    nn.init.normal_(model.text_decoder.text_projection, std=32**-0.5)  # which open_clip leaves as memory has it
+    return model
 
 
 def _batch() -> tuple[Tensor, Tensor]:
