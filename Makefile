@@ -74,7 +74,8 @@ readme-figures: $(VENV)/.built
 # docs/clients.md. The tests here are the recipes that import this software, some in forked processes, which must find no GPU.
 clients: build/clients/.built
 	build/clients/bin/python benchmarks/clients.py $(ARGS)
-	CUDA_VISIBLE_DEVICES= build/clients/bin/python -m pytest -q -rs tests/frontend/test_docs.py tests/frontend/test_hugging_face.py
+	CUDA_VISIBLE_DEVICES= build/clients/bin/python -m pytest -q -rs tests/frontend/test_docs.py \
+	  tests/frontend/test_hugging_face.py tests/frontend/test_patch_transformers.py
 
 sdist: $(VENV)/.packages
 	$(BIN)/python -m build --sdist --no-isolation
@@ -99,10 +100,14 @@ build/npm/.installed: tools/package.json tools/package-lock.json
 	npm ci --prefix $(@D) --silent --no-audit --no-fund
 	touch $@
 
-build/clients/.built: requirements/clients.txt $(SOURCES)
+# Not editable: what it runs is what was installed, and so any file of the package makes it old.
+build/clients/.built: build/clients/.packages $(SOURCES) $(shell find src -name '*.py')
+	CUDALOSS_CUDA=0 build/clients/bin/pip install --quiet --no-build-isolation --no-deps .
+	touch $@
+
+build/clients/.packages: requirements/clients.txt
 	$(PYTHON) -m venv build/clients
 	build/clients/bin/pip install --quiet --requirement $<
-	CUDALOSS_CUDA=0 build/clients/bin/pip install --quiet --no-build-isolation --no-deps .
 	rm -rf build/clients/sources
 	build/clients/bin/pip download --quiet --no-binary :all: --no-build-isolation --no-deps \
 	  --dest build/clients/sources $$(grep -e ^segmentation_models_pytorch -e ^stable-baselines3 $<)

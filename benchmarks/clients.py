@@ -62,7 +62,8 @@ def refuse(module: str, wrong: dict[str, Any], total: int) -> None:
 
 
 def titled(client: str) -> str:
-    return f"{client.replace('_', '-')} {importlib.metadata.version(client)}"
+    (distribution,) = set(importlib.metadata.packages_distributions()[client])
+    return f"{client.replace('_', '-')} {importlib.metadata.version(distribution)}"
 
 
 def difference(theirs: Tensor, ours: Tensor) -> float:

@@ -24,7 +24,6 @@ class _Recorder:
 
 def outcomes(folder: Path, *files: str) -> dict[str, str]:
     """How each test ended, by its name: passed, failed or skipped. The project's settings of pytest are not read."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # a test that downloads fails at once
     recorder = _Recorder()
     options = ["-qq", "--tb=no", "-W", "ignore", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder)]
     pytest.main([*options, *(str(folder / file) for file in files)], [recorder])

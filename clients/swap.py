@@ -2,7 +2,7 @@
 counts their calls.
 
 A client whose own modules compute losses that we have too, under other names, has a file ``forwards_of_<client>.py``.
-Its ``FORWARDS`` are put in the place of these modules' ``forward``.
+Its ``FORWARDS`` are put in the place of these modules' ``forward``, and of the ``apply`` of a function of autograd.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import importlib.util
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+
+from torch.autograd import Function
 
 calls: Counter[str] = Counter()  # of the functions that were swapped
 
@@ -33,4 +35,7 @@ def swap(client: str) -> None:
     cudaloss.patch(*homes).calls = calls
     if importlib.util.find_spec(forwards := f"forwards_of_{client}"):
         for kind, forward in importlib.import_module(forwards).FORWARDS.items():
-            kind.forward = forward
+            if issubclass(kind, Function):
+                kind.apply = forward
+            else:
+                kind.forward = forward

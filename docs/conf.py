@@ -53,5 +53,6 @@ napoleon_custom_sections = [("Keywords of a call", "params_style"), "Shape"]
 intersphinx_mapping = {"torch": ("https://docs.pytorch.org/docs/stable/", "_inventory/torch.txt")}
 # Names without a page: what docstrings call tensors and numbers, and a class that PyTorch documents elsewhere.
 nitpick_ignore_regex = [
-    ("py:class", r"Tensor|optional|ints|types\.ModuleType|torch\.distributed\.(distributed_c10d\.)?ProcessGroup")
+    ("py:class", r"Tensor|optional|ints|types\.ModuleType|torch\.distributed\.(distributed_c10d\.)?ProcessGroup"),
+    ("py:class", r"torch\.nn\.modules\.module\.Module|transformers\.PreTrainedModel"),
 ]

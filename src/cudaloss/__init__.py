@@ -21,12 +21,13 @@ from .functional import *  # noqa: F403
 from .modules import *  # noqa: F403
 from .of_torch import *  # noqa: F403
 from .patching import patch
+from .patching_transformers import patch_transformers
 
 try:
     __version__ = _metadata.version(__name__)  # with the build's local part, for example +cpu
 except _metadata.PackageNotFoundError:  # a checkout on the path, or a copy under another name
     __version__ = _VERSION
-__all__ = ["functional", "modules", "patch"]
+__all__ = ["functional", "modules", "patch", "patch_transformers"]
 __all__ += functional.__all__
 __all__ += modules.__all__
 __all__ += of_torch.__all__
