@@ -34,12 +34,13 @@ class Variant:
 
 
 # Drivers: NVIDIA's minor-version compatibility; kernels compressed by 12.8 or later need 550
-# (csrc/core/compatibility.h). PTX needs a driver for the toolkit's own CUDA, 560 for 12.6 and 575 for 12.9. Sizes, with
-# 22 losses: 13.0 measured 20.2 MB at csrc f5779f1 (CPython 3.12); its limit is next to that. At csrc 9fcc2f1 it is 37.2
-# MB, above the limit. The goal is 12, for which rows and elements need fewer kernels. 12.9 compiles for one architecture more than six; 12.6 has no --compress-mode=size. Their
-# limits are estimates until their first builds. Without CUDA, at three x86-64 levels, 2.2 MB were measured with the
-# first 22 losses, 3.04 with those of heads, teachers and pairs (csrc e3702f9), and 3.76 with those of boxes and overlap
-# and three of elements more (csrc ac0f572).
+# (csrc/core/compatibility.h). PTX needs a driver for the toolkit's own CUDA, 560 for 12.6 and 575 for 12.9. Sizes,
+# with 22 losses: 13.0 measured 20.2 MB at csrc f5779f1 (CPython 3.12); its limit is next to that. At csrc 9fcc2f1 it
+# is 37.2 MB, above the limit. The goal is 12, for which rows and elements need fewer kernels. 12.9 compiles for one
+# architecture more than six; 12.6 has no --compress-mode=size. Their limits are estimates until their first builds.
+# Without CUDA, at three x86-64 levels, 2.2 MB were measured with the first 22 losses, 3.04 with those of heads,
+# teachers and pairs (csrc e3702f9), and 3.76 with those of boxes and overlap and three of elements more (csrc
+# ac0f572).
 VARIANTS = {
     variant.name: variant
     for variant in (
