@@ -245,7 +245,8 @@ def sanitize(tool: str) -> dict[str, Any]:
     environment = {**SHARED, **({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if no_caching else {})}
 
     clean = {m[1]: m[0] for line in EARLIER.get(tool, {}).get("summary", []) if (m := re.match(f"{CLEAN}.*", line))}
-    files = SANITIZED_TESTS if tool == "racecheck" else SANITIZED_TESTS[:2] + MEMCHECKED_TESTS + SANITIZED_TESTS[2:]
+    files = SANITIZED_TESTS if tool == "racecheck" else SANITIZED_TESTS + MEMCHECKED_TESTS
+    files = sorted(files, key=lambda file: file not in PARTS)  # the longest first
     parts = [part for file in files if re.search(CHANGED, file) for part in parts_of(file) if part not in clean]
 
     def watched(part: str) -> dict[str, Any]:

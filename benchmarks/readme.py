@@ -307,16 +307,14 @@ def block(
     """The text between the comments, without tables and lines for which the report has no rows. The tables of stages
     that only an earlier report has are below that one's caption."""
     rows = [row for row in report["bench"]["report"]["rows"] if "skipped" not in row]
-    made = [table(rows) for table in tables]
-    of_stages = OF_STAGES if tables is PERFORMANCE else ()
-    made += [table(report) for table in of_stages]
-    found = [table for table in made if table]
+    of_stages = {table: table(report) for table in (OF_STAGES if tables is PERFORMANCE else ())}
+    found = [made for made in (*(table(rows) for table in tables), *of_stages.values()) if made]
     if not found:
         raise ValueError("the report has no rows of the suites that are shown")
     text = [caption(report["environment"]), *found]
-    older = [table(earlier) for table in of_stages if earlier and not table(report)]
-    if earlier and any(older):
-        text += [caption(earlier["environment"]), *(table for table in older if table)]
+    older = [made for table, own in of_stages.items() if earlier and not own and (made := table(earlier))]
+    if earlier and older:
+        text += [caption(earlier["environment"]), *older]
     return "\n\n".join(text)
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import cudaloss
+from cudaloss.bench.rivals import COMPOSED
 
 from . import Step, compiled, of_outputs, sgd
 from .resnet import Pyramid
@@ -96,14 +97,6 @@ def complete_box_iou(a: Tensor, b: Tensor) -> Tensor:
     return 1 - iou + distance / diagonal + share * v
 
 
-def focal(logits: Tensor, target: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
-    """torchvision's sigmoid_focal_loss."""
-    p = logits.sigmoid()
-    entropy = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-    p_t = p * target + (1 - p) * (1 - target)
-    return (alpha * target + (1 - alpha) * (1 - target)) * entropy * (1 - p_t) ** gamma
-
-
 def one_hot(logits: Tensor, matched: Matched, dtype: torch.dtype) -> Tensor:
     target = torch.zeros(logits.shape, dtype=dtype, device=logits.device)
     return target.scatter_(2, matched.kind.unsqueeze(2), matched.positive.unsqueeze(2).to(dtype))
@@ -113,7 +106,8 @@ def plain(logits: Tensor, sides: Tensor, matched: Matched) -> Tensor:
     """The boxes of positives alone."""
     positive = matched.positive
     count = positive.sum().clamp(min=1)
-    classes = focal(logits.float(), one_hot(logits, matched, torch.float32)).sum()
+    focal = COMPOSED["sigmoid_focal"]
+    classes = focal(logits.float(), one_hot(logits, matched, torch.float32), reduction="sum")
     chosen, anchors = sides[positive], matched.anchors.expand_as(sides)[positive]
     distance = F.l1_loss(chosen, matched.sides[positive], reduction="sum")
     boxes = complete_box_iou(decoded(chosen, anchors), matched.boxes[positive]).sum()

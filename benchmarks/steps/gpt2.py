@@ -13,7 +13,7 @@ from torch import Tensor
 
 import cudaloss
 
-from . import Call, Step, adamw, compiled
+from . import Call, Step, adamw, compiled, of_outputs
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of hidden states, the head's weight and labels
 
@@ -48,11 +48,11 @@ def losses(model: Any, tokens: Tensor, is_small: bool) -> dict[str, Call]:
         "linear_cross_entropy, least": lambda *operands: fused(*operands, memory="least"),
     }
 
-    def call(loss: Loss) -> Call:
-        return lambda: loss(model.transformer(tokens).last_hidden_state, model.lm_head.weight, labels)
+    def forward() -> tuple[Tensor, ...]:
+        return model.transformer(tokens).last_hidden_state, model.lm_head.weight, labels
 
     own = {"transformers": lambda: model(input_ids=tokens, labels=tokens).loss}
-    return {**own, **{name: call(loss) for name, loss in of_states.items()}}
+    return {**own, **of_outputs(forward, of_states)}
 
 
 def step(device: str, is_small: bool) -> Step:
