@@ -95,7 +95,8 @@ def of_wheel(path: Path, folder: Path) -> Build:
     with zipfile.ZipFile(path) as archive:
         archive.extractall(folder)
     cuda = VARIANTS[label].cuda
-    return Build(folder / PROJECT, cuda, tuple(default_architectures(cuda)) if cuda else (), f"{machine}-{system}")
+    architectures = tuple(default_architectures(cuda, machine)) if cuda else ()
+    return Build(folder / PROJECT, cuda, architectures, f"{machine}-{system}")
 
 
 def of_package(package: Path) -> Build:

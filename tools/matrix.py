@@ -172,7 +172,7 @@ def table() -> str:
             f"`{variant.name}`",
             variant.cuda or "none",
             f"{variant.driver} or newer" if variant.cuda else "none",
-            ", ".join(default_architectures(variant.cuda)) if variant.cuda else "none",
+            ", ".join(default_architectures(variant.cuda, "x86_64")) if variant.cuda else "none",
             ", ".join(platform.name for platform in platforms),
             ", ".join(sources),
         ]

@@ -14,14 +14,12 @@ from typing import NamedTuple
 
 LEAST_CUDA = (12, 0)  # no torch that we build against (2.10 and later) comes with an older major
 # For a machine without a GPU: each architecture with the first CUDA that supports it and the first that no longer does.
-# Within a major version a GPU runs the kernels of an older minor: 8.9 runs those of 8.6, 10.3 those of 10.0, 12.1 those
-# of 12.0 (each architecture adds 1.1 to 1.4 MB to the wheel). PTX of 8.0 runs on every newer GPU without kernels of its
-# own.
+# Within a major version a GPU runs the kernels of an older minor: 8.6 and 8.9 run those of 8.0, 10.3 those of 10.0,
+# 12.1 those of 12.0.
 DEFAULT_ARCHITECTURES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "7.0": ((9, 0), (13, 0)),
     "7.5": ((10, 0), None),
-    "8.0+PTX": ((11, 0), None),
-    "8.6": ((11, 1), None),
+    "8.0": ((11, 0), None),
     "9.0": ((11, 8), None),
     "10.0": ((12, 8), None),
     "12.0": ((12, 8), None),
@@ -39,10 +37,18 @@ def number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def default_architectures(version: str) -> list[str]:
-    """The architectures of :data:`DEFAULT_ARCHITECTURES` for which the toolkit of this version compiles."""
+def default_architectures(version: str, machine: str = "") -> list[str]:
+    """The architectures of :data:`DEFAULT_ARCHITECTURES` for which the toolkit of this version compiles.
+
+    On aarch64 (`machine`; empty: this one) with PTX of 8.0. Jetsons need it: they run no SASS of other GPUs. On x86-64
+    every GPU has SASS, and PTX would be a sixth of the wheel.
+    """
     cuda = number(version)
-    return [name for name, (first, end) in DEFAULT_ARCHITECTURES.items() if first <= cuda and not (end and end <= cuda)]
+    names = [
+        name for name, (first, end) in DEFAULT_ARCHITECTURES.items() if first <= cuda and not (end and end <= cuda)
+    ]
+    has_jetsons = (machine or platform.machine()) == "aarch64"
+    return [f"{name}+PTX" if has_jetsons and name == "8.0" else name for name in names]
 
 
 class Toolkit(NamedTuple):

@@ -227,8 +227,8 @@ def as_list(found: Counter[str]) -> str:
 def expected(wheel: Wheel) -> str:
     if wheel.architectures is not None:
         return wheel.architectures
-    cuda = wheel.variant.cuda
-    return ";".join(default_architectures(cuda)) if cuda else ""
+    cuda, machine = wheel.variant.cuda, re.findall("aarch64|x86_64", wheel.path.name)[-1]
+    return ";".join(default_architectures(cuda, machine)) if cuda else ""
 
 
 def gpu_code(wheel: Wheel) -> str:

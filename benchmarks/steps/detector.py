@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import cudaloss
+from cudaloss._reference import boxes as plain_boxes
 from cudaloss.bench.rivals import COMPOSED
 
 from . import Step, compiled, of_outputs, sgd
@@ -83,20 +84,6 @@ def decoded(sides: Tensor, anchors: Tensor) -> Tensor:
     return torch.cat((centre - half, centre + half), -1)
 
 
-def complete_box_iou(a: Tensor, b: Tensor) -> Tensor:
-    """torchvision's complete_box_iou_loss."""
-    (ax1, ay1, ax2, ay2), (bx1, by1, bx2, by2) = a.unbind(-1), b.unbind(-1)
-    width = (torch.minimum(ax2, bx2) - torch.maximum(ax1, bx1)).clamp(min=0)
-    shared = width * (torch.minimum(ay2, by2) - torch.maximum(ay1, by1)).clamp(min=0)
-    iou = shared / ((ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1) - shared + EPS)
-    across = (torch.maximum(ax2, bx2) - torch.minimum(ax1, bx1)) ** 2
-    diagonal = across + (torch.maximum(ay2, by2) - torch.minimum(ay1, by1)) ** 2 + EPS
-    distance = ((ax1 + ax2 - bx1 - bx2) / 2) ** 2 + ((ay1 + ay2 - by1 - by2) / 2) ** 2
-    v = 4 / math.pi**2 * (torch.atan((bx2 - bx1) / (by2 - by1)) - torch.atan((ax2 - ax1) / (ay2 - ay1))) ** 2
-    share = (v / (1 - iou + v + EPS)).detach()
-    return 1 - iou + distance / diagonal + share * v
-
-
 def one_hot(logits: Tensor, matched: Matched, dtype: torch.dtype) -> Tensor:
     target = torch.zeros(logits.shape, dtype=dtype, device=logits.device)
     return target.scatter_(2, matched.kind.unsqueeze(2), matched.positive.unsqueeze(2).to(dtype))
@@ -110,7 +97,8 @@ def plain(logits: Tensor, sides: Tensor, matched: Matched) -> Tensor:
     classes = focal(logits.float(), one_hot(logits, matched, torch.float32), reduction="sum")
     chosen, anchors = sides[positive], matched.anchors.expand_as(sides)[positive]
     distance = F.l1_loss(chosen, matched.sides[positive], reduction="sum")
-    boxes = complete_box_iou(decoded(chosen, anchors), matched.boxes[positive]).sum()
+    found = decoded(chosen, anchors), matched.boxes[positive]
+    boxes = plain_boxes.value("complete_box_iou", found, 1, EPS).sum()
     return (classes + distance + boxes) / count
 
 

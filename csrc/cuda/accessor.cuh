@@ -200,19 +200,34 @@ struct Accessor<AnyHalf> {
   }
 };
 
-// A target in whole vectors beside a float or a half: float, half or uint8. Only for whole vectors. Until `decoded`
-// turns it into floats, a vector's elements are its words in memory; a single element is a float at once.
+// A target in whole vectors beside a float or a half: float, half or uint8. Only for whole vectors, or one element for
+// each. Until `decoded` turns it into floats, a vector's elements are its words in memory; a single element is a float
+// at once.
 struct Stored {};
 template <>
 struct LoadedAs<Stored> {
   using type = float;
 };
+// What its vectors are in memory. One: an element for all.
+enum class StoredAs { Floats, Bytes, BFloats, Halves, One };
+CUDALOSS_INLINE StoredAs stored_as(DType dtype, const Spacing& spacing) {
+  if (spacing.stride == 0) return StoredAs::One;
+  switch (dtype) {
+    case DType::Float32:
+      return StoredAs::Floats;
+    case DType::UInt8:
+      return StoredAs::Bytes;
+    default:
+      return dtype == DType::BFloat16 ? StoredAs::BFloats : StoredAs::Halves;
+  }
+}
 
 template <>
 struct Accessor<Stored> {
   void* data;
   Spacing spacing;
   DType dtype;
+  StoredAs vectors;
 
   // Only the loads are inside branches: a conversion there would wait for its load, and every later load for the
   // conversion.
@@ -222,12 +237,14 @@ struct Accessor<Stored> {
       return {number_at<float>({data, dtype}, offset)};
     } else {
       Vector<float, N> words = {};
-      if (dtype == DType::Float32) {
+      if (vectors == StoredAs::Floats) {
         load_words<N>(offset, words);
-      } else if (dtype == DType::UInt8) {
+      } else if (vectors == StoredAs::Bytes) {
         load_words<N / 4>(offset, words);
-      } else {
+      } else if (vectors != StoredAs::One) {
         load_words<N / 2>(offset, words);
+      } else {
+        words.element[0] = number_at<float>({data, dtype}, offset);
       }
       return words;
     }
@@ -235,20 +252,23 @@ struct Accessor<Stored> {
   template <int N>
   __device__ __forceinline__ Vector<float, N> decoded(const Vector<float, N>& words) const {
     Vector<float, N> out = words;
-    if (N == 1 || dtype == DType::Float32) return out;
+    if (N == 1 || vectors == StoredAs::Floats) return out;
     const auto piece = [&](int i, int bits) {  // element i
       const int a_word = 32 / bits;
       return bit_cast<uint32_t>(words.element[i / a_word]) >> bits * (i % a_word);
     };
-    if (dtype == DType::UInt8) {
+    if (vectors == StoredAs::Bytes) {
 #pragma unroll
       for (int i = 0; i < N; ++i) out.element[i] = widen<float>(static_cast<uint8_t>(piece(i, 8)));
-    } else if (dtype == DType::BFloat16) {
+    } else if (vectors == StoredAs::BFloats) {
 #pragma unroll
       for (int i = 0; i < N; ++i) out.element[i] = widen<float>(BFloat16{static_cast<uint16_t>(piece(i, 16))});
-    } else {
+    } else if (vectors == StoredAs::Halves) {
 #pragma unroll
       for (int i = 0; i < N; ++i) out.element[i] = widen<float>(Half{static_cast<uint16_t>(piece(i, 16))});
+    } else {
+#pragma unroll
+      for (int i = 1; i < N; ++i) out.element[i] = words.element[0];
     }
     return out;
   }
@@ -376,6 +396,7 @@ CUDALOSS_INLINE Accessor<Element> accessor_of(const Operand& operand, const Spac
   made.spacing = spacing;
   if constexpr (std::is_same_v<decltype(made.data), void*>) made.dtype = operand.dtype;
   if constexpr (std::is_same_v<Element, AnyHalf>) made.is_bfloat = operand.dtype == DType::BFloat16;
+  if constexpr (std::is_same_v<Element, Stored>) made.vectors = stored_as(operand.dtype, spacing);
   return made;
 }
 

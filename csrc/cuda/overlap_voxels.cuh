@@ -33,11 +33,12 @@ struct NearSize {
   int64_t all_blocks;
 };
 constexpr NearSize kNearSizes[] = {{4, 8, 8, 2048}, {16, 8, 8, 1024}, {32, 4, 5, 528}};
-constexpr int kNearClasses = kNearSizes[2].classes;
+constexpr int kLastNear = sizeof kNearSizes / sizeof *kNearSizes - 1;
+constexpr int kNearClasses = kNearSizes[kLastNear].classes;
 // The place of the smallest size that holds the classes.
 constexpr int near_place(int64_t classes) {
   int place = 0;
-  while (place < 2 && classes > kNearSizes[place].classes) ++place;
+  while (place < kLastNear && classes > kNearSizes[place].classes) ++place;
   return place;
 }
 // How far apart neighbours of one tensor are, in bytes.

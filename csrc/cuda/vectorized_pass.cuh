@@ -8,9 +8,9 @@ namespace cudaloss::cuda {
 // What a pass can have beside dense operands in the same order. None: nothing, but the target may be broadcast. Slice:
 // operands may be slices, and the target may have one element for a whole vector; as two branches in the kernel before
 // it this made hinge and mse with a target for each column 4 to 10 % slower (2^30 and 2^27 fp32 elements, H200). Mask:
-// in the same order. Weight, Third: weights or third operands in the arithmetic's own dtype, and such a mask. Any:
-// anything except third operands: ignore_nan, masks of any strides, weights of any dtype, operands that are not dense.
-// AnyThird: the same, and third operands of any dtype.
+// in the same order; the target may be broadcast. Weight, Third: weights or third operands in the arithmetic's own
+// dtype, and such a mask. Any: anything except third operands: ignore_nan, masks of any strides, weights of any dtype,
+// operands that are not dense. AnyThird: the same, and third operands of any dtype.
 enum class Extras { None, Slice, Mask, Weight, Third, Any, AnyThird };
 template <Extras kExtras>
 constexpr bool kHasThird = kExtras == Extras::Third || kExtras == Extras::AnyThird;
@@ -50,7 +50,7 @@ __device__ __forceinline__ int64_t offset_by(const PassParameters<A, B, F, P>& p
 template <class F, int N>
 __device__ __forceinline__ void spread(const Weights<F>& weights, F (&each)[N]) {
 #pragma unroll
-  for (int i = 1; i < N; ++i) each[i] = select(weights.are_alike(), each[0], each[i]);
+  for (int i = 1; i < N; ++i) each[i] = weights.of(i, each);
 }
 template <class B, int N>
 __device__ __forceinline__ void spread(const Accessor<B>& accessor, Vector<Loaded<B>, N>& vector) {
@@ -59,7 +59,8 @@ __device__ __forceinline__ void spread(const Accessor<B>& accessor, Vector<Loade
   for (int i = 1; i < N; ++i) vector.element[i] = select(is_one, vector.element[0], vector.element[i]);
 }
 
-template <Extras kExtras, int N, class A, class B, class F, class P>
+// kTargetApart: beside a mask, the target is broadcast.
+template <Extras kExtras, bool kTargetApart, int N, class A, class B, class F, class P>
 __device__ __forceinline__ Reading<A, B, F, N> read_vectors(const PassParameters<A, B, F, P>& p, uint32_t segment,
                                                             uint32_t vector) {
   Reading<A, B, F, N> r;
@@ -86,7 +87,8 @@ __device__ __forceinline__ Reading<A, B, F, N> read_vectors(const PassParameters
         r.operands.b = p.target.template load_vector<N>(of_target);
       }
     } else {
-      r.operands = {p.input.template load_vector<N>(linear), p.target.template load_vector<N>(linear)};
+      const int64_t of_target = kTargetApart ? offset_by<kTarget>(p, p.target_dims, segment, vector) : linear;
+      r.operands = {p.input.template load_vector<N>(linear), p.target.template load_vector<N>(of_target)};
       if (p.mask.data) r.mask = p.mask.template load_vector<N>(linear);
     }
     if constexpr (kExtras == Extras::Weight) {
@@ -225,7 +227,8 @@ __device__ __forceinline__ double process(const PassParameters<A, B, F, P>& p, c
   return sum;
 }
 
-// The blocks that a processor must hold. AnyThird would spill up to 270 bytes a thread with 64 registers, so it has 80.
+// The blocks that a processor must hold. With 64 registers AnyThird would spill 16 to 160 bytes a thread (Gaussian NLL,
+// binary cross entropy), so it has 80.
 template <Extras kExtras, class Loss, class A, class B>
 constexpr int kVectorizedBlocks = !kIsOfDifference<Loss>     ? (kExtras == Extras::AnyThird ? 6 : 8)
                                   : kExtras <= Extras::Slice ? train_policy<Loss, A, B>().blocks
@@ -271,9 +274,18 @@ __global__ void __launch_bounds__(kPassThreads<LossV>, (kVectorizedBlocks<kExtra
 #pragma unroll 1
         for (uint32_t base = begin; base == begin || base < whole_end; base += kLanes * kUnroll) {
           Reading<A, B, F, N> reading[kUnroll];
+          const auto read_all = [&](auto apart) {
 #pragma unroll
-          for (int u = 0; u < kUnroll; ++u) {
-            reading[u] = read_vectors<kExtras, N>(p, segment, min(base + u * kLanes + lane, whole_end - 1));
+            for (int u = 0; u < kUnroll; ++u) {
+              const uint32_t vector = min(base + u * kLanes + lane, whole_end - 1);
+              reading[u] = read_vectors<kExtras, decltype(apart)::value, N>(p, segment, vector);
+            }
+          };
+          // One branch around all loads: with one at each target a masked fp32 pass took 1.1 times as long.
+          if (kExtras == Extras::Mask && p.target_dims) {
+            read_all(std::true_type());
+          } else {
+            read_all(std::false_type());
           }
           // After the loads, because it may have to wait for one.
           if (base == begin && wanted.gradients) scale = factor_in(p, segment);

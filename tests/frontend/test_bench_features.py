@@ -51,8 +51,10 @@ def test_contestants_compute_the_same(mode: Mode, loss: str) -> None:
     assert ("indexed" in losses) == (mode.call is modes.MASK)
     value, gradient = computed(case, losses.pop("eager"), operands)
     assert value.dim() == 0 and value > 0 and gradient.count_nonzero() > gradient.numel() / 4
-    # What is composed takes its first steps in bfloat16 there.
+    # What is composed takes its first steps, or all, in bfloat16 there.
     near = {"rtol": 2e-3, "atol": 1e-7} if case.dtypes.autocast and loss in ("gaussian_nll", "sigmoid_focal") else {}
+    if case.dtypes == modes.BFLOAT16 and loss == "log_cosh":
+        near = {"rtol": 4e-2, "atol": 1e-7}
     for name, other in losses.items():
         found = computed(case, other, operands)
         torch.testing.assert_close(found[0], value, msg=lambda text, name=name: f"{name}: {text}", **near)
@@ -68,6 +70,7 @@ def test_operands_are_as_the_modes_say() -> None:
     layouts = {name: [x.is_contiguous() for x in operands[:2]] for name, operands in found.items()}
     assert layouts.pop("nhwc") == layouts.pop("sliced") == [False, False]
     assert layouts.pop("nhwc_nchw") == [False, True]
+    assert layouts.pop("bf16_columns") == layouts.pop("bf16_rows") == layouts.pop("masked_rows") == [True, False]
     assert set(map(tuple, layouts.values())) == {(True, True)}
     assert all(x.is_contiguous(memory_format=torch.channels_last) for x in found["nhwc"])
     assert [x.stride() for x in found["sliced"]] == [torch.empty(*shape[:-1], shape[-1] + 8).stride()] * 2
@@ -152,6 +155,7 @@ def test_default_plan_has_every_feature_of_one_loss() -> None:
         ("latency", "masked_forward", "smooth_l1", 4096),
         ("latency", "masked", "smooth_l1", 4096),
         ("latency", "masked_autocast", "smooth_l1", 4096),
+        ("latency", "masked_rows", "smooth_l1", 4096),
         ("memory", "masked", "smooth_l1", 1 << 28),
     ]
 

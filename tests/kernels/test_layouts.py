@@ -9,7 +9,7 @@ import torch
 
 from calls import Call, selecting, with_and_without
 from cudaloss._call.modes import REDUCTIONS
-from cudaloss._losses.options import NONE
+from cudaloss._losses.options import NONE, Options
 from oracle import leaf, op, operands
 
 
@@ -45,6 +45,36 @@ def test_layouts(spec, device, of_input):
         assert a.shape == b.shape == shape
         for reduction in REDUCTIONS:
             Call(spec, a.requires_grad_(), b.requires_grad_(), reduction, options=options).assert_right()
+
+
+MANY = (4, 40, 16)  # more than are computed exactly, in whole vectors of every dtype
+
+
+@pytest.mark.any_numbers
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float32),
+        (torch.float32, torch.float16),
+        (torch.float32, torch.uint8),
+    ],
+    ids=lambda dtypes: "-".join(str(dtype)[6:] for dtype in dtypes),
+)
+def test_many_elements_with_a_target_that_is_broadcast(spec, device, dtypes):
+    """Without a gradient of its own, in which PyTorch would fold it. With masks and weights, in order and not."""
+    input, whole = operands(MANY, dtypes, device)
+    mask, weight = torch.rand(MANY, device=device) < 0.6, torch.rand(MANY, device=device) + 0.1
+    for target in (whole[0, 0], whole[0, :, :1], whole[:, :1], whole[:, :1, :1]):
+        for options in (
+            Options(),
+            Options(mask=mask),
+            Options(weight=weight),
+            Options(mask=mask.mT.contiguous().mT, weight=weight[..., :1].to(dtypes[0]), ignore_nan=True),
+            Options(mask=mask, batch_dims=1),
+        ):
+            Call(spec, leaf(input), target.expand(MANY), options=options).assert_right()
 
 
 DENSE = ("contiguous", "channels_last", "transposed", "permuted")

@@ -25,7 +25,7 @@ from cudaloss.diagnostics.facts import Driver, Gpu
 from cudaloss.diagnostics.text import rendered
 
 ROOT = Path(__file__).resolve().parents[2]
-WHEEL = "7.5;8.0+PTX;8.6;9.0;10.0;12.0"
+WHEEL = "7.5;8.0+PTX;9.0;10.0;12.0"  # of aarch64
 TORCH = {"version": "2.13.0", "cuda": "13.0", "rocm": None}
 H100 = Gpu("cuda:0", "NVIDIA H100", (9, 0))
 NEW = Driver("580.65.06", 13000, 1)
@@ -36,9 +36,9 @@ NEW = Driver("580.65.06", 13000, 1)
     [
         (WHEEL, (7, 5), "SASS 7.5"),
         (WHEEL, (8, 0), "SASS 8.0"),
-        (WHEEL, (8, 6), "SASS 8.6"),
+        (WHEEL, (8, 6), "SASS 8.0"),
         (WHEEL, (8, 7), "PTX 8.0"),  # Orin, a Tegra: no desktop's SASS
-        (WHEEL, (8, 9), "SASS 8.6"),
+        (WHEEL, (8, 9), "SASS 8.0"),
         (WHEEL, (10, 0), "SASS 10.0"),
         (WHEEL, (10, 3), "SASS 10.0"),
         (WHEEL, (11, 0), "PTX 8.0"),  # Thor, a Tegra

@@ -76,8 +76,8 @@ def test_the_documentation_has_the_matrix() -> None:
 def test_the_table_has_a_row_a_variant() -> None:
     rows = matrix.table().splitlines()[2:]
     assert [row.split("`")[1] for row in rows] == list(matrix.VARIANTS)
-    assert rows[0].startswith("| `cu126` | 12.6 | 525 or newer | 7.0, 7.5, 8.0+PTX, 8.6, 9.0 | Linux x86_64, ")
-    assert "| 7.0, 7.5, 8.0+PTX, 8.6, 9.0, 10.0, 12.0 |" in rows[1]
+    assert rows[0].startswith("| `cu126` | 12.6 | 525 or newer | 7.0, 7.5, 8.0, 9.0 | Linux x86_64, ")
+    assert "| 7.0, 7.5, 8.0, 9.0, 10.0, 12.0 |" in rows[1]
     assert rows[2].endswith("| PyPI (Linux x86_64, Linux aarch64), `whl/cu130` |")
     assert "7.0" not in rows[2]
     assert rows[3] == (

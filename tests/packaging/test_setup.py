@@ -123,14 +123,18 @@ def test_conda_toolkits_have_folders_of_their_own(toolkit, monkeypatch, tmp_path
 @pytest.mark.parametrize(
     ("cuda", "expected"),
     [
-        ("12.6", "7.0;7.5;8.0+PTX;8.6;9.0"),
-        ("12.8", "7.0;7.5;8.0+PTX;8.6;9.0;10.0;12.0"),
-        ("12.10", "7.0;7.5;8.0+PTX;8.6;9.0;10.0;12.0"),
-        ("13.0", "7.5;8.0+PTX;8.6;9.0;10.0;12.0"),
+        ("12.6", "7.0;7.5;8.0;9.0"),
+        ("12.8", "7.0;7.5;8.0;9.0;10.0;12.0"),
+        ("12.10", "7.0;7.5;8.0;9.0;10.0;12.0"),
+        ("13.0", "7.5;8.0;9.0;10.0;12.0"),
     ],
 )
-def test_architectures_are_those_the_toolkit_knows(setup, tmp_path, cuda, expected):
-    assert ";".join(setup.architectures(setup.toolkit.Toolkit(nvcc(tmp_path, cuda), cuda))) == expected
+def test_architectures_are_those_the_toolkit_knows(setup, monkeypatch, tmp_path, cuda, expected):
+    found = setup.toolkit.Toolkit(nvcc(tmp_path, cuda), cuda)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert ";".join(setup.architectures(found)) == expected
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")  # Jetsons
+    assert ";".join(setup.architectures(found)) == expected.replace("8.0", "8.0+PTX")
 
 
 @pytest.mark.parametrize(
@@ -193,13 +197,14 @@ def test_a_binary_shows_what_python_loads(setup, monkeypatch, tmp_path):
 def test_a_cuda_build_shares_nothing_with_torchs_cuda(setup, monkeypatch, tmp_path):
     monkeypatch.setattr(setup, "GENERATED", tmp_path / "generated")
     monkeypatch.setattr(setup.cpp_extension, "CUDA_HOME", None)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     for options in ("--compress-mode [default,size]", ""):
         module = setup.extension(setup.toolkit.Toolkit(nvcc(tmp_path, "13.0", options=options), "13.0"))
         assert ("--compress-mode=size" in module.extra_compile_args["nvcc"]) == bool(options)
         assert "cudart_static" in module.libraries
         assert not {"cudart", "c10_cuda", "torch_cuda", "torch_python"} & set(module.libraries)
         macros = dict(module.define_macros)
-        assert macros["CUDALOSS_CUDA_ARCHITECTURES"] == '"7.5;8.0+PTX;8.6;9.0;10.0;12.0"'
+        assert macros["CUDALOSS_CUDA_ARCHITECTURES"] == '"7.5;8.0;9.0;10.0;12.0"'
         assert macros["CUDALOSS_CUDA_VERSION"] == '"13.0"'
 
 

@@ -285,11 +285,12 @@ def test_architectures_are_read_from_the_binary(tmp_path, device_code):
 
 
 def test_a_release_wheel_has_its_variants_architectures(tmp_path):
-    def wheel(version: str) -> Any:
-        return wheel_static.Wheel(tmp_path / NAME.replace("1.2", version), tmp_path)
+    def wheel(version: str, machine: str = "x86_64") -> Any:
+        return wheel_static.Wheel(tmp_path / NAME.replace("1.2", version).replace("x86_64", machine), tmp_path)
 
     assert wheel_static.expected(wheel("1.2+cpu")) == ""
     assert wheel_static.expected(wheel("1.2")) == wheel_static.expected(wheel("1.2+cu130"))
-    assert wheel_static.expected(wheel("1.2+cu129")).startswith("7.0;7.5;8.0+PTX;")
+    assert wheel_static.expected(wheel("1.2+cu129")).startswith("7.0;7.5;8.0;")
+    assert wheel_static.expected(wheel("1.2+cu129", "aarch64")).startswith("7.0;7.5;8.0+PTX;")
     with pytest.raises(wheel_static.Wrong, match="local version cu128 is no variant"):
         wheel("1.2+cu128").variant  # noqa: B018

@@ -114,6 +114,7 @@ class Case:
         input = suited(of_input(self.shape, self.dtypes.input, self.device), self.call.inputs or self.spec.inputs)
         shape = self.shape[-1:] if self.call.one_row else self.shape
         target = suited(of_target(shape, self.dtypes.target, self.device), self.spec.targets)
+        target = target if self.call.one_row else target.expand(self.shape)
         arguments = self.call.arguments(self.shape, self.dtypes.input, self.device)
         return input.requires_grad_(self.mode.training), target.requires_grad_(self.mode.both), *arguments
 

@@ -78,6 +78,16 @@ def sliced(shape: Shape, dtype: torch.dtype, device: str) -> Tensor:
     return dense((*shape[:-1], shape[-1] + 8), dtype, device)[..., :-8]
 
 
+def by_column(shape: Shape, dtype: torch.dtype, device: str) -> Tensor:
+    """A number for each column; the caller expands it."""
+    return dense(shape[-1:], dtype, device)
+
+
+def by_row(shape: Shape, dtype: torch.dtype, device: str) -> Tensor:
+    """A number for each row; the caller expands it."""
+    return dense((*shape[:-1], 1), dtype, device)
+
+
 def misaligned(offset: int) -> Layout:
     """`offset` elements into a larger tensor."""
 
@@ -255,6 +265,9 @@ FEATURES = (
     Mode("masked_autocast", "autocast's operands with a mask", MASK, dtypes=MIXED),
     Mode("integer_target", "a uint8 target", INTEGER_TARGET, dtypes=Dtypes(torch.float32, torch.uint8)),
     Mode("sliced", "both operands slices x[..., :-8] of wider tensors", layouts=(sliced, sliced)),
+    Mode("bf16_columns", "bf16, a target for each column", dtypes=BFLOAT16, layouts=(dense, by_column)),
+    Mode("bf16_rows", "bf16, a target for each row", dtypes=BFLOAT16, layouts=(dense, by_row)),
+    Mode("masked_rows", "a target for each row, and a mask", MASK, layouts=(dense, by_row)),
     Mode("scaled_sum", "0.3 times the sum", SCALED_SUM),
 )
 
