@@ -10,16 +10,15 @@
 namespace cudaloss::cuda {
 
 // First the commonest passes, with dense operands in the same order, in whole vectors: fp32 operands, which may be
-// slices; halves (fp16 or bfloat16), a half with fp32, fp32 with uint8. Each can have a mask in the same order, and a
-// target that is broadcast, but not within vectors; fp32 also fp32 weights or an fp32 third operand, which may be
-// broadcast, with such a mask. Then fp32 or a half with any extras: ignore_nan, masks and weights of any strides,
-// operands that are not dense, a target with one element for a whole vector; and the same with a third operand of any
-// dtype (2^27 fp32 elements, H200: ThirdFloats takes 0.8 times as long). Each kernel is 20 to 40 KB of machine code for
-// each loss and architecture. A loss that does not have all kernels lacks MaskedHalfAndFloat, MaskedFloatAndUInt8 and
-// WeightedFloats, and the two kernels with extras serve instead: fp32 weights then take up to 9 % longer, a half with
-// fp32 and a mask 2 to 15 %, uint8 targets 13 to 28 % (H100, 2^27 elements, three losses). Last, kernels for all
-// losses: sums of the gradients of an operand that is broadcast; then of any strides, single losses and small sums.
-// Their arithmetic rounds once.
+// slices, and whose target may be broadcast; halves (fp16 or bfloat16), a half with fp32, fp32 with uint8. Each can
+// have a mask in the same order; fp32 also fp32 weights or an fp32 third operand, which may be broadcast, with such a
+// mask. Then fp32 or a half with any extras: ignore_nan, masks and weights of any strides, operands that are not dense,
+// a target that is broadcast; and the same with a third operand of any dtype (2^27 fp32 elements, H200: ThirdFloats
+// takes 0.8 times as long). Each kernel is 20 to 40 KB of machine code for each loss and architecture. A loss that does
+// not have all kernels lacks MaskedHalfAndFloat, MaskedFloatAndUInt8 and WeightedFloats, and the two kernels with
+// extras serve instead: fp32 weights then take up to 9 % longer, a half with fp32 and a mask 2 to 15 %, uint8 targets
+// 13 to 28 % (H100, 2^27 elements, three losses). Last, kernels for all losses: sums of the gradients of an operand
+// that is broadcast; then of any strides, single losses and small sums. Their arithmetic rounds once.
 enum class PassKernel {
   Floats,
   SlicedFloats,
@@ -182,24 +181,22 @@ inline PassKernel kernel_of(const Pass& r, int n, const OffsetCalculator& segmen
     return is_linear(r.segments, r.inner, kInput) && !is_target_spread(r) ? K::Floats : K::SlicedFloats;
   }
   if (inner.rank > kFewDims) return strided;
-  const bool has_linear_target = !r.target.data || is_linear(r.segments, r.inner, kTarget);
-  const bool is_plain_beside_target = has_linear_gradients(r) && is_linear(r.segments, r.inner, kInput) &&
-                                      !selection.ignore_nan && has_plain_mask(r, n);
-  const bool is_plain = is_plain_beside_target && has_linear_target;
+  const bool is_plain = is_linear(r) && !selection.ignore_nan && has_plain_mask(r, n);
   if (r.third.data) {
     // Its own gradient is stored as the input's, and so has to be of the same kind.
     if (!is_narrow || (r.of_third && is_half(r.grad_input.dtype) != is_half(input))) return strided;
     if (is_plain && are_floats && !is_weighted && r.third.dtype == DType::Float32) return K::ThirdFloats;
     return is_half(input) ? K::HalfWithThird : K::FloatWithThird;
   }
-  if (is_plain_beside_target && !is_weighted && (has_linear_target || (is_narrow && !is_target_spread(r)))) {
-    if (are_floats) return has_mask ? K::MaskedFloats : K::Floats;
-    if (is_half(input) && is_half(target)) return K::MaskedHalves;
-    if (is_half(input) && target == DType::Float32 && all_kernels) return K::MaskedHalfAndFloat;
-    if (input == DType::Float32 && target == DType::UInt8 && all_kernels) return K::MaskedFloatAndUInt8;
-  }
-  if (is_plain && is_weighted && are_floats && selection.weight.dtype == DType::Float32 && is_narrow && all_kernels) {
-    return K::WeightedFloats;
+  if (is_plain) {
+    if (!is_weighted) {
+      if (are_floats) return has_mask ? K::MaskedFloats : K::Floats;
+      if (is_half(input) && is_half(target)) return K::MaskedHalves;
+      if (is_half(input) && target == DType::Float32 && all_kernels) return K::MaskedHalfAndFloat;
+      if (input == DType::Float32 && target == DType::UInt8 && all_kernels) return K::MaskedFloatAndUInt8;
+    } else if (are_floats && selection.weight.dtype == DType::Float32 && is_narrow && all_kernels) {
+      return K::WeightedFloats;
+    }
   }
   if (!is_narrow) return strided;
   return is_half(input) ? K::HalfWithExtras : K::FloatWithExtras;
