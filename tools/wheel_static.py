@@ -28,6 +28,7 @@ from packaging.version import Version
 from tools.matrix import DEFAULT, PROJECT, VARIANTS, Variant
 from tools.toolkit import default_architectures
 
+PTX_SHARE = 0.25  # of a wheel without it: of one source 199 KB are PTX and 770 five cubins (csrc 9fcc2f1, huber)
 BINARY = re.compile(rf"{PROJECT}/_C\.[\w-]+\.so")
 # The libraries that torch brings, and those that manylinux expects on every machine.
 INIT = "PyInit__C"  # what Python looks for when it imports the extension
@@ -121,6 +122,8 @@ def name(wheel: Wheel) -> str:
 
 def size(wheel: Wheel) -> str:
     megabytes, largest = wheel.path.stat().st_size / 1e6, wheel.variant.megabytes
+    if "+PTX" in expected(wheel):
+        largest += PTX_SHARE * largest
     if megabytes >= largest:
         raise Wrong(f"{megabytes:.2f} MB, it must be less than {largest} MB")
     return f"{megabytes:.2f} MB"
