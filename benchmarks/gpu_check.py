@@ -6,8 +6,10 @@ table up to 2^31 + 5 elements, the cost of calls outside the kernels, of a loss 
 of overlap, whole training steps, the benchmark suites, the KernelBench runner, and losses of DTensors if there are two
 GPUs. It checks the error of a build for the wrong GPU. It writes one report to ``benchmarks/results/`` as the stages
 end.
-Stages that run separately (``--stages``), also on other days, add to it if the kernels' source, the GPU and the
-versions are the same. A sanitizer then leaves out the test files in which it has found nothing up to their end.
+Stages that run separately (``--stages``), also on other days or at the same time, add to it if the kernels' source,
+the GPU and the versions are the same. On a machine with two GPUs ``--stages bench overlap --beside rows heads`` runs
+the second list on the second GPU and on cores of its own (``--cores``: how many the first list has). A sanitizer
+leaves out the test files in which it has found nothing up to their end.
 An interrupt (``timeout -s INT 540 ...``, if time is short) ends the stage with the rows and the failures so far,
 kills processes that do not end, and the report is written.
 It needs no network: its imports must be installed (see ``requirements/dev.txt``).
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -121,6 +124,7 @@ SANITIZER = ["compute-sanitizer", "--kernel-regex", "kns=cudaloss", "--error-exi
 STOPPED = threading.Event()  # by an interrupt
 GRACE = 25  # seconds for the running process to report how far it came
 RUNNING: set[subprocess.Popen[str]] = set()
+BESIDE: list[subprocess.Popen[str]] = []  # this program, for the second GPU: it ends its own processes
 EARLIER: dict[str, Any] = {}  # the stages of the report that this run adds to
 SUMMARY = r"^(?:=+ )?(\d+ (?:passed|failed).*?)(?: =+)?$|ERROR SUMMARY: (.*)$|RACECHECK SUMMARY: (.*)$"
 # A test file's line in a sanitizer's summary, if all tests passed and nothing was found.
@@ -133,6 +137,8 @@ WRONG = r"^E +(\w*Error\b.*|Draw \d+: .*(?:\nE +\w+=.*)*)"
 def interrupt(*_: Any) -> None:
     STOPPED.set()
     signal_all(signal.SIGINT)
+    for process in BESIDE:
+        process.send_signal(signal.SIGINT)
     killer = threading.Timer(GRACE, signal_all, [signal.SIGKILL])
     killer.daemon = True
     killer.start()
@@ -377,15 +383,43 @@ def report_of(name: str, environment: dict[str, Any]) -> tuple[Path, dict[str, A
     return path.with_stem(f"{path.stem}-{environment['csrc_tree'][:7]}") if path.exists() else path, {}
 
 
+def add_to_report(name: str, environment: dict[str, Any], outcomes: dict[str, Any]) -> Path:
+    """Adds the stages' outcomes. Other processes may add theirs at the same time."""
+    with open(SCRATCH / "report.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path, report = report_of(name, environment)
+        path.write_text(json.dumps({**report, "environment": environment, **outcomes}, indent=1) + "\n")
+    return path
+
+
+def start_beside(stages: list[str], arguments: argparse.Namespace) -> subprocess.Popen[str]:
+    """Another process of this program for `stages`, on the second GPU and the cores that this one leaves."""
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+    cores = sorted(os.sched_getaffinity(0))
+    own = cores[: arguments.cores or len(cores) // 2]
+    command = [sys.executable, __file__, "--name", arguments.name, "--stages", *stages]
+    os.sched_setaffinity(0, cores[len(own) :])  # the new process inherits them
+    process = subprocess.Popen(
+        command, env={**os.environ, "CUDA_VISIBLE_DEVICES": devices[1]}, text=True, start_new_session=True
+    )
+    os.sched_setaffinity(0, own)
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices[0]
+    BESIDE.append(process)
+    return process
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), help="all, unless some are named")
+    parser.add_argument("--beside", nargs="+", choices=list(STAGES), help="stages for the second GPU, at the same time")
+    parser.add_argument("--cores", type=int, help="how many the first stages have beside the others (half of them)")
     parser.add_argument("--name", default="gpu_check", help="what the report's file name begins with")
     parser.add_argument("--wheel", type=Path, help="a wheel of this source, installed instead of a build")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, interrupt)
     SCRATCH.mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
+    beside = start_beside(arguments.beside, arguments) if arguments.beside else None
     stages = dict(STAGES)
     chosen = arguments.stages or [stage for stage in STAGES if stage != "tests_of_functors"]
     if arguments.wheel:
@@ -406,13 +440,13 @@ def main() -> int:
         if not outcomes.get("build", {"passed": True})["passed"]:
             return 1
         environment = environment or described(arguments.wheel)
-        path, report = report_of(arguments.name, environment)
-        path.write_text(json.dumps({**report, "environment": environment, **outcomes}, indent=1) + "\n")
+        path = add_to_report(arguments.name, environment, outcomes)
     for stage, outcome in outcomes.items():
         verdict = "passed" if outcome["passed"] else "FAILED"
         print(f"{stage:12} {verdict:7} {outcome['seconds']:7.1f} s  {'; '.join(outcome['summary'])}")
     print(f"report: {path.relative_to(ROOT)}")
-    return 0 if all(outcome["passed"] for outcome in outcomes.values()) else 1
+    failed_beside = bool(beside and beside.wait())
+    return 0 if all(outcome["passed"] for outcome in outcomes.values()) and not failed_beside else 1
 
 
 if __name__ == "__main__":

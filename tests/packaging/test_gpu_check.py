@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 import runpy
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,3 +42,43 @@ def test_files_with_parts_exist() -> None:
     assert check["PARTS"].keys() <= sanitized and all((ROOT / "tests" / file).exists() for file in sanitized)
     assert check["parts_of"]("rows/test_heads.py") == ["rows/test_heads.py:1/2", "rows/test_heads.py:2/2"]
     assert check["parts_of"]("rows/test_nll.py") == ["rows/test_nll.py"]
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> dict[str, Any]:
+    """The program's names, with its folders in `tmp_path`."""
+    found = runpy.run_path(str(ROOT / "benchmarks" / "gpu_check.py"))["main"].__globals__
+    found.update(RESULTS=tmp_path, SCRATCH=tmp_path)
+    return found
+
+
+def test_processes_add_to_one_report(check: dict[str, Any], tmp_path: Path) -> None:
+    environment = {"gpu": "A GPU", "date": "2026-01-02", "csrc_tree": "0" * 40, "torch": "2.11.0"}
+    stages = [f"stage {i}" for i in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        paths = set(pool.map(lambda stage: check["add_to_report"]("gpu_check", environment, {stage: {}}), stages))
+    assert [path.name for path in paths] == ["gpu_check-a-gpu-2026-01-02.json"]
+    assert json.loads(paths.pop().read_text()).keys() == {"environment", *stages}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_stages_beside_have_a_gpu_and_cores_of_their_own(
+    check: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = tmp_path / "said.json"
+    (tmp_path / "program.py").write_text(
+        "import json, os, sys\n"
+        "row = [sys.argv[1:], os.environ['CUDA_VISIBLE_DEVICES'], sorted(os.sched_getaffinity(0))]\n"
+        f"open({str(said)!r}, 'w').write(json.dumps(row))\n"
+    )
+    check["__file__"] = str(tmp_path / "program.py")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    cores = sorted(os.sched_getaffinity(0))
+    try:
+        process = check["start_beside"](["rows"], argparse.Namespace(name="some", cores=None))
+        assert process.wait() == 0
+        half = len(cores) // 2
+        assert json.loads(said.read_text()) == [["--name", "some", "--stages", "rows"], "7", cores[half:]]
+        assert sorted(os.sched_getaffinity(0)) == cores[:half] and os.environ["CUDA_VISIBLE_DEVICES"] == "4"
+    finally:
+        os.sched_setaffinity(0, cores)
