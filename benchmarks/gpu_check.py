@@ -394,7 +394,7 @@ def add_to_report(name: str, environment: dict[str, Any], outcomes: dict[str, An
 
 def start_beside(stages: list[str], arguments: argparse.Namespace) -> subprocess.Popen[str]:
     """Another process of this program for `stages`, on the second GPU and the cores that this one leaves."""
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+    devices = gpus()
     cores = sorted(os.sched_getaffinity(0))
     own = cores[: arguments.cores or len(cores) // 2]
     command = [sys.executable, __file__, "--name", arguments.name, "--stages", *stages]
@@ -419,9 +419,14 @@ def main() -> int:
     signal.signal(signal.SIGINT, interrupt)
     SCRATCH.mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    beside = start_beside(arguments.beside, arguments) if arguments.beside else None
     stages = dict(STAGES)
     chosen = arguments.stages or [stage for stage in STAGES if stage != "tests_of_functors"]
+    beside = None
+    if arguments.beside:
+        every = [*chosen, *arguments.beside]
+        if len(gpus()) < 2 or arguments.wheel or "build" in every or len(set(every)) < len(every):
+            parser.error("--beside needs two GPUs, what is built already, and --stages without those of --beside")
+        beside = start_beside(arguments.beside, arguments)
     if arguments.wheel:
         chosen = ["build", *(stage for stage in chosen if stage != "build")]
         stages["build"] = lambda: install(arguments.wheel)

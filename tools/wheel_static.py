@@ -230,7 +230,7 @@ def as_list(found: Counter[str]) -> str:
 def expected(wheel: Wheel) -> str:
     if wheel.architectures is not None:
         return wheel.architectures
-    cuda, machine = wheel.variant.cuda, re.findall("aarch64|x86_64", wheel.path.name)[-1]
+    cuda, machine = wheel.variant.cuda, "aarch64" if wheel.path.name.endswith("aarch64.whl") else "x86_64"
     return ";".join(default_architectures(cuda, machine)) if cuda else ""
 
 

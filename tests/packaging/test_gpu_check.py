@@ -82,3 +82,29 @@ def test_stages_beside_have_a_gpu_and_cores_of_their_own(
         assert sorted(os.sched_getaffinity(0)) == cores[:half] and os.environ["CUDA_VISIBLE_DEVICES"] == "4"
     finally:
         os.sched_setaffinity(0, cores)
+
+
+@pytest.mark.parametrize(
+    ("devices", "arguments"),
+    [
+        ("0", ["--stages", "bench", "--beside", "rows"]),
+        ("0,1", ["--beside", "rows"]),  # all stages are first: the build, and rows again
+        ("0,1", ["--stages", "bench", "rows", "--beside", "rows"]),
+        ("0,1", ["--stages", "bench", "--beside", "build"]),
+        ("0,1", ["--stages", "bench", "--beside", "rows", "--wheel", "some.whl"]),
+    ],
+)
+def test_stages_beside_that_cannot_be(
+    check: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    devices: str,
+    arguments: list[str],
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    monkeypatch.setattr("sys.argv", ["gpu_check.py", *arguments])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    check["start_beside"] = lambda *_: pytest.fail("it was started")
+    with pytest.raises(SystemExit):
+        check["main"]()
+    assert "--beside needs two GPUs" in capsys.readouterr().err

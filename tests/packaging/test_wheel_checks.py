@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import importlib
 import shutil
@@ -180,6 +181,16 @@ def test_a_wheel_that_is_too_large_is_seen(tmp_path, files):
     assert failures(path, tmp_path)["size"] == f"{path.stat().st_size / 1e6:.2f} MB, it must be less than {largest} MB"
 
 
+def test_a_wheel_with_ptx_may_be_larger(tmp_path):
+    path = tmp_path / NAME.replace("x86_64", "aarch64")
+    for share, fits in ((1.1, True), (1.3, False)):
+        with path.open("wb") as file:  # without contents: only its size is asked
+            file.truncate(int(share * matrix.VARIANTS[matrix.DEFAULT].megabytes * 1_000_000))
+        found = contextlib.nullcontext() if fits else pytest.raises(wheel_static.Wrong, match="must be less than")
+        with found:
+            wheel_static.size(wheel_static.Wheel(path, tmp_path))
+
+
 def test_other_libraries_are_seen(tmp_path, files):
     rebuild(files, tmp_path, SOURCE, "-lcrypt")
     found = failures(pack(tmp_path, files), tmp_path)
@@ -288,7 +299,7 @@ def test_a_release_wheel_has_its_variants_architectures(tmp_path):
     def wheel(version: str, machine: str = "x86_64") -> Any:
         return wheel_static.Wheel(tmp_path / NAME.replace("1.2", version).replace("x86_64", machine), tmp_path)
 
-    assert wheel_static.expected(wheel("1.2+cpu")) == ""
+    assert wheel_static.expected(wheel("1.2+cpu")) == wheel_static.expected(wheel("1.2+cpu", "riscv64")) == ""
     assert wheel_static.expected(wheel("1.2")) == wheel_static.expected(wheel("1.2+cu130"))
     assert wheel_static.expected(wheel("1.2+cu129")).startswith("7.0;7.5;8.0;")
     assert wheel_static.expected(wheel("1.2+cu129", "aarch64")).startswith("7.0;7.5;8.0+PTX;")
