@@ -282,13 +282,14 @@ CUDALOSS_INLINE float fast_exp(float x) {
 template <int kUp = 8>
 CUDALOSS_INLINE PlainLogistic<float> fast_logistic(float z) {
 #if defined(__CUDA_ARCH__)
-  const float e = fast_exp2(fused(z, -ExpParts<float>::log2_e, static_cast<float>(kUp)));
-  const float q = e * reciprocal_of(static_cast<float>(1 << kUp) + e);
-  return {q, log1p_in_sum<kUp>(e, q), 0.0f};
+  constexpr int up = kUp;
+  const float e = fast_exp2(fused(z, -ExpParts<float>::log2_e, static_cast<float>(up)));
 #else
-  const float e = fast_exp(-z), q = e * reciprocal_of(1.0f + e);
-  return {q, log1p_in_sum(e, q), 0.0f};
+  constexpr int up = 0;
+  const float e = fast_exp(-z);
 #endif
+  const float q = e * reciprocal_of(static_cast<float>(1 << up) + e);
+  return {q, log1p_in_sum<up>(e, q), 0.0f};
 }
 
 template <class T>

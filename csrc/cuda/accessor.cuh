@@ -230,7 +230,8 @@ struct Accessor<Stored> {
   StoredAs vectors;
 
   // Only the loads are inside branches: a conversion there would wait for its load, and every later load for the
-  // conversion.
+  // conversion. Floats are tested first and one element last: with that first, fp32 weights took 1.02 to 1.05 times as
+  // long.
   template <int N>
   __device__ __forceinline__ Vector<float, N> load_vector(int64_t offset) const {
     if constexpr (N == 1) {

@@ -47,7 +47,12 @@ __device__ __forceinline__ V neighbour(const V& x, int distance) {
 // Joins the values of a row's threads (some lanes of a warp, or all kThreads) and gives all of them the result.
 template <int kThreads = kGeneralThreads, class V, class Join>
 __device__ __forceinline__ V together(V x, int lanes, const Join& join) {
-  for (int distance = min(lanes, 32) / 2; distance > 0; distance /= 2) x = join(x, neighbour(x, distance));
+  if (lanes >= 32) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) x = join(x, neighbour(x, distance));
+  } else {
+    for (int distance = lanes / 2; distance > 0; distance /= 2) x = join(x, neighbour(x, distance));
+  }
   if (lanes <= 32) return x;
   constexpr int kWarps = kThreads / 32;
   __shared__ alignas(V) char shared[kWarps * sizeof(V)];

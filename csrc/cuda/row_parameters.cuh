@@ -365,12 +365,12 @@ RowParameters<P> row_parameters(const Pass& r) {
   return p;
 }
 
-// Starts `kernel(p)` over tiles of this many rows, and the fold if it is needed.
+// Starts `kernel(p)` over tiles of this many rows, in `most` blocks at most, and the fold if it is needed.
 template <class P, class Launch>
 void start_rows(const Pass& r, RowParameters<P>& p, int64_t rows_a_block, const Memory& memory, Stream stream,
-                const Launch& start) {
+                const Launch& start, int64_t most = plan::kMaxBlocks) {
   const SegmentLoss store = {r.denominator, r.scale, true, r.reduction};
-  int64_t blocks = plan::blocks_for(plan::ceil_div(p.rows, rows_a_block), plan::kMaxBlocks);
+  int64_t blocks = plan::blocks_for(plan::ceil_div(p.rows, rows_a_block), most);
   if (r.hold_gradients) blocks = std::min(blocks, plan::kPersistentBlocks);
   const auto run = [&](const Fold<P, SegmentLoss>& fold) {
     p.fold = fold;

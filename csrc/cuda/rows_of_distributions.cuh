@@ -80,6 +80,9 @@ __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 2 : 5)
 
 // ---- host code ---------------------------------------------------------------------------------------------
 
+// Blocks that have a row at a time take several: a block's start and its sum of losses are a twentieth of a row of
+// 4,096 classes.
+constexpr int64_t kWholeRowBlocks = 16384;
 constexpr int kStagedVectors = 12;  // for each thread and operand: 48 KB in a block of 128
 
 // How many threads a row has: each gets at least about four vectors of n. H200, (2^22, 10) fp32, a training step: 0.53
@@ -117,10 +120,12 @@ void distributions_pass_of(const Pass& r, const Memory& memory, Stream stream) {
                                     accessor(r.target, kTarget),
                                     accessor(as_operand(r.grad_input), kResult),
                                     accessor(as_operand(r.grad_target), kSecondResult)};
-  start_rows(r, p, kThreads >> g.lanes_shift, memory, stream, [&](Start start, int64_t blocks) {
+  const auto start = [&](Start start, int64_t blocks) {
     g.rows = p;
     launch_with_shared(rows_of_distributions<kThreads, T, E, Loss>, start, blocks, kThreads, bytes, stream, g, loss);
-  });
+  };
+  const int64_t most = lanes_shift == kThreadsShift ? kWholeRowBlocks : plan::kMaxBlocks;
+  start_rows(r, p, kThreads >> lanes_shift, memory, stream, start, most);
 }
 
 template <class T, class E, class Loss>

@@ -80,6 +80,8 @@ def logits_of(head: Head, memory: Tensor | None = None) -> Tensor:
             # be NaN.
             clear_behind(memory, classes)
     out = memory[:rows, :classes]
+    if classes == 1 < rows:  # torch 2.10's products of halves on a CPU are wrong for a column of a wider matrix
+        out = memory.as_strided((rows, 1), (1, 1))
     if head.bias is None:
         return torch.mm(head.input, head.weight.t(), out=out)
     return torch.addmm(head.bias, head.input, head.weight.t(), out=out)
