@@ -192,6 +192,15 @@ def leaf(x: Tensor) -> Tensor:
     return x.detach().clone().requires_grad_()
 
 
+# PyTorch's slope of max(x, 0) at 0, in its losses with a margin. Ours is PyTorch 2.13's, 1; in 2.15 it is 0.
+(TIE_SLOPE,) = torch.autograd.grad((_zero := leaf(torch.zeros(()))).clamp_min(0), _zero)
+
+
+def but_for_ties(found: Tensor, theirs: Tensor) -> Tensor:
+    """Our gradient, without what PyTorch leaves out at a margin."""
+    return found if TIE_SLOPE == 1 else torch.where(theirs == 0, 0, found)
+
+
 # Belongs to the running test: its operands are made for this loss. Set by conftest.
 suited: list[LossSpec | None] = [None]
 

@@ -376,6 +376,7 @@ def test_gradcheck(third):
         assert torch.autograd.gradgradcheck(call, tensors)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # opcheck's own, in torch 2.15
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_pytorchs_checks_of_ops(third, device, requires_grad):
     x, t, p = of_both(third, (6,), device)
