@@ -217,7 +217,9 @@ def left_allocated(forward: Callable[[], Tensor], on_gpu: bool = False) -> int:
         loss = forward()  # the name keeps the graph
         return torch.cuda.memory_allocated() - before
     # Not saved_tensors_hooks: they do not see what a node keeps in another way.
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profile:
         loss = forward()  # noqa: F841
     return sum(event.self_cpu_memory_usage for event in profile.events() or [])
 

@@ -288,7 +288,9 @@ def test_a_learnt_sample_weight(monkeypatch, device):
 def test_no_tensor_has_the_logits_size(monkeypatch):
     by_chunks(monkeypatch)
     student, teacher = drawn((200,), 4, 5, 300, torch.float32, "cpu")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profile:
         called(student, teacher, beta=0.0).backward()
     largest = max(event.self_cpu_memory_usage for event in profile.events() or [])
     assert 0 < largest < 200 * 300 * 4 / 4

@@ -406,7 +406,9 @@ def test_no_tensor_has_the_logits_size(monkeypatch):
     memory = take(monkeypatch, "least")
     input, weight, _, _ = drawn((200,), 4, 300, torch.float32, "cpu")
     indices, p = targets((200,), 4, 300, torch.float32, "cpu")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profile:
         cudaloss.linear_sparse_cross_entropy(input, weight, indices, p, memory=memory).backward()
     largest = max(event.self_cpu_memory_usage for event in profile.events() or [])
     assert 0 < largest < 200 * 300 * 4
