@@ -192,16 +192,18 @@ def leaf(x: Tensor) -> Tensor:
     return x.detach().clone().requires_grad_()
 
 
-# What torch 2.10 lacks.
-needs_torch_2_11 = partial(pytest.mark.skipif, torch.torch_version.TorchVersion(torch.__version__) < "2.11")
+IS_TORCH_2_10 = torch.torch_version.TorchVersion(torch.__version__) < "2.11"
+needs_torch_2_11 = partial(pytest.mark.skipif, IS_TORCH_2_10)
 
 # PyTorch's slope of max(x, 0) at 0, in its losses with a margin. Ours is PyTorch 2.13's, 1; in 2.15 it is 0.
 (TIE_SLOPE,) = torch.autograd.grad((_zero := leaf(torch.zeros(()))).clamp_min(0), _zero)
 
 
-def but_for_ties(found: Tensor, theirs: Tensor) -> Tensor:
-    """Our gradient, without what PyTorch leaves out at a margin."""
-    return found if TIE_SLOPE == 1 else torch.where(theirs == 0, 0, found)
+def with_ties(margin: float, dtype: torch.dtype) -> float:
+    """For PyTorch's loss: with the next number an element at the margin has a slope in each version."""
+    if TIE_SLOPE == 1:
+        return margin
+    return torch.nextafter(torch.tensor(margin, dtype=dtype), torch.tensor(math.inf, dtype=dtype)).item()
 
 
 # Belongs to the running test: its operands are made for this loss. Set by conftest.

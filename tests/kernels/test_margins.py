@@ -12,7 +12,7 @@ import cudaloss
 from cudaloss._call.modes import REDUCTIONS
 from cudaloss._install.build import DEVICES
 from cudaloss.bench.errors import largest_error
-from oracle import TIE_SLOPE, leaf
+from oracle import leaf, with_ties
 
 inf, nan = torch.inf, torch.nan
 MARGINS = (1.0, 0.3, 0.0, -0.5)
@@ -25,13 +25,6 @@ def results(function, operands, wanted, reduction, **own):
     return value.detach(), *torch.autograd.grad(value, leaves, torch.ones_like(value))
 
 
-def with_ties(margin, dtype):
-    """For PyTorch's loss: with the next number an element at the margin has a slope in each version."""
-    if TIE_SLOPE == 1:
-        return margin
-    return torch.nextafter(torch.tensor(margin, dtype=dtype), torch.tensor(inf, dtype=dtype)).item()
-
-
 def assert_as_pytorch(name, operands, wanted=1, **own):
     """In the operands' dtype, and in float64. PyTorch rounds a margin to the former: 0.3 to a float32 above it, where
     its loss then has a kink, and ours has none. Halves it rounds in each step."""
@@ -41,9 +34,10 @@ def assert_as_pytorch(name, operands, wanted=1, **own):
         same = dtype == torch.float64 or (dtype == torch.float32 and own["margin"] != 0.3)
         for like in (torch.float64, *([dtype] if same else [])):
             given = [x.to(like) if x.is_floating_point() else x for x in operands]
-            expected = results(getattr(F, name), given, wanted, reduction, margin=with_ties(own["margin"], like))
-            for ours, theirs in zip(found, expected, strict=True):
-                torch.testing.assert_close(ours, theirs.to(dtype))
+            theirs = {**own, "margin": with_ties(own["margin"], like)}
+            expected = results(getattr(F, name), given, wanted, reduction, **theirs)
+            for ours, truth in zip(found, expected, strict=True):
+                torch.testing.assert_close(ours, truth.to(dtype))
 
 
 # ---- hinge embedding ----

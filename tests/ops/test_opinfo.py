@@ -128,13 +128,12 @@ def assert_near(found, theirs, truth, least=0.0):
     """As near to the truth as PyTorch's, or some units in the last place of its largest number, or of the `least` that
     it was added up from: float64's truth is PyTorch's own, and the samples' weights are of both signs."""
     assert (found.shape, found.dtype) == (theirs.shape, theirs.dtype)
-    allowed = (32 if found.dtype == torch.float64 else 4) * torch.finfo(found.dtype).eps * max(largest(truth), least)
-    allowed = max(allowed, 1.01 * largest(theirs.double() - truth))
-    # Beyond the dtype's numbers it is infinite.
-    is_beyond = (truth.abs() > torch.finfo(found.dtype).max) & (found.double() == torch.inf * truth.sign())
-    torch.testing.assert_close(
-        torch.where(is_beyond, truth, found.double()), truth, rtol=0, atol=allowed, equal_nan=True
-    )
+    is_beyond = (truth.abs() > torch.finfo(found.dtype).max) & found.isinf()
+    size = max(largest(torch.where(is_beyond, 0, truth)), least)
+    allowed = (32 if found.dtype == torch.float64 else 4) * torch.finfo(found.dtype).eps * size
+    allowed = max(allowed, 1.01 * largest(torch.where(is_beyond, 0, theirs.double() - truth)))
+    truth = torch.where(is_beyond, torch.inf * truth.sign(), truth)
+    torch.testing.assert_close(found.double(), truth, rtol=0, atol=allowed, equal_nan=True)
 
 
 @of_names

@@ -367,3 +367,24 @@ def test_curvature(noise):
     both = torch.func.jvp(torch.func.grad(kl_div_with_logits, (0, 1)), (x, t), (x, x))
     theirs = torch.func.jvp(torch.func.grad(kl_div_of_torch, (0, 1)), (x, t), (x, x))
     torch.testing.assert_close(both, theirs)
+
+
+@pytest.mark.cuda
+@of_losses
+@pytest.mark.parametrize(("dtype", "length"), [(torch.float32, 1540), (torch.bfloat16, 3080)], ids=str)
+def test_blocks_that_take_several_rows(name, dtype, length):
+    """A row of as many classes is a whole block's: with more than 16,384 each block takes several in turn."""
+    rows = 2 * 16_384 + 3
+    x, t = (torch.randn(rows, length, device="cuda", dtype=dtype).requires_grad_() for _ in range(2))
+    value = LOSSES[name].ours(x, t, reduction="none")
+    gradients = torch.autograd.grad(value.sum(), (x, t))
+    for some in (slice(0, 5), slice(16_380, 16_390), slice(rows - 7, rows)):
+        few = [y[some].detach().requires_grad_() for y in (x, t)]
+        alone = LOSSES[name].ours(*few, reduction="none")
+        assert torch.equal(value[some], alone)
+        for all_rows, of_few in zip(gradients, torch.autograd.grad(alone.sum(), few), strict=True):
+            assert torch.equal(all_rows[some], of_few)
+    mean = LOSSES[name].ours(x, t)
+    torch.testing.assert_close(
+        mean.double(), value.detach().double().mean(), rtol=1e-2 if dtype in HALVES else 1e-6, atol=0
+    )
