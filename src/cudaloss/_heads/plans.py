@@ -70,7 +70,8 @@ def clear_behind(logits: Tensor, classes: int) -> None:
 
 
 def logits_of(head: Head, memory: Tensor | None = None) -> Tensor:
-    """The logits, in rows that begin at 16 bytes; of one class side by side. `memory`: of earlier ones, which were at least as many."""
+    """The logits, in rows that begin at 16 bytes; of one class side by side. `memory`: of earlier ones, which were at
+    least as many."""
     rows, classes = head.input.shape[0], head.weight.shape[0]
     if memory is None:
         step = 16 // head.input.element_size()
