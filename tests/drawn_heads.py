@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
 
 import cudaloss
 from cudaloss._heads import calls, plans
@@ -114,3 +116,10 @@ def assert_close(found, theirs, truth) -> None:
         allowed = 3 * error(other, exact) + 8 * torch.finfo(ours.dtype).eps
         assert ours.dtype == other.dtype and ours.shape == exact.shape
         assert error(ours, exact) <= allowed, f"{error(ours, exact):.2e}, {allowed:.2e} is allowed"
+
+
+def largest_allocation(step: Callable[[], object]) -> int:
+    """The most bytes that one operation of a step on a CPU leaves allocated."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
+        step()
+    return max(event.self_cpu_memory_usage for event in found.events() or [])

@@ -34,10 +34,10 @@ def assert_as_pytorch(name, operands, wanted=1, **own):
         same = dtype == torch.float64 or (dtype == torch.float32 and own["margin"] != 0.3)
         for like in (torch.float64, *([dtype] if same else [])):
             given = [x.to(like) if x.is_floating_point() else x for x in operands]
-            theirs = {**own, "margin": with_ties(own["margin"], like)}
-            expected = results(getattr(F, name), given, wanted, reduction, **theirs)
-            for ours, truth in zip(found, expected, strict=True):
-                torch.testing.assert_close(ours, truth.to(dtype))
+            of_theirs = {**own, "margin": with_ties(own["margin"], like)}
+            expected = results(getattr(F, name), given, wanted, reduction, **of_theirs)
+            for ours, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(ours, theirs.to(dtype))
 
 
 # ---- hinge embedding ----
