@@ -113,6 +113,42 @@ def test_shares_of_classes(device, classes, dtype):
     assert_right(input, target, weight=weight, label_smoothing=0.1)
 
 
+# Few classes, a warp's, beside vectors, a block's, and more than a block's.
+@pytest.mark.parametrize("classes", [7, 1000, 1001, 8200, 40000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_shares_beside_equal_logits(device, classes, dtype):
+    """Probabilities and weights, where many classes have the largest logit; and slices."""
+    input = torch.randint(-3, 4, (6, classes + 3)).to(dtype).to(device)
+    input[5] = torch.randn(classes + 3).to(dtype)
+    q = torch.softmax(torch.randn(6, classes + 3), 1).to(dtype).to(device)
+    weight = torch.rand(classes, device=device) + 0.5
+    target = torch.randint(classes, (6,), device=device)
+    for rows in (slice(0, classes), slice(3, classes + 3)):
+        x, t = input[:, rows], q[:, rows]
+        assert_right(x, t)
+        assert_right(x, t, label_smoothing=0.1)
+        assert_right(x, t, weight=weight)
+        assert_right(x, target, weight=weight, label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("classes", [64, 1000, 4096, 20000])
+def test_shares_of_many_rows(device, classes):
+    """Each row of many has the bits that it has among few: blocks and warps keep nothing of the row before."""
+    rows = 131_072 // classes * 40 + 3
+    input = torch.randn(rows, classes, device=device) * 4
+    q = torch.softmax(torch.randn(rows, classes, device=device) * 3, 1)
+    mask = torch.arange(rows, device=device) % 5 != 0
+
+    def found(*operands):
+        leaf = operands[0].clone().requires_grad_()
+        losses = cudaloss.cross_entropy(leaf, operands[1], mask=operands[2], label_smoothing=0.1, reduction="none")
+        return losses.detach(), *torch.autograd.grad(losses.sum(), leaf)
+
+    parts = [found(*part) for part in zip(*(x.split(rows // 7) for x in (input, q, mask)), strict=True)]
+    for whole, part in zip(found(input, q, mask), zip(*parts, strict=True), strict=True):
+        assert torch.equal(whole, torch.cat(part))
+
+
 def test_shares_at_the_edges(device):
     input, _ = drawn((6, 64), torch.float32, device)
     q = torch.softmax(torch.randn(6, 64, device=device), 1)

@@ -1,0 +1,241 @@
+// What the classes of a row have as their own shares of its loss: how a thread keeps their operand (probabilities or
+// class weights), their sums, and a row's results from these.
+#pragma once
+
+#include <cuda_pipeline.h>
+
+#include "cuda/rows_contiguous.cuh"
+
+namespace cudaloss::cuda {
+
+constexpr int kShareClasses = 32;  // of a thread in a tile
+
+// The operand of a thread's classes, in shared memory. K: its dtype there.
+template <class E, class K, int kThreads>
+struct OperandTile {
+  static constexpr int n = RowSpan<E>::kVector, kVectors = kShareClasses / n;
+  static constexpr int kOfPiece = kVectorBytes / sizeof(K), kPieces = n / kOfPiece;
+  static constexpr int kBytes = kThreads * kVectors * kPieces * kVectorBytes;
+  using Piece = Vector<K, kOfPiece>;
+  Piece* const of_thread;  // kThreads apart
+
+  __device__ __forceinline__ Piece& piece(int i) const { return of_thread[i * kThreads]; }
+  __device__ __forceinline__ K& at(int i) const { return piece(i / kOfPiece).element[i % kOfPiece]; }
+  // Of vector i.
+  __device__ __forceinline__ void get(int i, float (&x)[n]) const {
+#pragma unroll
+    for (int m = 0; m < kPieces; ++m) {
+      const Piece found = piece(i * kPieces + m);
+#pragma unroll
+      for (int k = 0; k < kOfPiece; ++k) x[m * kOfPiece + k] = widen<float>(found.element[k]);
+    }
+  }
+};
+
+// Reads the operand of a row's shares.
+template <class E>
+struct OperandReader {
+  using N = RowNumber<E>;
+  Operand operand;
+  int64_t first, stride;  // of the row's elements
+  const float* weight;    // of classes, beside probabilities; null: none
+  int64_t weight_stride;
+  // A class's share: (1 - s) q + s / C of a probability q, s / C w of a class weight w beside an index.
+  Constant<float> slope, each;
+
+  template <class P, class Loss>
+  __device__ __forceinline__ OperandReader(const P& p, const Loss& loss, const RowPlace& at)
+      : operand(loss.is_soft ? p.target : p.third),
+        first(loss.is_soft ? offset(p, at, kTarget) : 0),
+        stride(p.class_stride[loss.is_soft ? kTarget : kThird]),
+        weight(loss.is_soft ? static_cast<const float*>(p.third.data) : nullptr),
+        weight_stride(p.class_stride[kThird]),
+        slope(loss.is_soft ? loss.share.of_target : loss.share.each),
+        each(loss.is_soft ? loss.share.each : Constant<float>{0.0f, 0.0f}) {}
+
+  template <class T>
+  __device__ __forceinline__ const T* data() const {
+    return static_cast<const T*>(operand.data) + first;
+  }
+  __device__ __forceinline__ float operand_at(int32_t j) const {
+    const bool is_float = operand.dtype == DType::Float32;
+    return is_float ? data<float>()[j * stride] : widen<float>(data<E>()[j * stride]);
+  }
+  __device__ __forceinline__ N share_of(float x, int32_t j) const {
+    const N product = number_of<N>(slope) * number_of<N>({x, 0.0f});
+    const N share = each.hi == 0.0f ? product : gap_between(product, -number_of<N>(each));
+    return weight ? share * number_of<N>({weight[j * weight_stride], 0.0f}) : share;
+  }
+  __device__ __forceinline__ float share_at(int32_t j) const { return rounded_finite(share_of(operand_at(j), j)); }
+  // Starts to load a tile, with 0 outside the row; wait() ends it. vectors: whole ones lie as in the tile.
+  template <class Tile>
+  __device__ __forceinline__ void load(const RowSpan<E>& span, int32_t from, int shift, bool vectors, bool is_soft,
+                                       const Tile& tile) const {
+    using K = std::decay_t<decltype(tile.at(0))>;
+    const auto is_whole = [&](int32_t j) { return vectors && j >= 0 && span.room(j) >= 0; };
+    bool has_more = false;
+#pragma unroll
+    for (int i = 0; i < Tile::kVectors; ++i) {
+      const int32_t j = from + (i << shift);
+      has_more |= !is_whole(j);
+      if (!is_whole(j)) continue;
+#pragma unroll
+      for (int m = 0; m < Tile::kPieces; ++m) {
+        const K* const piece = data<K>() + j + m * Tile::kOfPiece;
+        if (is_soft) {
+          __pipeline_memcpy_async(&tile.piece(i * Tile::kPieces + m), piece, kVectorBytes);
+        } else {  // Class weights. H200, (2^20, 64) fp32: 0.36 ms; by copies of one address for many threads 3.0.
+          tile.piece(i * Tile::kPieces + m) =
+              bit_cast<typename Tile::Piece>(__ldca(reinterpret_cast<const uint4*>(piece)));
+        }
+      }
+    }
+#pragma unroll 1
+    for (int i = 0; has_more && i < Tile::kVectors; ++i) {
+      const int32_t j = from + (i << shift);
+      if (is_whole(j)) continue;
+#pragma unroll 1
+      for (int k = 0; k < Tile::n; ++k) {
+        tile.at(i * Tile::n + k) = narrow<K>(span.has(j + k) ? operand_at(j + k) : 0.0f);
+      }
+    }
+    __pipeline_commit();
+  }
+  __device__ __forceinline__ static void wait() { __pipeline_wait_prior(0); }
+  // Probabilities with class weights become shares times a factor, rounded; visits what this takes from each. All other
+  // shares are `slope` times the operand and `each`, which the sums take at their end.
+  template <class Tile, class Visit>
+  __device__ __forceinline__ void weigh(const RowSpan<E>& span, int32_t from, int shift, Constant<float> factor,
+                                        const Tile& tile, const Visit& visit) const {
+    if (!weight) return;
+    using K = std::decay_t<decltype(tile.at(0))>;
+#pragma unroll 1
+    for (int m = 0; m < Tile::kVectors * Tile::kPieces; ++m) {
+      const int32_t begin = m * Tile::kOfPiece, j = from + (begin / Tile::n << shift) + begin % Tile::n;
+      typename Tile::Piece piece = {};
+#pragma unroll
+      for (int k = 0; k < Tile::kOfPiece; ++k) {
+        if (!span.has(j + k)) continue;
+        const N exact = share_of(operand_at(j + k), j + k) * number_of<N>(factor);
+        const float kept = rounded_finite(exact);
+        piece.element[k] = narrow<K>(kept);
+        visit((value_of(exact) - kept) + rest_of(exact));
+      }
+      tile.piece(m) = piece;
+    }
+  }
+};
+
+// Over the classes below the largest logit: the sums of their shares, and of share (largest - x). Of the classes with
+// the largest logit: their shares and their number. S: in fp64 a class needs two operations; in pairs of fp32 nine.
+template <class S>
+struct ShareSums {
+  S shares, below, own;
+  int32_t at_max;
+
+  __device__ __forceinline__ ShareSums operator+(const ShareSums& b) const {
+    return {shares + b.shares, below + b.below, own + b.own, at_max + b.at_max};
+  }
+};
+template <class N>
+__device__ __forceinline__ N number_in(double x) {
+  return number_of<N>(constant_of(x, float()));
+}
+
+// What the threads of a row join.
+template <class E>
+struct PartWithShares {
+  PartSums<E> part;
+  ShareSums<std::conditional_t<sizeof(E) < sizeof(float), float, double>> shares;
+
+  __device__ __forceinline__ PartWithShares joined(Reference own, int lanes) const {
+    PartWithShares all = {joined_part<E>(part, own, lanes, false), shares};
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      if (distance < lanes) all.shares = all.shares + neighbour(all.shares, distance);
+    }
+    return all;
+  }
+};
+
+// The results of a row.
+template <class E>
+struct RowWithShares {
+  using N = RowNumber<E>;
+  N hard;          // what a target index adds to the share of its class
+  N shares, own;   // of the other classes, and of those with the largest logit
+  N all;           // the sum of these
+  int32_t at_max;  // how many have the largest logit
+  float max, target, z_loss;
+  RowSoftmax<E> softmax;
+  float ratio;  // from the reference of the others' maximum to the row's
+  Constant<float> factor;
+  float twice_lse = 0.0f;
+  N of_exp;
+
+  template <class Loss>
+  __device__ __forceinline__ RowWithShares(const PartWithShares<E>& sums, const Loss& loss, float max, float target,
+                                           float class_weight, Constant<float> factor)
+      : hard(number_of<N>(loss.hard) * number_of<N>({class_weight, 0.0f})),
+        shares(number_in<N>(sums.shares.shares)),
+        own(number_in<N>(sums.shares.own)),
+        all(plus(plus(shares, own), hard)),
+        at_max(sums.shares.at_max),
+        max(max),
+        target(target),
+        z_loss(loss.z_loss),
+        softmax(beside_one(sums, max), max),
+        ratio(ratio_of(reference_of(sums.part.max), softmax.reference)),
+        factor(factor) {
+    if (z_loss != 0.0f) {
+      N plain;
+      float log_all;
+      softmax.take_logarithms(plain, log_all);
+      twice_lse = 2.0f * z_loss * log_all;
+    }
+    of_exp = quotient_of(number_of<N>(factor) * loss.sum_with(all, twice_lse), softmax.all, softmax.inverse);
+  }
+  // The sums beside one class with the largest logit.
+  __device__ __forceinline__ static RowSums<E> beside_one(const PartWithShares<E>& sums, float max) {
+    RowSums<E> found = {sums.part.max, sums.part.others, 0.0f};
+    mend<E>(found);
+    if (sums.shares.at_max > 1) {
+      const Reference reference = reference_of(max);
+      const N one = Elements<E>(reference.power).own_exp(max - reference.shift);
+      const float more = static_cast<float>(sums.shares.at_max - 1);
+      found.others = plus(one * number_of<N>({more, 0.0f}),
+                          times_power(found.others, ratio_of(reference_of(found.max), reference)));
+      found.max = max;
+    }
+    return found;
+  }
+  __device__ __forceinline__ double loss(double below_max) const {
+    N plain;
+    float log_all;
+    softmax.take_logarithms(plain, log_all);
+    const N below = plus(number_in<N>(below_max), hard * number_of<N>({max - target, 0.0f}));
+    const N both = gap_between(all * plain, -below), z = number_of<N>({-z_loss * log_all * log_all, 0.0f});
+    return softmax.is_nan ? double{NAN} : as_double(gap_between(both, z));
+  }
+  // For exp(x) in the reference of the others' maximum.
+  __device__ __forceinline__ Gain gain() const {
+    const Gain gain = gain_of<E>(of_exp, 0.0f, 0.0f), not_a_number = {NAN, 0.0f, 0.0f, NAN, 1.0f};
+    return softmax.is_nan ? not_a_number : gain.in_reference(ratio);
+  }
+  // The gradient at a class with the largest logit, from its share,
+  __device__ __forceinline__ float at_largest(float share, bool is_target) const {
+    N others = shares;
+    if (at_max > 1) others = plus(others, plus(own, number_of<N>({-share, 0.0f})));
+    if (!is_target) others = plus(others, hard);
+    const N raised = gap_between(others, number_of<N>({-twice_lse, 0.0f}));
+    return softmax.is_nan ? NAN : rounded(gap_between(number_of<N>(factor) * raised, of_exp * softmax.others));
+  }
+  // and at the target index if it has another logit.
+  __device__ __forceinline__ float at_target(float share) const {
+    const N e = Elements<E>(softmax.reference.power).own_exp(target - softmax.reference.shift);
+    const N given = plus(hard, number_of<N>({share, 0.0f}));
+    return softmax.is_nan ? NAN : rounded(gap_between(of_exp * e, number_of<N>(factor) * given));
+  }
+};
+
+}  // namespace cudaloss::cuda
