@@ -102,8 +102,8 @@ struct OperandReader {
     __pipeline_commit();
   }
   __device__ __forceinline__ static void wait() { __pipeline_wait_prior(0); }
-  // Probabilities with class weights become shares times a factor, rounded; visits what this takes from each. All other
-  // shares are `slope` times the operand and `each`, which the sums take at their end.
+  // Probabilities with class weights become shares times a factor, rounded; visit(j, lost): what rounding took from
+  // class j. All other shares are `slope` times the operand and `each`, which the sums take at their end.
   template <class Tile, class Visit>
   __device__ __forceinline__ void weigh(const RowSpan<E>& span, int32_t from, int shift, Constant<float> factor,
                                         const Tile& tile, const Visit& visit) const {
@@ -116,16 +116,16 @@ struct OperandReader {
       const N exact = share_of(operand_at(j), j) * number_of<N>(factor);
       const float kept = rounded_finite(exact);
       tile.at(i) = narrow<K>(kept);
-      visit((value_of(exact) - kept) + rest_of(exact));
+      visit(j, (value_of(exact) - kept) + rest_of(exact));
     }
   }
 };
 
 // Over the classes below the largest logit: the sums of their shares, and of share (largest - x). Of the classes with
-// the largest logit: their shares and their number. S: in fp64 a class needs two operations; in pairs of fp32 nine.
-template <class S>
+// the largest logit: the sum of their shares, and their number. In fp64 a class needs two operations, in pairs of fp32
+// nine; and sums of halves' distances do not overflow.
 struct ShareSums {
-  S shares, below, own;
+  double shares, below, own;
   int32_t at_max;
 
   __device__ __forceinline__ ShareSums operator+(const ShareSums& b) const {
@@ -141,7 +141,7 @@ __device__ __forceinline__ N number_in(double x) {
 template <class E>
 struct PartWithShares {
   PartSums<E> part;
-  ShareSums<std::conditional_t<sizeof(E) < sizeof(float), float, double>> shares;
+  ShareSums shares;
 
   __device__ __forceinline__ PartWithShares joined(Reference own, int lanes) const {
     PartWithShares all = {joined_part<E>(part, own, lanes, false), shares};

@@ -228,8 +228,8 @@ bool half_rows_with_shares(const Pass& r, const typename Loss::InFloat& loss, co
 }
 
 // Rows of contiguous classes that have shares of their own. H200, steps with probabilities: (32768, 4096) fp32 takes
-// 0.58 ms, in the kernel for halves 0.89. What that one does not take was in the kernel for any row: (131072, 1001)
-// fp32 3.99 ms and now 0.83, (2^22, 10) 10.7 and 1.2, (1024, 128256) 4.9 and 0.8, (2048, 128256) bf16 10.1 and 0.8.
+// 0.58 ms, in the kernel for halves 0.89. In the kernel for any row, and here: (131072, 1001) fp32 3.99 and 0.83 ms,
+// (2^22, 10) 10.7 and 1.2, (1024, 128256) 4.9 and 0.8, (2048, 128256) bf16 10.1 and 0.8.
 template <class E, class Loss>
 bool fast_rows_with_shares(const Pass& r, const Memory& memory, Stream stream) {
   constexpr int n = kVectorBytes / sizeof(E), kVectors = kShareClasses / n;

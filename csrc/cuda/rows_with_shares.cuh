@@ -1,6 +1,7 @@
 // Rows whose classes have shares of their own in the loss: probabilities as targets, or class weights with label
 // smoothing. Some lanes of a warp, or a block, read a row once: a thread keeps its logits in registers, and the operand
-// of its shares in shared memory, where it comes without registers. A row of several tiles is read three times.
+// of its shares in shared memory, where it comes without registers. A row of several tiles is read twice for the loss,
+// and once more for the gradients.
 //
 // The classes with the largest logit take no part in the sums: beside them the others would lose their digits. Not
 // kept: the logits in shared memory too, in small loops (step of (32768, 4096) fp32: 0.83 ms, here 0.58, H200).
@@ -16,7 +17,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                      const __grid_constant__ typename Loss::InFloat loss, RowLanes<kLanes> lanes, bool ragged,
                      bool vectors) {
   using Operands = OperandTile<E, K, kThreads>;
-  using S = decltype(PartWithShares<E>::shares.own);
   constexpr int kVectors = Operands::kVectors;
   using Tile = RowTile<E, kLanes, kVectors>;
   constexpr int n = Tile::n;
@@ -60,6 +60,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       take_target(p, task, read);
     }
     const bool reads = loss.is_soft ? task.counts : task.target >= 0;
+    if (!reads) reader.wait();  // so that nothing of this row arrives after the next one's
     const float target = task.target >= 0 ? widen<float>(span.input[task.target]) : 0.0f;
     const auto vectors_of = [&](int32_t t) { return t == tiles - 1 ? count : kVectors; };
 
@@ -83,12 +84,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
 
     PartWithShares<E> sums = {{-INFINITY, 0.0f, {}}, {}};
-    ShareSums<S>& shares = sums.shares;
+    ShareSums& shares = sums.shares;
     Reference own = reference_of(sums.part.max);
     typename Elements<E>::Sum of_exp;
-    uint32_t at_max = 0;  // which classes of the tile have the largest logit, as bits
-    float of_max = 0.0f;
-    S distance = S(0);  // the sum of (largest - x)
+    uint32_t at_max = 0;    // which classes of the tile have the largest logit, as bits
+    double distance = 0.0;  // the sum of (largest - x)
     int inside = 0;
     for (int32_t t = 0; reads && t < tiles; ++t) {
       if (reloads) load(t, true);
@@ -96,7 +96,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       const int here = vectors_of(t);
       reader.wait();
       // Their sum, which is a factor of all classes, keeps what rounding takes from the shares.
-      reader.weigh(span, begin, tile.shift, {1.0f, 0.0f}, operands, [&](float lost) { shares.shares += S(lost); });
+      reader.weigh(span, begin, tile.shift, {1.0f, 0.0f}, operands, [&](int32_t j, float lost) {
+        (widen<float>(span.input[j]) == max ? shares.own : shares.shares) += double{lost};
+      });
       uint32_t outside = 0;
       if (!span.template has_all<kVectors>(begin, tile.shift)) {
 #pragma unroll
@@ -124,15 +126,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           const bool is_max = below[k] == 0.0f;
           if (is_max) {
             at_max |= 1u << (i * n + k);
-            of_max += share[k];
+            shares.own += double{share[k]};
             x = kMinusInfinity<E>;
           }
-          shares.shares += S(is_max ? 0.0f : share[k]);
-          shares.below = fused(S(share[k]), S(below[k]), shares.below);
+          shares.shares += double{is_max ? 0.0f : share[k]};
+          shares.below = fused(double{share[k]}, double{below[k]}, shares.below);
         }
         if (smooths) {
 #pragma unroll
-          for (int k = 0; k < n; k += 4) distance += S((below[k] + below[k + 1]) + (below[k + 2] + below[k + 3]));
+          for (int k = 0; k < n; ++k) distance += double{below[k]};
         }
       }
       at_max &= ~outside;
@@ -140,12 +142,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       inside += kShareClasses - __popc(outside);
       tile.take(here, t == 0, span.gradient, sums.part, own, of_exp);
     }
-    shares.own = S(of_max);
     if (!reader.weight) {
-      const S slope = S(reader.slope.hi) + S(reader.slope.lo), each = S(reader.each.hi) + S(reader.each.lo);
-      shares.shares = fused(slope, shares.shares, each * S(inside - shares.at_max));
+      const auto in_double = [](Constant<float> c) { return double{c.hi} + double{c.lo}; };
+      const double slope = in_double(reader.slope), each = in_double(reader.each);
+      shares.shares = fused(slope, shares.shares, each * (inside - shares.at_max));
       shares.below = fused(slope, shares.below, each * distance);
-      shares.own = fused(slope, shares.own, each * S(shares.at_max));
+      shares.own = fused(slope, shares.own, each * shares.at_max);
     }
     sums.part.others = tile.total(span.gradient, sums.part.max, own, of_exp);
     sums = sums.joined(own, lanes.of_warp());
@@ -178,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           reader.wait();
           at_max = 0;
         }
-        reader.weigh(span, begin, tile.shift, task.factor, operands, [](float) {});
+        reader.weigh(span, begin, tile.shift, task.factor, operands, [](int32_t, float) {});
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           float share[n];

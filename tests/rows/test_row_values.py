@@ -134,19 +134,44 @@ def test_shares_beside_equal_logits(device, classes, dtype):
 @pytest.mark.parametrize("classes", [64, 1000, 4096, 20000])
 def test_shares_of_many_rows(device, classes):
     """Each row of many has the bits that it has among few: blocks and warps keep nothing of the row before."""
-    rows = 131_072 // classes * 40 + 3
+    rows = max(131_072 // classes * 40, 800) + 3
     input = torch.randn(rows, classes, device=device) * 4
     q = torch.softmax(torch.randn(rows, classes, device=device) * 3, 1)
     mask = torch.arange(rows, device=device) % 5 != 0
+    incoming = torch.rand(rows, device=device) + 0.5
 
-    def found(*operands):
-        leaf = operands[0].clone().requires_grad_()
-        losses = cudaloss.cross_entropy(leaf, operands[1], mask=operands[2], label_smoothing=0.1, reduction="none")
-        return losses.detach(), *torch.autograd.grad(losses.sum(), leaf)
+    def found(x, q, mask, incoming):
+        """With factors that the forward did not expect: a GPU then makes the gradients again, in 264 blocks."""
+        leaf = x.clone().requires_grad_()
+        own = {"mask": mask, "label_smoothing": 0.1, "reduction": "none"}
+        losses = cudaloss.cross_entropy(leaf, q, **own)
+        return losses.detach(), *torch.autograd.grad(losses, leaf, incoming)
 
-    parts = [found(*part) for part in zip(*(x.split(rows // 7) for x in (input, q, mask)), strict=True)]
-    for whole, part in zip(found(input, q, mask), zip(*parts, strict=True), strict=True):
+    operands = (input, q, mask, incoming)
+    parts = [found(*part) for part in zip(*(x.split(rows // 7) for x in operands), strict=True)]
+    for whole, part in zip(found(*operands), zip(*parts, strict=True), strict=True):
         assert torch.equal(whole, torch.cat(part))
+
+
+@pytest.mark.parametrize("classes", [10, 1001, 40000])
+def test_equal_shares_beside_equal_logits(device, classes):
+    """The shares' sum is then one of equal numbers, whose roundings do not average out."""
+    input = torch.zeros(3, classes, device=device)
+    q = torch.full_like(input, 1 / classes)
+    assert_right(input, q)
+    assert_right(input, q, weight=torch.full((classes,), 1.1, device=device))
+    assert_right(input, torch.zeros(3, dtype=torch.long, device=device), weight=q[0] + 1, label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_shares_of_masked_logits(device, dtype):
+    """The smallest finite logits, of which two have no finite sum."""
+    input = torch.randn(4, 1001, dtype=torch.float64).to(dtype).to(device)
+    input[:, 5:9] = torch.finfo(dtype).min
+    q = torch.softmax(torch.randn(4, 1001, dtype=torch.float64), 1).to(dtype).to(device)
+    q[:, 5:9] = 0
+    assert_right(input, q)
+    assert_right(input, q, label_smoothing=0.1)
 
 
 def test_shares_at_the_edges(device):
