@@ -44,6 +44,16 @@ __device__ __forceinline__ V neighbour(const V& x, int distance) {
   return out;
 }
 
+// Joins the values of `lanes` neighbouring threads of a warp and gives all of them the result.
+template <class V, class Join>
+__device__ __forceinline__ V joined_in_warp(V x, int lanes, const Join& join) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    if (distance < lanes) x = join(x, neighbour(x, distance));
+  }
+  return x;
+}
+
 // Joins the values of a row's threads (some lanes of a warp, or all kThreads) and gives all of them the result.
 template <int kThreads = kGeneralThreads, class V, class Join>
 __device__ __forceinline__ V together(V x, int lanes, const Join& join) {

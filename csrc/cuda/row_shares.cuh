@@ -144,12 +144,8 @@ struct PartWithShares {
   ShareSums shares;
 
   __device__ __forceinline__ PartWithShares joined(Reference own, int lanes) const {
-    PartWithShares all = {joined_part<E>(part, own, lanes, false), shares};
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      if (distance < lanes) all.shares = all.shares + neighbour(all.shares, distance);
-    }
-    return all;
+    const auto add = [](const ShareSums& a, const ShareSums& b) { return a + b; };
+    return {joined_part<E>(part, own, lanes, false), joined_in_warp(shares, lanes, add)};
   }
 };
 

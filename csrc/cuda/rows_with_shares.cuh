@@ -69,18 +69,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       if (reloads) load(t, false);
       own_max = tile.max(vectors_of(t), own_max);
     }
-    const auto joined_max = [](float x, int lanes) {
-#pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2) {
-        if (distance < lanes) x = max_or_nan(x, shuffled(x, distance));
-      }
-      return x;
-    };
-    float max = joined_max(own_max, lanes.of_warp());
+    const auto larger = [](float a, float b) { return max_or_nan(a, b); };
+    float max = joined_in_warp(own_max, lanes.of_warp(), larger);
     if constexpr (kOfBlock) {
       if (threadIdx.x % 32 == 0) warp_max[threadIdx.x / 32] = max;
       __syncthreads();
-      max = joined_max(warp_max[threadIdx.x % kWarps], kWarps);
+      max = joined_in_warp(warp_max[threadIdx.x % kWarps], kWarps, larger);
     }
 
     PartWithShares<E> sums = {{-INFINITY, 0.0f, {}}, {}};
