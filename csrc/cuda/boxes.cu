@@ -11,7 +11,7 @@ namespace cudaloss::cuda {
 
 namespace {
 
-constexpr int kBoxThreads = 128, kBoxesOfAThread = 4;
+constexpr int kBoxThreads = 128, kBoxBlocks = 8, kBoxesOfAThread = 4;  // so many blocks on a processor
 
 // A loss of boxes known only at run time.
 struct AnyBoxes {
@@ -53,8 +53,11 @@ struct BoxParameters {
 };
 
 template <class E>
-__device__ __forceinline__ void load_box(const Accessor<E>& operand, int64_t at, double (&box)[kCorners]) {
-  const auto read = operand.template load<kCorners>(at, kCorners);
+__device__ __forceinline__ auto load_box(const Accessor<E>& operand, int64_t at) {
+  return operand.template load<kCorners>(at, kCorners);
+}
+template <class Box>
+__device__ __forceinline__ void widen_box(const Box& read, double (&box)[kCorners]) {
 #pragma unroll
   for (int k = 0; k < kCorners; ++k) box[k] = widen<double>(read.element[k]);
 }
@@ -72,7 +75,8 @@ __device__ __forceinline__ void store_box(const Accessor<E>& gradient, int64_t a
 }
 
 template <class F, class E>
-__global__ void __launch_bounds__(kBoxThreads) boxes_of_rows(const __grid_constant__ BoxParameters<F, E> g) {
+__global__ void __launch_bounds__(kBoxThreads, kBoxBlocks)
+    boxes_of_rows(const __grid_constant__ BoxParameters<F, E> g) {
   using P = Partial<F>;
   const RowParameters<P>& p = g.rows;
   release_next();
@@ -82,13 +86,16 @@ __global__ void __launch_bounds__(kBoxThreads) boxes_of_rows(const __grid_consta
   RowFactor<F> factor;
 #pragma unroll 1
   for (uint32_t row = blockIdx.x * kBoxThreads + threadIdx.x; row < p.rows; row += gridDim.x * kBoxThreads) {
+    const RowPlace at = place_of(p, row);  // loads start before it is known whether the row counts
+    const auto own_box = load_box(g.input, offset(p, at, kInput));
+    const auto other_box = load_box(g.target, offset(p, at, kTarget));
     const Task<F> task = task_of<F, false>(p, factor, row);
     if (task.held) continue;
     BoxRow found = {};
     if (task.counts) {
       double own[kCorners], other[kCorners];
-      load_box(g.input, offset(p, task.at, kInput), own);
-      load_box(g.target, offset(p, task.at, kTarget), other);
+      widen_box(own_box, own);
+      widen_box(other_box, other);
       found = g.loss.row(own, other, p.wants_gradients);
     }
     add_loss(p, task.at, P{found.loss * static_cast<double>(task.weight)}, sum);

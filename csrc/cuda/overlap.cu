@@ -12,32 +12,34 @@ namespace {
 
 // For all samples, if they have so many tiles. More than a GPU holds at a time: (8, 1, 256, 256, 128) fp32 takes 0.138
 // ms, with 1024 0.146.
-constexpr int64_t kAllBlocks = 2048;
-constexpr int kFoldThreads = 512;
+constexpr int64_t kAllBlocks = 2048, kGradTiles = 1;
+constexpr int kFoldThreads = 512, kFoldValues = 8, kFoldWarps = kFoldThreads / 32;
 
-// sums[block][value]: of all the partial sums of a group, in an order that depends on their number alone.
+// sums[group][value]: of the partial sums of a group's blocks, in an order that depends on their number alone. A block
+// has some values of a group.
 __global__ void __launch_bounds__(kFoldThreads)
     fold_overlap(const double* partials, int blocks, int values, double* sums) {
-  __shared__ double of_slices[kFoldThreads];
+  __shared__ double of_warps[kFoldWarps][kFoldValues];
   release_next();
   wait_for_prior();
-  const double* const own = partials + int64_t{blockIdx.x} * blocks * values;
-  const int width = min(values, kFoldThreads), slices = kFoldThreads / width;
-  const int slice = threadIdx.x / width, place = threadIdx.x % width;
-  for (int first = 0; first < values; first += width) {
-    const int value = first + place;
-    const bool has = slice < slices && value < values;
-    double sum = 0.0;
-#pragma unroll 8
-    for (int block = slice; has && block < blocks; block += slices) sum += own[int64_t{block} * values + value];
-    of_slices[threadIdx.x] = sum;
-    __syncthreads();
-    if (has && slice == 0) {
-      for (int i = 1; i < slices; ++i) sum += of_slices[i * width + place];
-      sums[int64_t{blockIdx.x} * values + value] = sum;
-    }
-    __syncthreads();
+  const int parts = (values + kFoldValues - 1) / kFoldValues, group = blockIdx.x / parts;
+  const int place = threadIdx.x % kFoldValues, value = blockIdx.x % parts * kFoldValues + place;
+  const double* const own = partials + int64_t{group} * blocks * values + value;
+  double sum = 0.0;
+#pragma unroll 4
+  for (int i = threadIdx.x / kFoldValues; value < values && i < blocks; i += kFoldThreads / kFoldValues) {
+    sum += own[int64_t{i} * values];
   }
+  for (int distance = kFoldValues; distance < 32; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+  if (threadIdx.x % 32 < kFoldValues) of_warps[threadIdx.x / 32][place] = sum;
+  __syncthreads();
+  if (threadIdx.x >= kFoldValues || value >= values) return;
+  for (int i = 1; i < kFoldWarps; ++i) sum += of_warps[i][place];
+  sums[int64_t{group} * values + value] = sum;
+}
+void launch_fold(const double* partials, int64_t groups, int64_t blocks, int64_t values, double* sums, Stream stream) {
+  launch(fold_overlap, Start::Behind, groups * plan::ceil_div(values, kFoldValues), kFoldThreads, stream, partials,
+         static_cast<int>(blocks), static_cast<int>(values), sums);
 }
 
 // Whether 16 bytes at a time hold voxels of one class, in order, and the first ones begin there.
@@ -70,6 +72,10 @@ void make_near(OverlapTask& task) {
   dispatch_any(p.target.dtype,
                [&](auto type) { task.target = near_strides(p.target_stride, sizeof(typename decltype(type)::type)); });
   task.mask = near_strides(p.mask_stride, 1);
+  task.has_outer = p.outer > 1;
+  const int64_t n = kVectorBytes / bytes;
+  task.lies_in_vectors = lies_dense(p.input.data, p.input_stride, n, p.outer > 1) &&
+                         (!p.gradient.data || lies_dense(p.gradient.data, p.gradient_stride, n, p.outer > 1));
   for (int64_t j = 0; j < kNearClasses; ++j) {
     const int64_t own = std::min(j, p.classes - 1) * bytes;
     task.of_input[j] = own * p.input_stride[kClass], task.of_gradient[j] = own * p.gradient_stride[kClass];
@@ -87,20 +93,24 @@ template <class E>
 struct Kernels {
   using Kernel = void (*)(OverlapTask);
   Kernel sums, gradient;
-  int64_t shared;  // of the sums
+  int64_t shared_of_sums, shared_of_gradient;
 
   template <int kPlace>
   static Kernels of_classes(const Overlap& p) {
-    constexpr int64_t kColumns = kNearSizes[kPlace].classes * sizeof(float) * kThreads;
-    if (p.entropy) return {softmax_sums<E, kPlace, true>, softmax_gradient<E, kPlace>, 3 * kColumns};
-    return {softmax_sums<E, kPlace, false>, softmax_gradient<E, kPlace>, 2 * kColumns};
+    constexpr int kClasses = kNearSizes[kPlace].classes;
+    constexpr int64_t kColumns = kClasses * sizeof(float) * kThreads;
+    using Logits = WarpLogits<E, kClasses>;
+    constexpr int64_t kRows = kWarps * Logits::kBytes, kLogits = Logits::kComes ? kRows : 0;
+    const Kernel gradient = softmax_gradient<E, kPlace>;
+    if (p.entropy) return {softmax_sums<E, kPlace, true>, gradient, 3 * kColumns + kLogits, kRows};
+    return {softmax_sums<E, kPlace, false>, gradient, 2 * kColumns + kLogits, kRows};
   }
   static Kernels of(const Overlap& p) {
     if (p.activation != Activation::Softmax) {
-      if (!is_dense(p)) return {element_sums<E, Reading::Any, true>, element_gradient<E, Reading::Any>, 0};
+      if (!is_dense(p)) return {element_sums<E, Reading::Any, true>, element_gradient<E, Reading::Any>, 0, 0};
       const Kernel gradient = element_gradient<E, Reading::Dense>;
-      if (p.entropy) return {element_sums<E, Reading::Dense, true>, gradient, 0};
-      return {element_sums<E, Reading::Dense, false>, gradient, 0};
+      if (p.entropy) return {element_sums<E, Reading::Dense, true>, gradient, 0, 0};
+      return {element_sums<E, Reading::Dense, false>, gradient, 0, 0};
     }
     if constexpr (!std::is_same_v<E, double>) {
       if (!reads_again(p)) {
@@ -109,7 +119,7 @@ struct Kernels {
       }
     }
     const int64_t of_block = kWarps * p.classes * kOverlapSums * sizeof(double);
-    return {any_softmax_sums<Beside<E>, E>, any_softmax_gradient<Beside<E>, E>, of_block};
+    return {any_softmax_sums<Beside<E>, E>, any_softmax_gradient<Beside<E>, E>, of_block, 0};
   }
 };
 
@@ -155,14 +165,13 @@ void overlap(const Overlap& p, double* partials, Stream stream) {
   dispatch(p.input.dtype, [&](auto type) {
     const auto kernels = Kernels<typename decltype(type)::type>::of(p);
     if (p.grads) {  // more blocks than for sums, which have partials
-      task.blocks = static_cast<uint32_t>(plan::ceil_div(p.voxels(), kTile));
-      return launch(kernels.gradient, Start::Alone, groups * task.blocks, kThreads, stream, task);
+      task.blocks = static_cast<uint32_t>(plan::ceil_div(p.voxels(), kTile * kGradTiles));
+      return launch_with_shared(kernels.gradient, Start::Alone, groups * task.blocks, kThreads,
+                                static_cast<int>(kernels.shared_of_gradient), stream, task);
     }
-    launch_with_shared(kernels.sums, Start::Alone, groups * task.blocks, kThreads, static_cast<int>(kernels.shared),
-                       stream, task);
-    const auto values = static_cast<int>(kOverlapSums * (of_classes ? 1 : p.classes));
-    launch(fold_overlap, Start::Behind, groups, kFoldThreads, stream, partials, static_cast<int>(task.blocks), values,
-           p.sums);
+    launch_with_shared(kernels.sums, Start::Alone, groups * task.blocks, kThreads,
+                       static_cast<int>(kernels.shared_of_sums), stream, task);
+    launch_fold(partials, groups, task.blocks, kOverlapSums * (of_classes ? 1 : p.classes), p.sums, stream);
   });
 }
 
@@ -170,8 +179,7 @@ void overlap_loss(const OverlapLoss& loss, double* totals, Stream stream) {
   using namespace overlaps;
   OverlapLoss of = loss;
   if (of.batch) {
-    const auto samples = static_cast<int>(of.samples), values = static_cast<int>(of.classes * kOverlapSums);
-    launch(fold_overlap, Start::Behind, 1, kFoldThreads, stream, of.sums, samples, values, totals);
+    launch_fold(of.sums, 1, of.samples, of.classes * kOverlapSums, totals, stream);
     of.totals = totals;
   }
   launch(finish_overlap, Start::Behind, 1, kFinishThreads, stream, of);

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "core/log.h"
-#include "cuda/overlap_voxels.cuh"
+#include "cuda/overlap_stage.cuh"
 #include "cuda/row_exp.cuh"
 
 namespace cudaloss::cuda {
@@ -25,11 +25,8 @@ struct Probabilities {
   Reference reference;
   float max, sum, others;  // sums of exp, in the reference of the maximum: of all classes, and without one
 
-  // Reads exponentials; `scale` makes probabilities of them.
-  __device__ __forceinline__ Probabilities(const OverlapTask& task, const NearVoxel<E>& voxel) : task(task) {
-    E read[kClasses];
-#pragma unroll
-    for (int j = 0; j < kClasses; ++j) read[j] = voxel.read(task.of_input[j]);
+  // Exponentials of the logits; `scale` makes probabilities of them.
+  __device__ __forceinline__ Probabilities(const OverlapTask& task, const E (&read)[kClasses]) : task(task) {
 #pragma unroll
     for (int j = 0; j < kClasses; ++j) e[j] = widen<float>(read[j]);
     max = e[0];
@@ -83,9 +80,9 @@ struct Probabilities {
   }
 };
 
-// What a voxel adds to the sums of its own class goes to a column of the thread in shared memory. A thread adds the
-// voxels of some tiles in float: 32 numbers, and their rounding errors differ from thread to thread.
-constexpr int kTilesOfSums = 4;
+// What a voxel adds to the sums of its own class goes to a column of the thread in shared memory. A thread adds some
+// voxels in float, and their rounding errors differ from thread to thread.
+constexpr int kVoxelsOfSums = 32;
 template <class E, int kPlace, bool kHasEntropy>
 __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_sums)
     softmax_sums(const __grid_constant__ OverlapTask task) {
@@ -96,47 +93,57 @@ __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_sums)
   release_next();
   const int64_t sample = blockIdx.x / task.blocks;
   const auto classes = static_cast<int32_t>(p.classes);
-  const NearVoxels<E, false> voxels(task, sample);
+  const NearVoxels voxels(task, sample);
   float* const column = reinterpret_cast<float*>(memory) + threadIdx.x;
   const auto of_class = [&](int k, int j) -> float& { return column[(k * kClasses + j) * kThreads]; };
 #pragma unroll
   for (int i = 0; i < kTables * kClasses; ++i) column[i * kThreads] = 0.0f;
   double of_input[kChunks] = {}, of_tables[kTables][kChunks] = {};
   float sums[kClasses] = {};
-  int tiles = 0;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t begin = blockIdx.x % task.blocks * kThreads + warp * 32, step = task.blocks * kThreads;
+  char* const behind = memory + kTables * kClasses * kThreads * sizeof(float);
+  WarpLogits<E, kClasses> logits(task, voxels, behind, begin, step);
+  const auto target_at = [&](uint32_t v) { return v < task.voxels ? voxels.target_at(v) : NearTarget{0, 0}; };
+  NearTarget next = target_at(begin + lane);
+  int added = 0;
 #pragma unroll 1
-  for (uint32_t first = blockIdx.x % task.blocks * kTile; first < task.voxels; first += task.blocks * kTile) {
-#pragma unroll 1
-    for (int i = 0; i < kVoxels; ++i) {
-      const uint32_t v = first + i * kThreads + threadIdx.x;
-      if (v >= task.voxels) break;
-      const NearVoxel<E> voxel = voxels.at(v);
-      Probabilities<E, kPlace, kHasEntropy> row(task, voxel);  // before it is known whether the voxel counts
-      if (!voxel.counts) continue;
-      const bool has_own = voxel.index >= 0;
-      const float x = has_own ? voxel.own_logit(task) : 0.0f, own = has_own ? row.exp_of(x) : 0.0f;
-      if constexpr (kHasEntropy) {
-        row.add_up(voxel.index, own);
-      } else {
-        row.add_up();
-      }
-      const float scale = has_own ? row.scale() : NAN;
-      if (p.squares) {
+  for (uint32_t first = begin; first < task.voxels; first += step) {
+    const NearTarget target = next;
+    next = target_at(first + step + lane);
+    logits.next(first);
+    if (first + lane < task.voxels) {
+      E read[kClasses];
+      logits.read(first, read);
+      Probabilities<E, kPlace, kHasEntropy> row(task, read);
+      if (target.counts(p)) {
+        const int32_t index = target.of_classes(p);
+        const bool has_own = index >= 0;
+        const float x = has_own ? logits.logit(first, index) : 0.0f, own = has_own ? row.exp_of(x) : 0.0f;
+        if constexpr (kHasEntropy) {
+          row.add_up(index, own);
+        } else {
+          row.add_up();
+        }
+        const float scale = has_own ? row.scale() : NAN;
+        if (p.squares) {
 #pragma unroll
-        for (int j = 0; j < kClasses; ++j) sums[j] += overlap_of_input(true, row.e[j] * scale);
-      } else {
+          for (int j = 0; j < kClasses; ++j) sums[j] += overlap_of_input(true, row.e[j] * scale);
+        } else {
 #pragma unroll
-        for (int j = 0; j < kClasses; ++j) sums[j] = fused(row.e[j], scale, sums[j]);
-      }
-      if (!has_own) continue;
-      of_class(0, voxel.index) += own * scale;
-      of_class(1, voxel.index) += 1.0f;
-      if constexpr (kHasEntropy) {
-        const float found = row.entropy(x, own);
-        of_class(2, voxel.index) += select(scale == scale, found, scale);
+          for (int j = 0; j < kClasses; ++j) sums[j] = fused(row.e[j], scale, sums[j]);
+        }
+        if (has_own) {
+          of_class(0, index) += own * scale;
+          of_class(1, index) += 1.0f;
+          if constexpr (kHasEntropy) {
+            const float found = row.entropy(x, own);
+            of_class(2, index) += select(scale == scale, found, scale);
+          }
+        }
       }
     }
-    if (++tiles % kTilesOfSums != 0 && first + task.blocks * kTile < task.voxels) continue;
+    if (++added % kVoxelsOfSums != 0 && first + step < task.voxels) continue;
     __syncwarp();
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -161,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_sums)
   }
   __syncthreads();  // the columns have been read: the sums of the warps take their place
   double* const of_warps = reinterpret_cast<double*>(memory);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, values = classes * kOverlapSums;
+  const int values = classes * kOverlapSums;
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
     const int j = chunk * kChunk + lane;
@@ -179,13 +186,16 @@ __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_gradien
   constexpr int kClasses = kNearSizes[kPlace].classes;
   const Overlap& p = task.of;
   __shared__ float slopes[kOverlapSums][kClasses];
-  __shared__ E rows[kWarps][32 * kClasses];
+  extern __shared__ __align__(16) char memory[];
   const int64_t sample = blockIdx.x / task.blocks;
   const auto classes = static_cast<int32_t>(p.classes);
   // Classes side by side, and voxels behind each other: a warp stores its rows together, through shared memory.
   const bool lies_in_rows = p.gradient_stride[kClass] == 1 && p.gradient_stride[kInner] == classes && p.outer == 1;
-  E* const row_of_warp = rows[threadIdx.x / 32];
-  const NearVoxels<E, true> voxels(task, sample);
+  const NearVoxels voxels(task, sample);
+  const int lane = threadIdx.x % 32;
+  const uint32_t begin = blockIdx.x % task.blocks * kThreads + threadIdx.x - lane, step = task.blocks * kThreads;
+  WarpLogits<E, kClasses> logits(task, voxels, memory, begin, step);
+  E* const row_of_warp = logits.memory;
   const double by = p.factor();
   for (int i = threadIdx.x; i < kOverlapSums * kClasses; i += kThreads) {
     const bool has = i < kOverlapSums * classes;
@@ -193,18 +203,27 @@ __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_gradien
         has ? static_cast<float>(p.grads[sample * classes * kOverlapSums + i] * by) : 0.0f;
   }
   __syncthreads();
+  const auto target_at = [&](uint32_t v) { return v < task.voxels ? voxels.target_at(v) : NearTarget{0, 0}; };
+  NearTarget next = target_at(begin + lane);
 #pragma unroll 1
-  for (uint32_t v = blockIdx.x % task.blocks * kThreads + threadIdx.x; v < task.voxels; v += task.blocks * kThreads) {
-    const NearVoxel<E> voxel = voxels.at(v);
-    Probabilities<E, kPlace, true> row(task, voxel);
+  for (uint32_t first = begin; first < task.voxels; first += step) {
+    const NearTarget target = next;
+    next = target_at(first + step + lane);
+    logits.next(first);
+    const uint32_t v = first + lane;
+    if (v >= task.voxels) break;
+    E read[kClasses];
+    logits.read(first, read);
+    Probabilities<E, kPlace, true> row(task, read);
     row.add_up();
-    const bool has_own = voxel.index >= 0;
+    const int32_t index = target.of_classes(p);
+    const bool has_own = index >= 0, counts = target.counts(p);
     const float scale = has_own ? row.scale() : NAN;
-    const float own = has_own ? row.exp_of(voxel.own_logit(task)) * scale : 0.0f;
-    const float more = has_own ? slopes[kBoth][voxel.index] : 0.0f;
-    const float of_entropy = has_own ? slopes[kEntropy][voxel.index] : 0.0f;
-    const bool stores_own = has_own && voxel.counts;
-    float mean = own * more, of_own = has_own ? slopes[kOfInput][voxel.index] : 0.0f;
+    const float own = has_own ? row.exp_of(logits.logit(first, index)) * scale : 0.0f;
+    const float more = has_own ? slopes[kBoth][index] : 0.0f;
+    const float of_entropy = has_own ? slopes[kEntropy][index] : 0.0f;
+    const bool stores_own = has_own && counts;
+    float mean = own * more, of_own = has_own ? slopes[kOfInput][index] : 0.0f;
     // e becomes the gradient. The voxel's own class has more: `at_own`.
     if (p.squares) {
       const auto slope = [](float of_p, float found) { return overlap_slope(true, 0.0f, of_p, found, 0.0f); };
@@ -228,28 +247,39 @@ __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_gradien
       for (int j = 0; j < kClasses; ++j) row.e[j] *= fused(slopes[kOfInput][j], scale, -less);
     }
     of_own += more - mean;
-    if (!voxel.counts) {
+    if (!counts) {
 #pragma unroll
       for (int j = 0; j < kClasses; ++j) row.e[j] = 0.0f;
     }
     const E at_own = narrow<E>(fused(own, of_own, of_entropy * (own - 1.0f)));
-    if (!lies_in_rows || v - threadIdx.x % 32 + 32 > task.voxels) {
+    if (logits.has(first)) {
 #pragma unroll
       for (int j = 0; j < kClasses; ++j) {
-        if (j < row.kLeast || j < classes) voxel.write(task.of_gradient[j], narrow<E>(row.e[j]));
+        if (j < row.kLeast || j < classes) logits.write(j, narrow<E>(row.e[j]));
       }
-      if (stores_own) voxel.write(wide_product(voxel.index, task.gradient.of_class), at_own);
+      if (stores_own) logits.write(index, at_own);
+      logits.store(first);
       continue;
     }
-    E* const row_of_thread = row_of_warp + threadIdx.x % 32 * classes;
+    if (!lies_in_rows || first + 32 > task.voxels) {
+      char* const to = voxels.gradient_at(v);
+      const auto store = [&](int64_t of_class, E value) { *reinterpret_cast<E*>(to + of_class) = value; };
+#pragma unroll
+      for (int j = 0; j < kClasses; ++j) {
+        if (j < row.kLeast || j < classes) store(task.of_gradient[j], narrow<E>(row.e[j]));
+      }
+      if (stores_own) store(wide_product(index, task.gradient.of_class), at_own);
+      continue;
+    }
+    E* const row_of_thread = row_of_warp + lane * classes;
 #pragma unroll
     for (int j = 0; j < kClasses; ++j) {
       if (j < row.kLeast || j < classes) row_of_thread[j] = narrow<E>(row.e[j]);
     }
-    if (stores_own) row_of_thread[voxel.index] = at_own;
+    if (stores_own) row_of_thread[index] = at_own;
     __syncwarp();
-    E* const to = reinterpret_cast<E*>(voxel.gradient) - threadIdx.x % 32 * classes;
-    for (int i = threadIdx.x % 32; i < 32 * classes; i += 32) to[i] = row_of_warp[i];
+    E* const to = reinterpret_cast<E*>(voxels.gradient_at(first));
+    for (int i = lane; i < 32 * classes; i += 32) to[i] = row_of_warp[i];
     __syncwarp();
   }
 }

@@ -53,9 +53,11 @@ struct OverlapTask {
   FastDivmod by_inner;
   uint32_t voxels, blocks;  // of a sample, or of one class of it
   double* partials;
-  // For NearVoxel, and so that a class costs no comparison: a place beyond the last class has this one again, and
+  // For NearVoxels, and so that a class costs no comparison: a place beyond the last class has this one again, and
   // `counts` is 0 there, otherwise 1.
   NearStrides input, target, mask, gradient;
+  bool has_outer;
+  bool lies_in_vectors;  // 16 bytes hold voxels of one class, in order: the logits, and the gradient
   int64_t of_input[kNearClasses], of_gradient[kNearClasses];  // bytes
   float counts[kNearClasses];
 };
@@ -87,59 +89,56 @@ __device__ __forceinline__ int64_t wide_product(int32_t a, int32_t b) {
   asm("mul.wide.s32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
   return product;
 }
-// A voxel of a sample whose strides fit in 32 bits, with places that are hidden from the compiler: it would add each
-// class's offset to all parts of the voxel's. A product for each class, in place of a sum, made bf16 1.1 times slower.
-template <class E>
-struct NearVoxel {
-  const char* logits;
-  char* gradient;
-  int32_t index;
-  bool counts;
+// What a voxel's target and mask say, as they are in memory: the next voxel's are read before they are needed.
+struct NearTarget {
+  int64_t index;
+  uint8_t selected;
 
-  __device__ __forceinline__ E read(int64_t of_class) const {
-    using Bits = std::conditional_t<sizeof(E) == 2, unsigned short, float>;
-    return bit_cast<E>(__ldg(reinterpret_cast<const Bits*>(logits + of_class)));
-  }
-  __device__ __forceinline__ float own_logit(const OverlapTask& task) const {
-    return widen<float>(read(wide_product(index, task.input.of_class)));
-  }
-  __device__ __forceinline__ void write(int64_t of_class, E value) const {
-    *reinterpret_cast<E*>(gradient + of_class) = value;
+  __device__ __forceinline__ bool counts(const Overlap& p) const { return index != p.ignore_index && selected; }
+  // -1: not a class.
+  __device__ __forceinline__ int32_t of_classes(const Overlap& p) const {
+    return static_cast<uint64_t>(index) < static_cast<uint64_t>(p.classes) ? static_cast<int32_t>(index) : -1;
   }
 };
-template <class E, bool kHasGradient>
+// The voxels of a sample whose strides fit in 32 bits. Places are hidden from the compiler: it would compute the
+// sample's again for each voxel, and add each class's offset to all parts of a voxel's.
 struct NearVoxels {
   const OverlapTask& task;
-  const char *input, *target, *mask;  // where the sample begins
-  char* gradient;
+  const char *input, *target;  // where the sample begins
+  int64_t sample;
 
   __device__ __forceinline__ NearVoxels(const OverlapTask& task, int64_t sample)
       : task(task),
-        input(static_cast<const char*>(task.of.input.data) + sample * task.input.sample),
-        target(static_cast<const char*>(task.of.target.data) + sample * task.target.sample),
-        mask(reinterpret_cast<const char*>(task.of.mask) + sample * task.mask.sample),
-        gradient(static_cast<char*>(task.of.gradient.data) + sample * task.gradient.sample) {}
+        input(hidden(static_cast<const char*>(task.of.input.data) + sample * task.input.sample)),
+        target(hidden(static_cast<const char*>(task.of.target.data) + sample * task.target.sample)),
+        sample(sample) {}
 
-  __device__ __forceinline__ NearVoxel<E> at(uint32_t v) const {
-    const Overlap& p = task.of;
-    const bool has_outer = p.outer > 1;
-    const int32_t outer = has_outer ? static_cast<int32_t>(task.by_inner.quotient(v)) : 0;
-    const int32_t inner = static_cast<int32_t>(v) - outer * static_cast<int32_t>(p.inner);
-    const auto place = [&](auto* begin, const NearStrides& stride) {
-      auto* const found = begin + wide_product(inner, stride.inner);
-      return has_outer ? found + wide_product(outer, stride.outer) : found;
-    };
-    NearVoxel<E> voxel = {};
-    const auto hidden = [](auto* at) { return reinterpret_cast<decltype(at)>(anew(reinterpret_cast<uintptr_t>(at))); };
-    voxel.logits = hidden(place(input, task.input));
-    if constexpr (kHasGradient) voxel.gradient = hidden(place(gradient, task.gradient));
-    Operand own = p.target;
-    own.data = place(target, task.target);
-    const int64_t index = index_at(own, 0);
-    voxel.counts = index != p.ignore_index && (!p.mask || *place(mask, task.mask) != 0);
-    const bool is_class = static_cast<uint64_t>(index) < static_cast<uint64_t>(p.classes);
-    voxel.index = is_class ? static_cast<int32_t>(index) : -1;
-    return voxel;
+  __device__ __forceinline__ NearTarget target_at(uint32_t v) const {
+    Operand own = task.of.target;
+    own.data = place(target, task.target, v);
+    __builtin_assume(__isGlobal(own.data));  // which is not known of a hidden place
+    NearTarget found = {index_at(own, 0), 1};
+    if (task.of.mask) found.selected = task.of.mask[place(int64_t{0}, task.mask, v) + sample * task.mask.sample];
+    return found;
+  }
+  // A product for each class, in place of a sum, made bf16 1.1 times slower.
+  __device__ __forceinline__ const char* logits_at(uint32_t v) const { return hidden(place(input, task.input, v)); }
+  __device__ __forceinline__ char* gradient() const {
+    return static_cast<char*>(task.of.gradient.data) + sample * task.gradient.sample;
+  }
+  __device__ __forceinline__ char* gradient_at(uint32_t v) const { return hidden(place(gradient(), task.gradient, v)); }
+  template <class Byte>
+  __device__ __forceinline__ static Byte* hidden(Byte* at) {
+    return reinterpret_cast<Byte*>(anew(reinterpret_cast<uintptr_t>(at)));
+  }
+
+ private:
+  template <class Begin>
+  __device__ __forceinline__ Begin place(Begin begin, const NearStrides& stride, uint32_t v) const {
+    if (!task.has_outer) return begin + wide_product(static_cast<int32_t>(v), stride.inner);
+    const auto outer = static_cast<int32_t>(task.by_inner.quotient(v));
+    const int32_t inner = static_cast<int32_t>(v) - outer * static_cast<int32_t>(task.of.inner);
+    return begin + wide_product(inner, stride.inner) + wide_product(outer, stride.outer);
   }
 };
 

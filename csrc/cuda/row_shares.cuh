@@ -110,13 +110,19 @@ struct OperandReader {
     if (!weight) return;
     using K = std::decay_t<decltype(tile.at(0))>;
 #pragma unroll 1
-    for (int i = 0; i < kShareClasses; ++i) {
-      const int32_t j = from + (i / Tile::n << shift) + i % Tile::n;
-      if (!span.has(j)) continue;
-      const N exact = share_of(operand_at(j), j) * number_of<N>(factor);
-      const float kept = rounded_finite(exact);
-      tile.at(i) = narrow<K>(kept);
-      visit(j, (value_of(exact) - kept) + rest_of(exact));
+    for (int m = 0; m < Tile::kVectors * Tile::kPieces; ++m) {
+      const int32_t begin = m * Tile::kOfPiece, at = from + (begin / Tile::n << shift) + begin % Tile::n;
+      typename Tile::Piece piece = {};
+#pragma unroll
+      for (int k = 0; k < Tile::kOfPiece; ++k) {
+        const int32_t j = at + k;
+        if (!span.has(j)) continue;
+        const N exact = share_of(operand_at(j), j) * number_of<N>(factor);
+        const float kept = rounded_finite(exact);
+        piece.element[k] = narrow<K>(kept);
+        visit(j, (value_of(exact) - kept) + rest_of(exact));
+      }
+      tile.piece(m) = piece;
     }
   }
 };

@@ -236,27 +236,29 @@ bool fast_rows_with_shares(const Pass& r, const Memory& memory, Stream stream) {
   const RowLayout layout = layout_of<E>(r);
   const bool is_soft = is_floating(r.target.dtype), weighs = is_soft && r.third.data;
   if (!layout.vectors || (r.third.data && r.third.dtype != DType::Float32)) return false;
-  if (is_soft && r.target.dtype != r.input.dtype) return false;  // an fp32 result of halves needs more digits
+  const bool is_mixed = is_soft && r.target.dtype != r.input.dtype;
+  if (is_mixed && (n == 4 || r.target.dtype != DType::Float32)) return false;
   const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes), is_soft);
   if constexpr (n > 4) {
-    if (half_rows_with_shares<E, Loss>(r, loss, layout, memory, stream)) return true;
+    if (!is_mixed && half_rows_with_shares<E, Loss>(r, loss, layout, memory, stream)) return true;
   }
   const ContiguousLauncher<E, Loss> rows = {r, loss, layout, memory, stream};
   const bool are_whole = !rows.ragged() && (is_soft ? lies_in_vectors(r, r.target.data, kTarget, n)
                                                     : lies_in_vectors(r, r.third.data, kThird, n));
-  const bool are_like_input = is_soft && lies_like_input(r, r.target.data, kTarget, n);
+  const bool is_aligned = reinterpret_cast<uintptr_t>(r.target.data) % kVectorBytes == 0;
+  const bool are_like_input = is_soft && (!is_mixed || is_aligned) && lies_like_input(r, r.target.data, kTarget, n);
   const auto launch = [&](auto kernel, auto lanes, int rows_a_block, int threads, int bytes, bool vectors) {
     launch_rows(r, kernel, rows_a_block, threads, bytes, memory, stream, loss, lanes, rows.ragged(), vectors);
   };
   const bool vectors = are_whole || are_like_input;
   if constexpr (n > 4) {
-    // In shared memory probabilities are halves; class weights, and what comes from these, are fp32.
-    if (is_soft && !weighs) {
+    // In shared memory probabilities are as they came; class weights, and what comes from these, are fp32.
+    if (is_soft && !weighs && !is_mixed) {
       launch(rows_with_shares<E, E, 256, true, 256, 3, Loss>, RowLanes<256>(), 1, 256, OperandTile<E, E, 256>::kBytes,
              vectors);
     } else {
       launch(rows_with_shares<E, float, 256, true, 256, 3, Loss>, RowLanes<256>(), 1, 256,
-             OperandTile<E, float, 256>::kBytes, vectors && !is_soft);
+             OperandTile<E, float, 256>::kBytes, vectors && (is_mixed || !is_soft));
     }
   } else if (rows.vectors() <= 32 * kVectors) {
     int shift = 1;
