@@ -12,7 +12,7 @@ namespace {
 
 // For all samples, if they have so many tiles. More than a GPU holds at a time: (8, 1, 256, 256, 128) fp32 takes 0.138
 // ms, with 1024 0.146.
-constexpr int64_t kAllBlocks = 2048, kGradTiles = 1;
+constexpr int64_t kAllBlocks = 2048;
 constexpr int kFoldThreads = 512, kFoldValues = 8, kFoldWarps = kFoldThreads / 32;
 
 // sums[group][value]: of the partial sums of a group's blocks, in an order that depends on their number alone. A block
@@ -73,9 +73,18 @@ void make_near(OverlapTask& task) {
                [&](auto type) { task.target = near_strides(p.target_stride, sizeof(typename decltype(type)::type)); });
   task.mask = near_strides(p.mask_stride, 1);
   task.has_outer = p.outer > 1;
-  const int64_t n = kVectorBytes / bytes;
-  task.lies_in_vectors = lies_dense(p.input.data, p.input_stride, n, p.outer > 1) &&
-                         (!p.gradient.data || lies_dense(p.gradient.data, p.gradient_stride, n, p.outer > 1));
+  const auto lies = [&](const void* data, const int64_t (&stride)[kOverlapDims], bool in_rows) {
+    const int64_t n = kVectorBytes / bytes;
+    if (!in_rows) return lies_dense(data, stride, n, p.outer > 1);
+    return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0 && stride[kClass] == 1 && p.outer <= 1 &&
+           stride[kInner] == p.classes && stride[kSample] % n == 0;
+  };
+  const auto all_lie = [&](bool in_rows) {
+    return lies(p.input.data, p.input_stride, in_rows) &&
+           (!p.gradient.data || lies(p.gradient.data, p.gradient_stride, in_rows));
+  };
+  task.in_rows = !all_lie(false) && all_lie(true);
+  task.comes = task.in_rows || all_lie(false);
   for (int64_t j = 0; j < kNearClasses; ++j) {
     const int64_t own = std::min(j, p.classes - 1) * bytes;
     task.of_input[j] = own * p.input_stride[kClass], task.of_gradient[j] = own * p.gradient_stride[kClass];
@@ -93,17 +102,16 @@ template <class E>
 struct Kernels {
   using Kernel = void (*)(OverlapTask);
   Kernel sums, gradient;
-  int64_t shared_of_sums, shared_of_gradient;
+  int64_t shared, logits;  // bytes of the sums, and of the logits that come ahead
 
   template <int kPlace>
   static Kernels of_classes(const Overlap& p) {
     constexpr int kClasses = kNearSizes[kPlace].classes;
-    constexpr int64_t kColumns = kClasses * sizeof(float) * kThreads;
-    using Logits = WarpLogits<E, kClasses>;
-    constexpr int64_t kRows = kWarps * Logits::kBytes, kLogits = Logits::kComes ? kRows : 0;
+    constexpr int64_t kCounts = kClasses * kThreads, kFloats = kCounts * sizeof(float);
+    constexpr int64_t kLogits = kWarps * WarpLogits<E, kPlace>::kBytes;
     const Kernel gradient = softmax_gradient<E, kPlace>;
-    if (p.entropy) return {softmax_sums<E, kPlace, true>, gradient, 3 * kColumns + kLogits, kRows};
-    return {softmax_sums<E, kPlace, false>, gradient, 2 * kColumns + kLogits, kRows};
+    if (p.entropy) return {softmax_sums<E, kPlace, true>, gradient, 2 * kFloats + kCounts, kLogits};
+    return {softmax_sums<E, kPlace, false>, gradient, kFloats + kCounts, kLogits};
   }
   static Kernels of(const Overlap& p) {
     if (p.activation != Activation::Softmax) {
@@ -165,12 +173,17 @@ void overlap(const Overlap& p, double* partials, Stream stream) {
   dispatch(p.input.dtype, [&](auto type) {
     const auto kernels = Kernels<typename decltype(type)::type>::of(p);
     if (p.grads) {  // more blocks than for sums, which have partials
-      task.blocks = static_cast<uint32_t>(plan::ceil_div(p.voxels(), kTile * kGradTiles));
+      task.blocks = static_cast<uint32_t>(plan::ceil_div(p.voxels(), kTile));
       return launch_with_shared(kernels.gradient, Start::Alone, groups * task.blocks, kThreads,
-                                static_cast<int>(kernels.shared_of_gradient), stream, task);
+                                static_cast<int>(kernels.logits), stream, task);
     }
-    launch_with_shared(kernels.sums, Start::Alone, groups * task.blocks, kThreads,
-                       static_cast<int>(kernels.shared_of_sums), stream, task);
+    int shared = static_cast<int>(kernels.shared);
+    if (task.comes) {  // if the logits have room beside the sums
+      const int both = static_cast<int>(kernels.shared + kernels.logits);
+      task.comes = both <= shared_memory_of(1);
+      if (task.comes) shared = both;
+    }
+    launch_with_shared(kernels.sums, Start::Alone, groups * task.blocks, kThreads, shared, stream, task);
     launch_fold(partials, groups, task.blocks, kOverlapSums * (of_classes ? 1 : p.classes), p.sums, stream);
   });
 }

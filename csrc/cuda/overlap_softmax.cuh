@@ -18,20 +18,20 @@ namespace overlaps {
 // all of their registers.
 template <class E, int kPlace, bool kIsPrecise>
 struct Probabilities {
-  static constexpr int kClasses = kNearSizes[kPlace].classes;
-  static constexpr int kLeast = kPlace == 0 ? 1 : kNearSizes[kPlace - 1].classes + 1;  // fewer have a smaller kernel
+  using Logits = WarpLogits<E, kPlace>;
+  static constexpr int kClasses = Logits::kClasses;
+  static constexpr bool kIsPlain = sizeof(E) < sizeof(float) || !kIsPrecise;
   const OverlapTask& task;
   float e[kClasses];
   Reference reference;
   float max, sum, others;  // sums of exp, in the reference of the maximum: of all classes, and without one
 
-  // Exponentials of the logits; `scale` makes probabilities of them.
-  __device__ __forceinline__ Probabilities(const OverlapTask& task, const E (&read)[kClasses]) : task(task) {
+  // Exponentials of the logits of the lane's voxel i; `scale` makes probabilities of them.
+  __device__ __forceinline__ Probabilities(const OverlapTask& task, const typename Logits::Words& words,
+                                           uint32_t max_of_words, int i)
+      : task(task), max(Logits::logit_in(max_of_words, i)) {
 #pragma unroll
-    for (int j = 0; j < kClasses; ++j) e[j] = widen<float>(read[j]);
-    max = e[0];
-#pragma unroll
-    for (int j = 1; j < kClasses; ++j) max = max_or_nan(max, e[j]);
+    for (int j = 0; j < kClasses; ++j) e[j] = Logits::logit_in(words[j], i);
     // From 64 on x - max is exact for every class that counts, and what x log2(e) loses would be too much for exp_by.
     constexpr float kMost = kIsPrecise ? 64.0f : 0x1p64f;
     const float power = max * ExpParts<float>::log2_e;
@@ -40,8 +40,15 @@ struct Probabilities {
 #pragma unroll
       for (int j = 0; j < kClasses; ++j) e[j] -= reference.shift;
     }
+    if constexpr (kIsPlain) {  // all exponents before the first exp, so that none waits for another
 #pragma unroll
-    for (int j = 0; j < kClasses; ++j) e[j] = exp_by(e[j]);
+      for (int j = 0; j < kClasses; ++j) e[j] = fused(e[j], ExpParts<float>::log2_e, -reference.power);
+#pragma unroll
+      for (int j = 0; j < kClasses; ++j) e[j] = fast_exp2(e[j]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kClasses; ++j) e[j] = exp_by(e[j]);
+    }
   }
   __device__ __forceinline__ void add_up() {
     sum = sum_of([&](int j) { return e[j]; });
@@ -53,10 +60,13 @@ struct Probabilities {
   }
   template <class Value>
   __device__ __forceinline__ float sum_of(const Value& value) const {
-    float all = 0.0f;
+    float part[4] = {};  // one chain of additions would be waited for
 #pragma unroll
-    for (int j = 0; j < kClasses; ++j) all = j < kLeast ? all + value(j) : fused(value(j), task.counts[j], all);
-    return all;
+    for (int j = 0; j < kClasses; ++j) {
+      float& sum = part[j % 4];
+      sum = j < Logits::kLeast ? sum + value(j) : fused(value(j), task.counts[j], sum);
+    }
+    return (part[0] + part[1]) + (part[2] + part[3]);
   }
   __device__ __forceinline__ float scale() const { return fabsf(max) <= FLT_MAX ? reciprocal_of(sum) : NAN; }
   __device__ __forceinline__ float exp_of(float x) const { return exp_by(x - reference.shift); }
@@ -65,7 +75,7 @@ struct Probabilities {
   // what is lost of x log2(e) comes behind.
   __device__ __forceinline__ float exp_by(float x) const {
     constexpr float kLog2e = ExpParts<float>::log2_e, kLog2eRest = 0x1.4ae0c0p-26f;
-    if constexpr (sizeof(E) < sizeof(float) || !kIsPrecise) return fast_exp2(fused(x, kLog2e, -reference.power));
+    if constexpr (kIsPlain) return fast_exp2(fused(x, kLog2e, -reference.power));
     constexpr float kLowest = -0x1p66f;  // beside -inf the rest would be no number
     x = fmaxf(x, kLowest);
     const float y = x * kLog2e, found = fast_exp2(y - reference.power);
@@ -80,14 +90,15 @@ struct Probabilities {
   }
 };
 
-// What a voxel adds to the sums of its own class goes to a column of the thread in shared memory. A thread adds some
-// voxels in float, and their rounding errors differ from thread to thread.
+// What a voxel adds to the sums of its own class goes to columns of the thread in shared memory. A thread adds some
+// voxels in float, and counts them in a byte; their rounding errors differ from thread to thread.
 constexpr int kVoxelsOfSums = 32;
 template <class E, int kPlace, bool kHasEntropy>
 __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_sums)
     softmax_sums(const __grid_constant__ OverlapTask task) {
   constexpr int kClasses = kNearSizes[kPlace].classes;
-  constexpr int kChunk = kClasses < 16 ? kClasses : 16, kChunks = kClasses / kChunk, kTables = kHasEntropy ? 3 : 2;
+  constexpr int kChunk = kClasses < 16 ? kClasses : 16, kChunks = kClasses / kChunk, kTables = kHasEntropy ? 2 : 1;
+  constexpr int kFloats = kTables * kClasses * kThreads * sizeof(float), kCounts = kClasses * kThreads;  // bytes
   const Overlap& p = task.of;
   extern __shared__ __align__(16) char memory[];
   release_next();
@@ -95,75 +106,76 @@ __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_sums)
   const auto classes = static_cast<int32_t>(p.classes);
   const NearVoxels voxels(task, sample);
   float* const column = reinterpret_cast<float*>(memory) + threadIdx.x;
+  uint8_t* const column_of_counts = reinterpret_cast<uint8_t*>(memory) + kFloats + threadIdx.x;
   const auto of_class = [&](int k, int j) -> float& { return column[(k * kClasses + j) * kThreads]; };
+  const auto count_of = [&](int j) -> uint8_t& { return column_of_counts[j * kThreads]; };
 #pragma unroll
   for (int i = 0; i < kTables * kClasses; ++i) column[i * kThreads] = 0.0f;
-  double of_input[kChunks] = {}, of_tables[kTables][kChunks] = {};
+#pragma unroll
+  for (int j = 0; j < kClasses; ++j) count_of(j) = 0;
+  double of_input[kChunks] = {}, of_counts[kChunks] = {}, of_tables[kTables][kChunks] = {};
   float sums[kClasses] = {};
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t begin = blockIdx.x % task.blocks * kThreads + warp * 32, step = task.blocks * kThreads;
-  char* const behind = memory + kTables * kClasses * kThreads * sizeof(float);
-  WarpLogits<E, kClasses> logits(task, voxels, behind, begin, step);
-  const auto target_at = [&](uint32_t v) { return v < task.voxels ? voxels.target_at(v) : NearTarget{0, 0}; };
-  NearTarget next = target_at(begin + lane);
+  using Logits = WarpLogits<E, kPlace>;
+  Logits logits(task, voxels, memory + kFloats + kCounts);
+  typename Logits::Targets next, targets;  // read before they are needed
+  logits.read_targets(Logits::first_of(task), next);
   int added = 0;
 #pragma unroll 1
-  for (uint32_t first = begin; first < task.voxels; first += step) {
-    const NearTarget target = next;
-    next = target_at(first + step + lane);
+  for (uint32_t first = Logits::first_of(task); first < task.voxels; first += Logits::step(task)) {
+#pragma unroll
+    for (int i = 0; i < Logits::kOfLane; ++i) targets[i] = next[i];
+    logits.read_targets(first + Logits::step(task), next);
     logits.next(first);
-    if (first + lane < task.voxels) {
-      E read[kClasses];
-      logits.read(first, read);
-      Probabilities<E, kPlace, kHasEntropy> row(task, read);
-      if (target.counts(p)) {
-        const int32_t index = target.of_classes(p);
-        const bool has_own = index >= 0;
-        const float x = has_own ? logits.logit(first, index) : 0.0f, own = has_own ? row.exp_of(x) : 0.0f;
-        if constexpr (kHasEntropy) {
-          row.add_up(index, own);
-        } else {
-          row.add_up();
-        }
-        const float scale = has_own ? row.scale() : NAN;
-        if (p.squares) {
+    typename Logits::Words words;
+    logits.read(first, words);
+    const uint32_t max = Logits::max_of_words(words);
 #pragma unroll
-          for (int j = 0; j < kClasses; ++j) sums[j] += overlap_of_input(true, row.e[j] * scale);
-        } else {
+    for (int i = 0; i < Logits::kOfLane; ++i) {
+      if (targets[i] == p.ignore_index) continue;
+      Probabilities<E, kPlace, kHasEntropy> row(task, words, max, i);
+      const int32_t index = class_of(p, targets[i]);
+      const bool has_own = index >= 0;
+      const float x = has_own ? logits.logit(first, i, index) : 0.0f, own = has_own ? row.exp_of(x) : 0.0f;
+      if constexpr (kHasEntropy) {
+        row.add_up(index, own);
+      } else {
+        row.add_up();
+      }
+      const float scale = has_own ? row.scale() : NAN;
+      if (p.squares) {
 #pragma unroll
-          for (int j = 0; j < kClasses; ++j) sums[j] = fused(row.e[j], scale, sums[j]);
-        }
-        if (has_own) {
-          of_class(0, index) += own * scale;
-          of_class(1, index) += 1.0f;
-          if constexpr (kHasEntropy) {
-            const float found = row.entropy(x, own);
-            of_class(2, index) += select(scale == scale, found, scale);
-          }
-        }
+        for (int j = 0; j < kClasses; ++j) sums[j] += overlap_of_input(true, row.e[j] * scale);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kClasses; ++j) sums[j] = fused(row.e[j], scale, sums[j]);
+      }
+      if (!has_own) continue;
+      of_class(0, index) += own * scale;
+      ++count_of(index);
+      if constexpr (kHasEntropy) {
+        const float found = row.entropy(x, own);
+        of_class(1, index) += select(scale == scale, found, scale);
       }
     }
-    if (++added % kVoxelsOfSums != 0 && first + step < task.voxels) continue;
+    if (++added % (kVoxelsOfSums / Logits::kOfLane) != 0 && first + Logits::step(task) < task.voxels) continue;
     __syncwarp();
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      float value[kChunk];
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
-        value[i] = sums[chunk * kChunk + i];
-        sums[chunk * kChunk + i] = 0.0f;
-      }
-      of_input[chunk] += sum_of_each<kChunk>(value);
-#pragma unroll
-      for (int k = 0; k < kTables; ++k) {
+      const auto take = [&](const auto& at) {  // over the warp; what has been added is 0 again
+        float value[kChunk];
 #pragma unroll
         for (int i = 0; i < kChunk; ++i) {
-          float& own = of_class(k, chunk * kChunk + i);
-          value[i] = own;
-          own = 0.0f;
+          auto& own = at(chunk * kChunk + i);
+          value[i] = static_cast<float>(own);
+          own = 0;
         }
-        of_tables[k][chunk] += sum_of_each<kChunk>(value);
-      }
+        return sum_of_each<kChunk>(value);
+      };
+      of_input[chunk] += take([&](int j) -> float& { return sums[j]; });
+      of_counts[chunk] += take(count_of);
+#pragma unroll
+      for (int k = 0; k < kTables; ++k) of_tables[k][chunk] += take([&](int j) -> float& { return of_class(k, j); });
     }
   }
   __syncthreads();  // the columns have been read: the sums of the warps take their place
@@ -174,7 +186,7 @@ __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_sums)
     const int j = chunk * kChunk + lane;
     if (lane >= kChunk || j >= classes) continue;
     double* const own = of_warps + warp * values + j * kOverlapSums;
-    own[kBoth] = of_tables[0][chunk], own[kOfInput] = of_input[chunk], own[kOfTarget] = of_tables[1][chunk];
+    own[kBoth] = of_tables[0][chunk], own[kOfInput] = of_input[chunk], own[kOfTarget] = of_counts[chunk];
     own[kEntropy] = kHasEntropy ? of_tables[kTables - 1][chunk] : 0.0;
   }
   store_partials(task, of_warps, values);
@@ -189,13 +201,9 @@ __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_gradien
   extern __shared__ __align__(16) char memory[];
   const int64_t sample = blockIdx.x / task.blocks;
   const auto classes = static_cast<int32_t>(p.classes);
-  // Classes side by side, and voxels behind each other: a warp stores its rows together, through shared memory.
-  const bool lies_in_rows = p.gradient_stride[kClass] == 1 && p.gradient_stride[kInner] == classes && p.outer == 1;
   const NearVoxels voxels(task, sample);
-  const int lane = threadIdx.x % 32;
-  const uint32_t begin = blockIdx.x % task.blocks * kThreads + threadIdx.x - lane, step = task.blocks * kThreads;
-  WarpLogits<E, kClasses> logits(task, voxels, memory, begin, step);
-  E* const row_of_warp = logits.memory;
+  using Logits = WarpLogits<E, kPlace>;
+  Logits logits(task, voxels, memory);
   const double by = p.factor();
   for (int i = threadIdx.x; i < kOverlapSums * kClasses; i += kThreads) {
     const bool has = i < kOverlapSums * classes;
@@ -203,84 +211,80 @@ __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_gradien
         has ? static_cast<float>(p.grads[sample * classes * kOverlapSums + i] * by) : 0.0f;
   }
   __syncthreads();
-  const auto target_at = [&](uint32_t v) { return v < task.voxels ? voxels.target_at(v) : NearTarget{0, 0}; };
-  NearTarget next = target_at(begin + lane);
+  typename Logits::Targets next, targets;  // read before they are needed
+  logits.read_targets(Logits::first_of(task), next);
 #pragma unroll 1
-  for (uint32_t first = begin; first < task.voxels; first += step) {
-    const NearTarget target = next;
-    next = target_at(first + step + lane);
+  for (uint32_t first = Logits::first_of(task); first < task.voxels; first += Logits::step(task)) {
+#pragma unroll
+    for (int i = 0; i < Logits::kOfLane; ++i) targets[i] = next[i];
+    logits.read_targets(first + Logits::step(task), next);
     logits.next(first);
-    const uint32_t v = first + lane;
-    if (v >= task.voxels) break;
-    E read[kClasses];
-    logits.read(first, read);
-    Probabilities<E, kPlace, true> row(task, read);
-    row.add_up();
-    const int32_t index = target.of_classes(p);
-    const bool has_own = index >= 0, counts = target.counts(p);
-    const float scale = has_own ? row.scale() : NAN;
-    const float own = has_own ? row.exp_of(logits.logit(first, index)) * scale : 0.0f;
-    const float more = has_own ? slopes[kBoth][index] : 0.0f;
-    const float of_entropy = has_own ? slopes[kEntropy][index] : 0.0f;
-    const bool stores_own = has_own && counts;
-    float mean = own * more, of_own = has_own ? slopes[kOfInput][index] : 0.0f;
-    // e becomes the gradient. The voxel's own class has more: `at_own`.
-    if (p.squares) {
-      const auto slope = [](float of_p, float found) { return overlap_slope(true, 0.0f, of_p, found, 0.0f); };
+    typename Logits::Words words;
+    logits.read(first, words);
+    const uint32_t max = Logits::max_of_words(words);
+    float found[Logits::kOfLane][kClasses];
+    E at_own[Logits::kOfLane];
+    int32_t own_class[Logits::kOfLane];  // -1: none is stored
 #pragma unroll
-      for (int j = 0; j < kClasses; ++j) {
-        row.e[j] *= scale;
-        mean = fused(row.e[j], slope(slopes[kOfInput][j], row.e[j]), mean);
+    for (int i = 0; i < Logits::kOfLane; ++i) {
+      Probabilities<E, kPlace, true> row(task, words, max, i);
+      row.add_up();
+      const int32_t index = class_of(p, targets[i]);
+      const bool has_own = index >= 0, counts = targets[i] != p.ignore_index;
+      const float scale = has_own ? row.scale() : NAN;
+      const float own = has_own ? row.exp_of(logits.logit(first, i, index)) * scale : 0.0f;
+      const float more = has_own ? slopes[kBoth][index] : 0.0f;
+      const float of_entropy = has_own ? slopes[kEntropy][index] : 0.0f;
+      float mean = own * more, of_own = has_own ? slopes[kOfInput][index] : 0.0f;
+      // e becomes the gradient. The voxel's own class has more: `at_own`.
+      if (p.squares) {
+        const auto slope = [](float of_p, float found) { return overlap_slope(true, 0.0f, of_p, found, 0.0f); };
+#pragma unroll
+        for (int j = 0; j < kClasses; ++j) {
+          row.e[j] *= scale;
+          mean = fused(row.e[j], slope(slopes[kOfInput][j], row.e[j]), mean);
+        }
+#pragma unroll
+        for (int j = 0; j < kClasses; ++j) {
+          row.e[j] *= slope(slopes[kOfInput][j], row.e[j]) - (mean - of_entropy);
+        }
+        of_own = slope(of_own, own);
+      } else {
+        float of_exp[4] = {};
+#pragma unroll
+        for (int j = 0; j < kClasses; ++j) of_exp[j % 4] = fused(row.e[j], slopes[kOfInput][j], of_exp[j % 4]);
+        mean = fused((of_exp[0] + of_exp[1]) + (of_exp[2] + of_exp[3]), scale, mean);
+        const float less = scale * (mean - of_entropy);
+#pragma unroll
+        for (int j = 0; j < kClasses; ++j) row.e[j] *= fused(slopes[kOfInput][j], scale, -less);
       }
+      of_own += more - mean;
 #pragma unroll
-      for (int j = 0; j < kClasses; ++j) {
-        row.e[j] *= slope(slopes[kOfInput][j], row.e[j]) - (mean - of_entropy);
-      }
-      of_own = slope(of_own, own);
-    } else {
-      float of_exp = 0.0f;
-#pragma unroll
-      for (int j = 0; j < kClasses; ++j) of_exp = fused(row.e[j], slopes[kOfInput][j], of_exp);
-      mean = fused(of_exp, scale, mean);
-      const float less = scale * (mean - of_entropy);
-#pragma unroll
-      for (int j = 0; j < kClasses; ++j) row.e[j] *= fused(slopes[kOfInput][j], scale, -less);
+      for (int j = 0; j < kClasses; ++j) found[i][j] = counts ? row.e[j] : 0.0f;
+      at_own[i] = narrow<E>(fused(own, of_own, of_entropy * (own - 1.0f)));
+      own_class[i] = counts ? index : -1;
     }
-    of_own += more - mean;
-    if (!counts) {
-#pragma unroll
-      for (int j = 0; j < kClasses; ++j) row.e[j] = 0.0f;
-    }
-    const E at_own = narrow<E>(fused(own, of_own, of_entropy * (own - 1.0f)));
     if (logits.has(first)) {
+      logits.write(found);
 #pragma unroll
-      for (int j = 0; j < kClasses; ++j) {
-        if (j < row.kLeast || j < classes) logits.write(j, narrow<E>(row.e[j]));
+      for (int i = 0; i < Logits::kOfLane; ++i) {
+        if (own_class[i] >= 0) logits.at(i, own_class[i]) = at_own[i];
       }
-      if (stores_own) logits.write(index, at_own);
       logits.store(first);
       continue;
     }
-    if (!lies_in_rows || first + 32 > task.voxels) {
+#pragma unroll
+    for (int i = 0; i < Logits::kOfLane; ++i) {
+      const uint32_t v = logits.voxel(first, i);
+      if (v >= task.voxels) break;
       char* const to = voxels.gradient_at(v);
-      const auto store = [&](int64_t of_class, E value) { *reinterpret_cast<E*>(to + of_class) = value; };
+      const auto store = [&](int64_t at, E value) { *reinterpret_cast<E*>(to + at) = value; };
 #pragma unroll
       for (int j = 0; j < kClasses; ++j) {
-        if (j < row.kLeast || j < classes) store(task.of_gradient[j], narrow<E>(row.e[j]));
+        if (j < Logits::kLeast || j < classes) store(task.of_gradient[j], narrow<E>(found[i][j]));
       }
-      if (stores_own) store(wide_product(index, task.gradient.of_class), at_own);
-      continue;
+      if (own_class[i] >= 0) store(wide_product(own_class[i], task.gradient.of_class), at_own[i]);
     }
-    E* const row_of_thread = row_of_warp + lane * classes;
-#pragma unroll
-    for (int j = 0; j < kClasses; ++j) {
-      if (j < row.kLeast || j < classes) row_of_thread[j] = narrow<E>(row.e[j]);
-    }
-    if (stores_own) row_of_thread[index] = at_own;
-    __syncwarp();
-    E* const to = reinterpret_cast<E*>(voxels.gradient_at(first));
-    for (int i = lane; i < 32 * classes; i += 32) to[i] = row_of_warp[i];
-    __syncwarp();
   }
 }
 

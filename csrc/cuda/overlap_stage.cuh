@@ -1,104 +1,193 @@
-// A warp's logits, a voxel for each lane. If 16 bytes hold voxels of one class, those of the warp's next voxels come
-// into shared memory meanwhile: they need no registers, and no address for each class.
+// A warp's logits: of each lane one voxel, or two of halves, which are one word. If 16 bytes hold voxels of one class,
+// or a voxel's classes and then the next one's, the logits of the warp's next voxels come into shared memory meanwhile:
+// they need no registers, and no address for each class.
 #pragma once
 
 #include <cuda_pipeline.h>
 
 #include "cuda/overlap_voxels.cuh"
+#include "cuda/row_span.cuh"
 
 namespace cudaloss::cuda {
 
 namespace overlaps {
 
-template <class E, int kClasses>
+// Two results, rounded.
+template <class E>
+__device__ __forceinline__ uint32_t word_of(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+  uint32_t word;
+  if constexpr (std::is_same_v<E, Half>) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  }
+  return word;
+#else
+  return narrow<E>(low).bits | static_cast<uint32_t>(narrow<E>(high).bits) << 16;
+#endif
+}
+
+template <class E, int kPlace>
 struct WarpLogits {
-  static constexpr bool kComes = kClasses <= 16;  // more have no room beside a thread's columns of sums
-  static constexpr int kStages = !kComes ? 1 : sizeof(E) < sizeof(float) ? 3 : 2;
-  static constexpr int kBytes = kStages * kClasses * 32 * sizeof(E);
+  static constexpr int kClasses = kNearSizes[kPlace].classes;
+  static constexpr int kLeast = kPlace == 0 ? 1 : kNearSizes[kPlace - 1].classes + 1;  // fewer have a smaller kernel
+  // With two of 32 classes a thread would have too many registers.
+  static constexpr int kOfLane = kClasses <= 16 ? sizeof(uint32_t) / sizeof(E) : 1, kVoxels = 32 * kOfLane;
+  static constexpr int kStages = 2, kBytes = kStages * kClasses * kVoxels * sizeof(E);
+  using Words = uint32_t[kClasses];
+  using Word = std::conditional_t<kOfLane * sizeof(E) == sizeof(uint32_t), uint32_t, BitsOf<E>>;
   const OverlapTask& task;
   const NearVoxels& voxels;
-  E* const memory;         // of the warp: kStages of kClasses x 32
+  E* const memory;         // of the warp: kStages of kClasses x kVoxels
   const char* const from;  // of the lane's first 16 bytes, for voxel 0
-  uint32_t step;           // from the warp's voxels to its next ones
   int stage = kStages - 1;
 
-  __device__ __forceinline__ WarpLogits(const OverlapTask& task, const NearVoxels& voxels, char* of_block,
-                                        uint32_t first, uint32_t step)
+  // From the warp's voxels to its next ones.
+  __device__ __forceinline__ static uint32_t step(const OverlapTask& task) { return task.blocks * kThreads * kOfLane; }
+  __device__ __forceinline__ static uint32_t first_of(const OverlapTask& task) {
+    return blockIdx.x % task.blocks * kThreads * kOfLane + threadIdx.x / 32 * kVoxels;
+  }
+  __device__ __forceinline__ WarpLogits(const OverlapTask& task, const NearVoxels& voxels, char* of_block)
       : task(task),
         voxels(voxels),
         memory(reinterpret_cast<E*>(of_block + threadIdx.x / 32 * kBytes)),
-        from(NearVoxels::hidden(piece_at(voxels.input, task.input))),
-        step(step) {
-    if (!comes()) return;
-    const int own = static_cast<int>(task.of.classes) * 32, beyond = kClasses * 32 - own;
-    for (int i = 0; i < kStages; ++i) {  // classes beyond the last one, which add nothing
-      for (int j = lane(); j < beyond; j += 32) place(i)[own + j] = narrow<E>(-INFINITY);
+        from(NearVoxels::hidden(piece_at(voxels.input, task.input))) {
+    if (!task.comes) return;
+    const int own = static_cast<int>(task.of.classes) * kVoxels, beyond = kClasses * kVoxels - own;
+    for (int i = 0; !task.in_rows && i < kStages; ++i) {  // classes beyond the last one, which add nothing
+      for (int j = lane(); j < beyond; j += 32) place(i)[own + j] = kMinusInfinity<E>;
     }
-#pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) load(i, first + static_cast<uint32_t>(i) * step);
+    load(0, first_of(task));
   }
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
-  __device__ __forceinline__ E* place(int stage) const { return memory + stage * kClasses * 32; }
-  // Whether voxels from `first` on come this way: 32 of them.
-  __device__ __forceinline__ bool comes() const { return kComes && task.lies_in_vectors; }
-  __device__ __forceinline__ bool has(uint32_t first) const { return comes() && first + 32 <= task.voxels; }
+  __device__ __forceinline__ E* place(int stage) const { return memory + stage * kClasses * kVoxels; }
+  // Whether voxels from `first` on come this way: all of the warp's.
+  __device__ __forceinline__ bool has(uint32_t first) const { return task.comes && first + kVoxels <= task.voxels; }
   // Goes on to voxels `first`. All lanes have ended their part of those before.
   __device__ __forceinline__ void next(uint32_t first) {
-    if constexpr (kComes) {
-      if (!task.lies_in_vectors) return;
-      __pipeline_wait_prior(kStages - 2);
-      __syncwarp();
-      load(stage, first + (kStages - 1) * step);
-      stage = stage + 1 < kStages ? stage + 1 : 0;
-    }
+    if (!task.comes) return;
+    __pipeline_wait_prior(0);
+    __syncwarp();
+    load(stage, first + step(task));
+    stage ^= 1;
   }
-  __device__ __forceinline__ void read(uint32_t first, E (&x)[kClasses]) const {
+  __device__ __forceinline__ void read(uint32_t first, Words& words) const {
+    if (has(first) && task.in_rows) {
+#pragma unroll
+      for (int i = 0; i < kOfLane; ++i) {
+        const E* const own = row_of(i);
+#pragma unroll
+        for (int j = 0; j < kClasses; ++j) {
+          const E x = j < kLeast || j < task.of.classes ? own[j] : kMinusInfinity<E>;
+          words[j] = i == 0 ? bit_cast<BitsOf<E>>(x) : words[j] | bit_cast<BitsOf<E>>(x) << 16;
+        }
+      }
+      return;
+    }
     if (has(first)) {
-      const E* const own = place(stage) + lane();
+      const Word* const own = reinterpret_cast<const Word*>(place(stage)) + lane();
 #pragma unroll
-      for (int j = 0; j < kClasses; ++j) x[j] = own[j * 32];
-    } else {
-      const char* const own = voxels.logits_at(first + lane());
+      for (int j = 0; j < kClasses; ++j) words[j] = own[j * 32];
+      return;
+    }
 #pragma unroll
-      for (int j = 0; j < kClasses; ++j) x[j] = read_at(own + task.of_input[j]);
+    for (int i = 0; i < kOfLane; ++i) {
+      const char* const own = voxels.logits_at(min(voxel(first, i), task.voxels - 1));
+#pragma unroll
+      for (int j = 0; j < kClasses; ++j) {
+        const uint32_t bits = bit_cast<BitsOf<E>>(read_at(own + task.of_input[j]));
+        words[j] = i == 0 ? bits : words[j] | bits << 16;
+      }
     }
   }
-  __device__ __forceinline__ float logit(uint32_t first, int32_t j) const {
-    if (has(first)) return widen<float>(place(stage)[j * 32 + lane()]);
-    return widen<float>(read_at(voxels.logits_at(first + lane()) + wide_product(j, task.input.of_class)));
+  // Whether the lane's voxels are neighbours, one word of each class; otherwise lanes are neighbours.
+  __device__ __forceinline__ bool are_words(uint32_t first) const { return has(first) && !task.in_rows; }
+  __device__ __forceinline__ uint32_t voxel(uint32_t first, int i) const {
+    return first + (are_words(first) ? lane() * kOfLane + i : lane() + i * 32);
+  }
+  // Their targets. One that does not count has the index that is ignored.
+  using Targets = int64_t[kOfLane];
+  __device__ __forceinline__ void read_targets(uint32_t first, Targets& index) const {
+    voxels.read_targets(voxel(first, 0), are_words(first) ? 1 : 32, index);
+  }
+  // Of the lane's voxel i.
+  __device__ __forceinline__ static float logit_in(uint32_t word, int i) {
+    return widen<float>(bit_cast<E>(static_cast<BitsOf<E>>(word >> (16 * i))));
+  }
+  __device__ __forceinline__ static uint32_t max_of_words(const Words& words) {
+    uint32_t max = words[0];
+#pragma unroll
+    for (int j = 1; j < kClasses; ++j) {
+      if constexpr (sizeof(E) < sizeof(float)) {
+        max = max_of_pairs<E>(max, words[j]);
+      } else {
+        max = bit_cast<uint32_t>(max_or_nan(bit_cast<float>(max), bit_cast<float>(words[j])));
+      }
+    }
+    return max;
+  }
+  __device__ __forceinline__ float logit(uint32_t first, int i, int32_t j) const {
+    if (has(first)) return widen<float>(at(i, j));
+    return widen<float>(read_at(voxels.logits_at(voxel(first, i)) + wide_product(j, task.input.of_class)));
+  }
+  // Where voxel i's class j is.
+  __device__ __forceinline__ E& at(int i, int32_t j) const {
+    return task.in_rows ? row_of(i)[j] : place(stage)[j * kVoxels + lane() * kOfLane + i];
   }
   // Gradients take the logits' place, and go to memory.
-  __device__ __forceinline__ void write(int32_t j, E gradient) const { place(stage)[j * 32 + lane()] = gradient; }
+  __device__ __forceinline__ void write(const float (&found)[kOfLane][kClasses]) const {
+#pragma unroll
+    for (int j = 0; j < kClasses; ++j) {
+      if (j >= kLeast && j >= task.of.classes) break;
+      if (task.in_rows) {
+#pragma unroll
+        for (int i = 0; i < kOfLane; ++i) row_of(i)[j] = narrow<E>(found[i][j]);
+        continue;
+      }
+      Word* const to = reinterpret_cast<Word*>(place(stage)) + j * 32 + lane();
+      if constexpr (kOfLane == 2) {
+        *to = word_of<E>(found[0][j], found[1][j]);
+      } else {
+        *to = bit_cast<BitsOf<E>>(narrow<E>(found[0][j]));
+      }
+    }
+  }
   __device__ __forceinline__ void store(uint32_t first) const {
     __syncwarp();
     each_piece(place(stage), piece_at(voxels.gradient(), task.gradient), task.gradient, first,
-               [](Piece* own, char* to) { *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(own); });
+               [](uint4* own, char* to) { *reinterpret_cast<uint4*>(to) = *own; });
   }
 
  private:
-  using Piece = Vector<E, kVectorBytes / sizeof(E)>;
-  static constexpr int kOfClass = 32 * sizeof(E) / kVectorBytes;  // pieces
+  static constexpr int kPieces = kVoxels * sizeof(E) / kVectorBytes;  // 16 bytes each, for each class
+  static constexpr int kAtOnce = 32 / kPieces;                        // classes of 32 pieces
 
-  template <class Byte>
-  __device__ __forceinline__ static Byte* piece_at(Byte* sample, const NearStrides& stride) {
-    return sample + lane() % kOfClass * kVectorBytes + wide_product(lane() / kOfClass, stride.of_class);
+  __device__ __forceinline__ E* row_of(int i) const {
+    return place(stage) + (lane() + i * 32) * static_cast<int32_t>(task.of.classes);
   }
-  // Visits the lane's pieces of the classes, here and there: a class has kOfClass, one lane after another.
+  // The lane's first piece of a sample.
+  template <class Byte>
+  __device__ __forceinline__ Byte* piece_at(Byte* sample, const NearStrides& stride) const {
+    if (task.in_rows) return sample + lane() * kVectorBytes;
+    return sample + lane() % kPieces * kVectorBytes + wide_product(lane() / kPieces, stride.of_class);
+  }
+  // Visits the lane's pieces, here and there: every 32nd.
   template <class Byte, class Visit>
   __device__ __forceinline__ void each_piece(E* here, Byte* there, const NearStrides& stride, uint32_t first,
                                              const Visit& visit) const {
-    constexpr int kAtOnce = 32 / kOfClass;  // classes
-    Byte* const own = there + wide_product(static_cast<int32_t>(first), sizeof(E));
-    const int32_t more = static_cast<int32_t>(task.of.classes) - lane() / kOfClass;
+    Byte* const own = there + wide_product(static_cast<int32_t>(first), stride.inner);
+    const int32_t more = static_cast<int32_t>(task.of.classes) - lane() / kPieces;
+    const int64_t step = task.in_rows ? 32 * kVectorBytes : kAtOnce * int64_t{stride.of_class};
 #pragma unroll
-    for (int j = 0; j < kClasses; j += kAtOnce) {
-      if (j < more) visit(reinterpret_cast<Piece*>(here) + lane() + j * kOfClass, own + int64_t{j} * stride.of_class);
+    for (int i = 0; i * kAtOnce < kClasses; ++i) {
+      if (i * kAtOnce < more) visit(reinterpret_cast<uint4*>(here) + lane() + i * 32, own + i * step);
     }
   }
   __device__ __forceinline__ void load(int stage, uint32_t first) const {
     if (has(first)) {
       each_piece(place(stage), from, task.input, first,
-                 [](Piece* to, const char* from) { __pipeline_memcpy_async(to, from, kVectorBytes); });
+                 [](uint4* to, const char* from) { __pipeline_memcpy_async(to, from, kVectorBytes); });
     }
     __pipeline_commit();
   }

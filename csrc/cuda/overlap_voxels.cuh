@@ -32,7 +32,7 @@ struct NearSize {
   int classes, blocks_of_sums, blocks_of_gradient;
   int64_t all_blocks;
 };
-constexpr NearSize kNearSizes[] = {{4, 8, 8, 2048}, {16, 8, 8, 1024}, {32, 4, 5, 528}};
+constexpr NearSize kNearSizes[] = {{4, 8, 8, 2048}, {16, 5, 5, 660}, {32, 4, 5, 528}};
 constexpr int kLastNear = sizeof kNearSizes / sizeof *kNearSizes - 1;
 constexpr int kNearClasses = kNearSizes[kLastNear].classes;
 // The place of the smallest size that holds the classes.
@@ -57,7 +57,8 @@ struct OverlapTask {
   // `counts` is 0 there, otherwise 1.
   NearStrides input, target, mask, gradient;
   bool has_outer;
-  bool lies_in_vectors;  // 16 bytes hold voxels of one class, in order: the logits, and the gradient
+  bool comes;    // the logits come into shared memory (WarpLogits)
+  bool in_rows;  // a voxel's classes lie side by side, and voxels behind each other
   int64_t of_input[kNearClasses], of_gradient[kNearClasses];  // bytes
   float counts[kNearClasses];
 };
@@ -89,17 +90,6 @@ __device__ __forceinline__ int64_t wide_product(int32_t a, int32_t b) {
   asm("mul.wide.s32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
   return product;
 }
-// What a voxel's target and mask say, as they are in memory: the next voxel's are read before they are needed.
-struct NearTarget {
-  int64_t index;
-  uint8_t selected;
-
-  __device__ __forceinline__ bool counts(const Overlap& p) const { return index != p.ignore_index && selected; }
-  // -1: not a class.
-  __device__ __forceinline__ int32_t of_classes(const Overlap& p) const {
-    return static_cast<uint64_t>(index) < static_cast<uint64_t>(p.classes) ? static_cast<int32_t>(index) : -1;
-  }
-};
 // The voxels of a sample whose strides fit in 32 bits. Places are hidden from the compiler: it would compute the
 // sample's again for each voxel, and add each class's offset to all parts of a voxel's.
 struct NearVoxels {
@@ -113,13 +103,37 @@ struct NearVoxels {
         target(hidden(static_cast<const char*>(task.of.target.data) + sample * task.target.sample)),
         sample(sample) {}
 
-  __device__ __forceinline__ NearTarget target_at(uint32_t v) const {
-    Operand own = task.of.target;
-    own.data = place(target, task.target, v);
-    __builtin_assume(__isGlobal(own.data));  // which is not known of a hidden place
-    NearTarget found = {index_at(own, 0), 1};
-    if (task.of.mask) found.selected = task.of.mask[place(int64_t{0}, task.mask, v) + sample * task.mask.sample];
-    return found;
+  // The targets of voxels that are so far apart. One that does not count has the index that is ignored.
+  template <int kCount>
+  __device__ __forceinline__ void read_targets(uint32_t first, int32_t apart, int64_t (&index)[kCount]) const {
+    const Overlap& p = task.of;
+    const bool are_voxels = first + (kCount - 1) * apart < task.voxels;
+    if (are_voxels && !task.has_outer && p.target.dtype == DType::Int64) {
+      const char* const own = place(target, task.target, first);
+      __builtin_assume(__isGlobal(own));  // which is not known of a hidden place
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        index[i] = *reinterpret_cast<const int64_t*>(own + i * wide_product(apart, task.target.inner));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const uint32_t v = first + i * apart;
+        index[i] = p.ignore_index;
+        if (v >= task.voxels) continue;
+        Operand own = p.target;
+        own.data = place(target, task.target, v);
+        index[i] = index_at(own, 0);
+      }
+    }
+    if (!p.mask) return;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const uint32_t v = first + i * apart;
+      if (v >= task.voxels) continue;
+      const int64_t at = place(sample * task.mask.sample, task.mask, v);
+      if (!p.mask[at]) index[i] = p.ignore_index;
+    }
   }
   // A product for each class, in place of a sum, made bf16 1.1 times slower.
   __device__ __forceinline__ const char* logits_at(uint32_t v) const { return hidden(place(input, task.input, v)); }
@@ -142,6 +156,10 @@ struct NearVoxels {
   }
 };
 
+// -1: not a class.
+__device__ __forceinline__ int32_t class_of(const Overlap& p, int64_t index) {
+  return static_cast<uint64_t>(index) < static_cast<uint64_t>(p.classes) ? static_cast<int32_t>(index) : -1;
+}
 template <class F>
 __device__ __forceinline__ F target_of(const Overlap& p, const Voxel& voxel, int32_t j) {
   if (p.has_indices) return F(voxel.index == j);
