@@ -1,5 +1,6 @@
-// Pairs of boxes: a thread for each, some of them one after another. H200, a step of 2^20 pairs: 0.030 ms, of
-// complete_box_iou 0.036; with one pair a thread 0.037 and 0.043.
+// Pairs of boxes: a thread for each, some of them one after another. H200, a step of 2^20 pairs: 0.028 ms, of
+// complete_box_iou 0.035; with six blocks on a processor, whose threads have 80 registers and no spills, 0.030 and
+// 0.037.
 #include "core/boxes.h"
 #include "cuda/accessor.cuh"
 #include "cuda/boxes.h"

@@ -63,7 +63,7 @@ bool fits(const int64_t (&stride)[kOverlapDims]) {
 // Of a pass whose strides fit.
 NearStrides near_strides(const int64_t (&stride)[kOverlapDims], int64_t bytes) {
   const auto narrow = [&](OverlapDim d) { return static_cast<int32_t>(stride[d] * bytes); };
-  return {stride[kSample] * bytes, narrow(kClass), narrow(kInner), narrow(kOuter)};
+  return {stride[kSample] * bytes, 0, narrow(kClass), narrow(kInner), narrow(kOuter)};
 }
 void make_near(OverlapTask& task) {
   const Overlap& p = task.of;
@@ -83,12 +83,24 @@ void make_near(OverlapTask& task) {
     return lies(p.input.data, p.input_stride, in_rows) &&
            (!p.gradient.data || lies(p.gradient.data, p.gradient_stride, in_rows));
   };
-  task.in_rows = !all_lie(false) && all_lie(true);
-  task.comes = task.in_rows || all_lie(false);
+  task.order.in_rows = !all_lie(false) && all_lie(true);
+  task.comes = task.order.in_rows || all_lie(false);
   for (int64_t j = 0; j < kNearClasses; ++j) {
     const int64_t own = std::min(j, p.classes - 1) * bytes;
     task.of_input[j] = own * p.input_stride[kClass], task.of_gradient[j] = own * p.gradient_stride[kClass];
     task.counts[j] = j < p.classes ? 1.0f : 0.0f;
+  }
+}
+// of_lane: the voxels of a lane, if they are one word.
+void order_logits(OverlapTask& task, int of_lane) {
+  LogitsOrder& order = task.order;
+  const bool are_words = task.comes && !order.in_rows;
+  order.next_lane = are_words ? of_lane : 1, order.next_voxel = are_words ? 1 : 32;
+  order.of_voxel = order.in_rows ? static_cast<int32_t>(task.of.classes) : 1;
+  order.of_class = order.in_rows ? 1 : 32 * of_lane;
+  const int64_t of_class = 32 * of_lane * size_of(task.of.input.dtype) / kVectorBytes;  // pieces of 16 bytes
+  for (NearStrides* stride : {&task.input, &task.gradient}) {
+    stride->of_pieces = order.in_rows ? 32 * kVectorBytes : 32 / of_class * stride->of_class;
   }
 }
 // Whether a voxel's logits are read several times.
@@ -103,6 +115,7 @@ struct Kernels {
   using Kernel = void (*)(OverlapTask);
   Kernel sums, gradient;
   int64_t shared, logits;  // bytes of the sums, and of the logits that come ahead
+  int of_lane;             // voxels
 
   template <int kPlace>
   static Kernels of_classes(const Overlap& p) {
@@ -110,15 +123,16 @@ struct Kernels {
     constexpr int64_t kCounts = kClasses * kThreads, kFloats = kCounts * sizeof(float);
     constexpr int64_t kLogits = kWarps * WarpLogits<E, kPlace>::kBytes;
     const Kernel gradient = softmax_gradient<E, kPlace>;
-    if (p.entropy) return {softmax_sums<E, kPlace, true>, gradient, 2 * kFloats + kCounts, kLogits};
-    return {softmax_sums<E, kPlace, false>, gradient, kFloats + kCounts, kLogits};
+    constexpr int kOfLane = WarpLogits<E, kPlace>::kOfLane;
+    if (p.entropy) return {softmax_sums<E, kPlace, true>, gradient, 2 * kFloats + kCounts, kLogits, kOfLane};
+    return {softmax_sums<E, kPlace, false>, gradient, kFloats + kCounts, kLogits, kOfLane};
   }
   static Kernels of(const Overlap& p) {
     if (p.activation != Activation::Softmax) {
-      if (!is_dense(p)) return {element_sums<E, Reading::Any, true>, element_gradient<E, Reading::Any>, 0, 0};
+      if (!is_dense(p)) return {element_sums<E, Reading::Any, true>, element_gradient<E, Reading::Any>, 0, 0, 1};
       const Kernel gradient = element_gradient<E, Reading::Dense>;
-      if (p.entropy) return {element_sums<E, Reading::Dense, true>, gradient, 0, 0};
-      return {element_sums<E, Reading::Dense, false>, gradient, 0, 0};
+      if (p.entropy) return {element_sums<E, Reading::Dense, true>, gradient, 0, 0, 1};
+      return {element_sums<E, Reading::Dense, false>, gradient, 0, 0, 1};
     }
     if constexpr (!std::is_same_v<E, double>) {
       if (!reads_again(p)) {
@@ -127,7 +141,7 @@ struct Kernels {
       }
     }
     const int64_t of_block = kWarps * p.classes * kOverlapSums * sizeof(double);
-    return {any_softmax_sums<Beside<E>, E>, any_softmax_gradient<Beside<E>, E>, of_block, 0};
+    return {any_softmax_sums<Beside<E>, E>, any_softmax_gradient<Beside<E>, E>, of_block, 0, 1};
   }
 };
 
@@ -174,6 +188,7 @@ void overlap(const Overlap& p, double* partials, Stream stream) {
     const auto kernels = Kernels<typename decltype(type)::type>::of(p);
     if (p.grads) {  // more blocks than for sums, which have partials
       task.blocks = static_cast<uint32_t>(plan::ceil_div(p.voxels(), kTile));
+      order_logits(task, kernels.of_lane);
       return launch_with_shared(kernels.gradient, Start::Alone, groups * task.blocks, kThreads,
                                 static_cast<int>(kernels.logits), stream, task);
     }
@@ -183,6 +198,7 @@ void overlap(const Overlap& p, double* partials, Stream stream) {
       task.comes = both <= shared_memory_of(1);
       if (task.comes) shared = both;
     }
+    order_logits(task, kernels.of_lane);
     launch_with_shared(kernels.sums, Start::Alone, groups * task.blocks, kThreads, shared, stream, task);
     launch_fold(partials, groups, task.blocks, kOverlapSums * (of_classes ? 1 : p.classes), p.sums, stream);
   });

@@ -1,8 +1,8 @@
 // Overlap of a softmax over up to 32 classes with a target of indices: a voxel's probabilities in a thread's registers.
-// H200, (4, 14, 128, 128, 128), forward and step: fp32 0.142 and 0.43 ms (the bytes that must move at the speed of
-// torch.add: 0.123 and 0.354), bf16 0.118 and 0.307 (0.069 and 0.193). Memory limits fp32's sums, instructions bf16
-// (two of three slots are used). Two bf16 voxels a thread, whose logits are one word, need a third more registers:
-// 0.117 and 0.335 ms.
+// H200, (4, 14, 128, 128, 128), forward and step: fp32 0.134 and 0.41 ms (the bytes that must move at the speed of
+// torch.add: 0.123 and 0.354), bf16 0.096 and 0.250 (0.069 and 0.193); channels last 0.132 and 0.38, 0.102 and 0.258.
+// Memory limits fp32's sums. bf16's have 230 instructions a voxel, and wait for results more than for memory; sums in
+// four chains, and all exponents before the first exp, took 1.01 times as long.
 #pragma once
 
 #include "core/log.h"
@@ -20,7 +20,6 @@ template <class E, int kPlace, bool kIsPrecise>
 struct Probabilities {
   using Logits = WarpLogits<E, kPlace>;
   static constexpr int kClasses = Logits::kClasses;
-  static constexpr bool kIsPlain = sizeof(E) < sizeof(float) || !kIsPrecise;
   const OverlapTask& task;
   float e[kClasses];
   Reference reference;
@@ -40,15 +39,8 @@ struct Probabilities {
 #pragma unroll
       for (int j = 0; j < kClasses; ++j) e[j] -= reference.shift;
     }
-    if constexpr (kIsPlain) {  // all exponents before the first exp, so that none waits for another
 #pragma unroll
-      for (int j = 0; j < kClasses; ++j) e[j] = fused(e[j], ExpParts<float>::log2_e, -reference.power);
-#pragma unroll
-      for (int j = 0; j < kClasses; ++j) e[j] = fast_exp2(e[j]);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kClasses; ++j) e[j] = exp_by(e[j]);
-    }
+    for (int j = 0; j < kClasses; ++j) e[j] = exp_by(e[j]);
   }
   __device__ __forceinline__ void add_up() {
     sum = sum_of([&](int j) { return e[j]; });
@@ -60,13 +52,10 @@ struct Probabilities {
   }
   template <class Value>
   __device__ __forceinline__ float sum_of(const Value& value) const {
-    float part[4] = {};  // one chain of additions would be waited for
+    float all = 0.0f;
 #pragma unroll
-    for (int j = 0; j < kClasses; ++j) {
-      float& sum = part[j % 4];
-      sum = j < Logits::kLeast ? sum + value(j) : fused(value(j), task.counts[j], sum);
-    }
-    return (part[0] + part[1]) + (part[2] + part[3]);
+    for (int j = 0; j < kClasses; ++j) all = j < Logits::kLeast ? all + value(j) : fused(value(j), task.counts[j], all);
+    return all;
   }
   __device__ __forceinline__ float scale() const { return fabsf(max) <= FLT_MAX ? reciprocal_of(sum) : NAN; }
   __device__ __forceinline__ float exp_of(float x) const { return exp_by(x - reference.shift); }
@@ -75,7 +64,7 @@ struct Probabilities {
   // what is lost of x log2(e) comes behind.
   __device__ __forceinline__ float exp_by(float x) const {
     constexpr float kLog2e = ExpParts<float>::log2_e, kLog2eRest = 0x1.4ae0c0p-26f;
-    if constexpr (kIsPlain) return fast_exp2(fused(x, kLog2e, -reference.power));
+    if constexpr (sizeof(E) < sizeof(float) || !kIsPrecise) return fast_exp2(fused(x, kLog2e, -reference.power));
     constexpr float kLowest = -0x1p66f;  // beside -inf the rest would be no number
     x = fmaxf(x, kLowest);
     const float y = x * kLog2e, found = fast_exp2(y - reference.power);
@@ -250,10 +239,10 @@ __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_gradien
         }
         of_own = slope(of_own, own);
       } else {
-        float of_exp[4] = {};
+        float of_exp = 0.0f;
 #pragma unroll
-        for (int j = 0; j < kClasses; ++j) of_exp[j % 4] = fused(row.e[j], slopes[kOfInput][j], of_exp[j % 4]);
-        mean = fused((of_exp[0] + of_exp[1]) + (of_exp[2] + of_exp[3]), scale, mean);
+        for (int j = 0; j < kClasses; ++j) of_exp = fused(row.e[j], slopes[kOfInput][j], of_exp);
+        mean = fused(of_exp, scale, mean);
         const float less = scale * (mean - of_entropy);
 #pragma unroll
         for (int j = 0; j < kClasses; ++j) row.e[j] *= fused(slopes[kOfInput][j], scale, -less);

@@ -187,6 +187,22 @@ def test_options(device, name, classes):
         assert_right(name, input, target, **given)
 
 
+# Kernels for 4, 16 and 32 classes; a warp has several groups of voxels, the last one is not whole.
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("classes", [3, 14, 16, 20])
+@of_dtypes
+def test_logits_that_come_ahead(device, dtype, classes, last):
+    """Of whole and aligned vectors; beside them one that begins elsewhere, which is read voxel by voxel."""
+    input, target = drawn((2, classes, 8, 1009), dtype, device)
+    mask = torch.rand(2, 8, 1008, device=device) > 0.3
+    for part in (slice(0, 1008), slice(1, 1009)):
+        x, y = input[..., part].contiguous(), target[..., part].contiguous()
+        x = x.contiguous(memory_format=torch.channels_last) if last else x
+        assert_right("dice", x, y.to(torch.uint8), squared=True)
+        assert_right("dice_ce", x, y, ignore_index=1, mask=mask)
+    assert_right("dice", input[..., 1:], target[..., 1:])
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("classes", [3, 20, 40])
 def test_voxels_that_do_not_count(device, name, classes):

@@ -131,6 +131,25 @@ def test_shares_beside_equal_logits(device, classes, dtype):
         assert_right(x, target, weight=weight, label_smoothing=0.1)
 
 
+# Below and above 512 classes, rows that are not whole vectors, and of several tiles.
+@pytest.mark.parametrize("classes", [10, 1000, 1001, 8200, 20000])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_probabilities_of_float32_beside_halves(device, classes, dtype):
+    """As under autocast: no probability is rounded to a half, which would show 2^-9 or 2^-12 in the loss."""
+    input, _ = drawn((5, classes + 3), dtype, device)
+    for x in (input[:, :classes], input[:, 3:]):
+        q = torch.softmax(torch.randn(5, classes, device=device) * 3, 1)
+        for own in ({}, {"label_smoothing": 0.1, "weight": torch.rand(classes, device=device) + 0.5}):
+            truth = exact_rows.cross_entropy(x, q, **own)
+            leaf = x.detach().requires_grad_()
+            losses = cudaloss.cross_entropy(leaf, q, reduction="none", **own)
+            (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+            assert losses.dtype == torch.float32 and gradient.dtype == dtype
+            exact = torch.tensor([float(y) for y in truth.losses.flatten()], dtype=torch.float64, device=device)
+            assert ((losses.double() - exact).abs() <= 2.0**-18 * exact).all()
+            assert error(gradient, as_input(truth.for_input, x), as_input(truth.sizes, x)) <= ULPS[dtype]
+
+
 @pytest.mark.parametrize("classes", [64, 1000, 4096, 20000])
 def test_shares_of_many_rows(device, classes):
     """Each row of many has the bits that it has among few: blocks and warps keep nothing of the row before."""
