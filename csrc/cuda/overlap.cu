@@ -91,7 +91,7 @@ void make_near(OverlapTask& task) {
     task.counts[j] = j < p.classes ? 1.0f : 0.0f;
   }
 }
-// of_lane: the voxels of a lane, if they are one word.
+// of_lane: the voxels of a lane.
 void order_logits(OverlapTask& task, int of_lane) {
   LogitsOrder& order = task.order;
   const bool are_words = task.comes && !order.in_rows;
@@ -190,12 +190,12 @@ void overlap(const Overlap& p, double* partials, Stream stream) {
       task.blocks = static_cast<uint32_t>(plan::ceil_div(p.voxels(), kTile));
       order_logits(task, kernels.of_lane);
       return launch_with_shared(kernels.gradient, Start::Alone, groups * task.blocks, kThreads,
-                                static_cast<int>(kernels.logits), stream, task);
+                                task.comes ? static_cast<int>(kernels.logits) : 0, stream, task);
     }
     int shared = static_cast<int>(kernels.shared);
-    if (task.comes) {  // if the logits have room beside the sums
+    if (task.comes) {  // if all blocks of a processor have room for logits beside their sums
       const int both = static_cast<int>(kernels.shared + kernels.logits);
-      task.comes = both <= shared_memory_of(1);
+      task.comes = both <= shared_memory_of(kNearSizes[near_place(p.classes)].blocks_of_sums);
       if (task.comes) shared = both;
     }
     order_logits(task, kernels.of_lane);

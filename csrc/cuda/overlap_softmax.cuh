@@ -218,8 +218,9 @@ __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_gradien
     for (int i = 0; i < Logits::kOfLane; ++i) {
       Probabilities<E, kPlace, true> row(task, words, max, i);
       row.add_up();
-      const int32_t index = class_of(p, targets[i]);
-      const bool has_own = index >= 0, counts = targets[i] != p.ignore_index;
+      const bool counts = targets[i] != p.ignore_index;  // nor do lanes beyond the last voxel, which have no logit
+      const int32_t index = counts ? class_of(p, targets[i]) : -1;
+      const bool has_own = index >= 0;
       const float scale = has_own ? row.scale() : NAN;
       const float own = has_own ? row.exp_of(logits.logit(first, i, index)) * scale : 0.0f;
       const float more = has_own ? slopes[kBoth][index] : 0.0f;
@@ -251,13 +252,13 @@ __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_gradien
 #pragma unroll
       for (int j = 0; j < kClasses; ++j) found[i][j] = counts ? row.e[j] : 0.0f;
       at_own[i] = narrow<E>(fused(own, of_own, of_entropy * (own - 1.0f)));
-      own_class[i] = counts ? index : -1;
+      own_class[i] = index;
     }
     if (logits.has(first)) {
       logits.write(found);
 #pragma unroll
       for (int i = 0; i < Logits::kOfLane; ++i) {
-        if (own_class[i] >= 0) logits.at(i, own_class[i]) = at_own[i];
+        if (own_class[i] >= 0) logits.write_own(i, own_class[i], at_own[i]);
       }
       logits.store(first);
       continue;

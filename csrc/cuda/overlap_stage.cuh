@@ -130,16 +130,16 @@ struct WarpLogits {
   }
   // Where voxel i's class j is.
   __device__ __forceinline__ E& at(int i, int32_t j) const { return row_of(i)[j * task.order.of_class]; }
-  // Gradients take the logits' place, and go to memory.
+  // Gradients take the logits' place: of all classes, then of the voxel's own one; and go to memory.
   __device__ __forceinline__ void write(const float (&found)[kOfLane][kClasses]) const {
-    const auto has = [&](int j) { return j < kLeast || j < task.of.classes; };
+    const auto is_class = [&](int j) { return j < kLeast || j < task.of.classes; };
     if (task.order.in_rows) {
 #pragma unroll
       for (int i = 0; i < kOfLane; ++i) {
         E* const to = row_of(i);
 #pragma unroll
         for (int j = 0; j < kClasses; ++j) {
-          if (has(j)) to[j] = narrow<E>(found[i][j]);
+          if (is_class(j)) to[j] = narrow<E>(found[i][j]);
         }
       }
       return;
@@ -147,13 +147,17 @@ struct WarpLogits {
     Word* const to = reinterpret_cast<Word*>(place(stage)) + lane();
 #pragma unroll
     for (int j = 0; j < kClasses; ++j) {
-      if (!has(j)) continue;
+      if (!is_class(j)) continue;
       if constexpr (kOfLane == 2) {
         to[j * 32] = word_of<E>(found[0][j], found[1][j]);
       } else {
         to[j * 32] = bit_cast<BitsOf<E>>(narrow<E>(found[0][j]));
       }
     }
+  }
+  __device__ __forceinline__ void write_own(int i, int32_t j, E gradient) const {
+    asm volatile("" ::: "memory");  // of another type than the words: the compiler need not keep their order
+    at(i, j) = gradient;
   }
   __device__ __forceinline__ void store(uint32_t first) const {
     __syncwarp();

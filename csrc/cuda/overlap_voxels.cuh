@@ -70,6 +70,10 @@ struct OverlapTask {
   float counts[kNearClasses];
 };
 
+// -1: not a class.
+__device__ __forceinline__ int32_t class_of(const Overlap& p, int64_t index) {
+  return static_cast<uint64_t>(index) < static_cast<uint64_t>(p.classes) ? static_cast<int32_t>(index) : -1;
+}
 // A voxel of a sample, with its place in each tensor.
 struct Voxel {
   int64_t input, target, gradient;
@@ -87,7 +91,7 @@ __device__ __forceinline__ Voxel voxel_at(const OverlapTask& task, int64_t sampl
   if (p.has_indices) {
     const int64_t index = index_at(p.target, found.target);
     found.counts = found.counts && index != p.ignore_index;
-    if (static_cast<uint64_t>(index) < static_cast<uint64_t>(p.classes)) found.index = static_cast<int32_t>(index);
+    found.index = class_of(p, index);
   }
   return found;
 }
@@ -163,10 +167,6 @@ struct NearVoxels {
   }
 };
 
-// -1: not a class.
-__device__ __forceinline__ int32_t class_of(const Overlap& p, int64_t index) {
-  return static_cast<uint64_t>(index) < static_cast<uint64_t>(p.classes) ? static_cast<int32_t>(index) : -1;
-}
 template <class F>
 __device__ __forceinline__ F target_of(const Overlap& p, const Voxel& voxel, int32_t j) {
   if (p.has_indices) return F(voxel.index == j);

@@ -252,8 +252,8 @@ bool fast_rows_with_shares(const Pass& r, const Memory& memory, Stream stream) {
   };
   const bool vectors = are_whole || are_like_input;
   if constexpr (n > 4) {
-    // A block takes 9 us for a row of up to 8,192 halves: (131072, 1000) with fp32 probabilities 2.98 ms. Few classes
-    // are faster in the kernel for any row.
+    // A block takes 9 us for a row of up to 8,192 halves: (131072, 1000) with fp32 probabilities 2.98 ms. Up to 512
+    // classes, which half_rows_with_shares has not taken, are faster in the kernel for any row.
     if (rows.vectors() <= 64) return false;
     // In shared memory probabilities are as they came; class weights, and what comes from these, are fp32.
     if (is_soft && !weighs && !is_mixed) {

@@ -136,18 +136,20 @@ def test_shares_beside_equal_logits(device, classes, dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_probabilities_of_float32_beside_halves(device, classes, dtype):
     """As under autocast: no probability is rounded to a half, which would show 2^-9 or 2^-12 in the loss."""
-    input, _ = drawn((5, classes + 3), dtype, device)
-    for x in (input[:, :classes], input[:, 3:]):
-        q = torch.softmax(torch.randn(5, classes, device=device) * 3, 1)
-        for own in ({}, {"label_smoothing": 0.1, "weight": torch.rand(classes, device=device) + 0.5}):
-            truth = exact_rows.cross_entropy(x, q, **own)
-            leaf = x.detach().requires_grad_()
+    input, _ = drawn((5, classes), dtype, device)
+    padded = torch.softmax(torch.randn(5, classes + 8, device=device) * 3, 1)
+    weight = torch.rand(classes, device=device) + 0.5
+    # Whole vectors, rows further apart, and from an address that vectors do not have.
+    for q in (padded[:, :classes].contiguous(), padded[:, :classes], padded[:, 1 : classes + 1]):
+        for own in ({}, {"label_smoothing": 0.1}, {"label_smoothing": 0.1, "weight": weight}):
+            truth = exact_rows.cross_entropy(input, q, **own)
+            leaf = input.detach().requires_grad_()
             losses = cudaloss.cross_entropy(leaf, q, reduction="none", **own)
             (gradient,) = torch.autograd.grad(losses.sum(), leaf)
             assert losses.dtype == torch.float32 and gradient.dtype == dtype
             exact = torch.tensor([float(y) for y in truth.losses.flatten()], dtype=torch.float64, device=device)
             assert ((losses.double() - exact).abs() <= 2.0**-18 * exact).all()
-            assert error(gradient, as_input(truth.for_input, x), as_input(truth.sizes, x)) <= ULPS[dtype]
+            assert error(gradient, as_input(truth.for_input, input), as_input(truth.sizes, input)) <= ULPS[dtype]
 
 
 @pytest.mark.parametrize("classes", [64, 1000, 4096, 20000])
