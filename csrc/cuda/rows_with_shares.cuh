@@ -124,12 +124,24 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
             x = kMinusInfinity<E>;
           }
           shares.shares += double{is_max ? 0.0f : share[k]};
-          shares.below = fused(double{share[k]}, double{below[k]}, shares.below);
         }
         if (smooths) {
+          float farthest = below[0];
+#pragma unroll
+          for (int k = 1; k < n; ++k) farthest = fmaxf(farthest, below[k]);
+          if (farthest == INFINITY) {  // beside a probability of 0, which alone would make it no number
+#pragma unroll
+            for (int k = 0; k < n; ++k) {
+              if (below[k] != INFINITY) continue;
+              distance += double{fused(share[k], reader.slope.hi, reader.each.hi) * below[k]};
+              below[k] = 0.0f;
+            }
+          }
 #pragma unroll
           for (int k = 0; k < n; ++k) distance += double{below[k]};
         }
+#pragma unroll
+        for (int k = 0; k < n; ++k) shares.below = fused(double{share[k]}, double{below[k]}, shares.below);
       }
       at_max &= ~outside;
       shares.at_max += __popc(at_max);

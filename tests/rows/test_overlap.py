@@ -203,6 +203,7 @@ def test_logits_that_come_ahead(device, dtype, classes, last):
         assert_right("dice_ce", x, target, ignore_index=classes - 1, mask=mask)
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("classes", [3, 20, 40])
 def test_voxels_that_do_not_count(device, name, classes):
     input, target = drawn((2, classes, 300), torch.float32, device)

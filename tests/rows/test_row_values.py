@@ -194,6 +194,26 @@ def test_shares_of_masked_logits(device, dtype):
     assert_right(input, q, label_smoothing=0.1)
 
 
+# A warp's rows, a block's, and those of several tiles.
+@pytest.mark.parametrize("classes", [64, 1001, 4096, 20000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_classes_that_cannot_be(device, dtype, classes):
+    """Of a logit of -inf: with label smoothing the loss is infinite also where the probability is 0. Beside it the
+    probability times the logarithm is 0 times infinity, as in PyTorch. The gradient is a number."""
+    input = torch.randn(4, classes).to(dtype).to(device)
+    q = torch.softmax(torch.randn(4, classes), 1).to(dtype).to(device)
+    input[:2, 7], q[0, 7], q[1, 7] = -torch.inf, 0.0, 0.25
+    for smoothing in (0.0, 0.125):
+        leaf = input.detach().requires_grad_()
+        ours = cudaloss.cross_entropy(leaf, q, label_smoothing=smoothing, reduction="none")
+        (gradient,) = torch.autograd.grad(ours.sum(), leaf)
+        share = q.double() * (1 - smoothing) + smoothing / classes
+        exact = input.double().softmax(1) * share.sum(1, keepdim=True) - share
+        assert ours[0].isposinf() if smoothing else ours[0].isnan()
+        assert ours[1].isposinf() and ours[2:].isfinite().all()
+        torch.testing.assert_close(gradient.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
 def test_shares_at_the_edges(device):
     input, _ = drawn((6, 64), torch.float32, device)
     q = torch.softmax(torch.randn(6, 64, device=device), 1)
