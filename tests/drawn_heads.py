@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
@@ -75,18 +76,38 @@ def given_options(name: str, target, classes: int, dtype) -> dict[str, Any]:
     return options
 
 
-def by_definition(input, linear_weight, bias, target, dtype=torch.float64, **options):
-    """The loss from the whole logits in `dtype`, and leaves for its gradients."""
+class LongProduct(torch.autograd.Function):
+    """x times w transposed in long double: beside it the products of float64 have errors of their own."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return long_product(x, w.T)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        return long_product(grad, w), long_product(grad.T, x)
+
+
+def long_product(a, b):
+    long = (x.detach().cpu().numpy().astype(np.longdouble) for x in (a, b))
+    return torch.from_numpy(np.matmul(*long).astype(np.float64)).to(a.device)
+
+
+def by_definition(input, linear_weight, bias, target, dtype=None, **options):
+    """The loss from the whole logits in `dtype`, and leaves for its gradients. None: the truth, in float64."""
 
     def cast(x: Any) -> Any:
-        return x.detach().to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        return x.detach().to(dtype or torch.float64) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
     leaves = [None if x is None else cast(x).requires_grad_() for x in (input, linear_weight, bias)]
     x, w, b = leaves
     rows = {name: options.pop(name, None) for name in ("mask", "sample_weight")}
     rows = {name: None if x is None else cast(x).reshape(-1) for name, x in rows.items()}
     options = {name: cast(x) for name, x in options.items()}
-    logits = F.linear(x.reshape(-1, x.shape[-1]), w, b)
+    x = x.reshape(-1, x.shape[-1])
+    logits = F.linear(x, w, b) if dtype else LongProduct.apply(x, w) + (0 if b is None else b)
     found = cudaloss.cross_entropy(logits, target.reshape(-1), **rows, **options)
     return (found.view(target.shape) if options.get("reduction") == "none" else found), leaves
 
