@@ -1,6 +1,6 @@
 // Overlap of a softmax over up to 32 classes with a target of indices: a voxel's probabilities in a thread's registers.
 // H200, (4, 14, 128, 128, 128), forward and step: fp32 0.134 and 0.41 ms (the bytes that must move at the speed of
-// torch.add: 0.123 and 0.354), bf16 0.096 and 0.250 (0.069 and 0.193); channels last 0.132 and 0.38, 0.102 and 0.258.
+// torch.add: 0.123 and 0.354), bf16 0.097 and 0.252 (0.069 and 0.193); channels last 0.132 and 0.38, 0.103 and 0.259.
 // Memory limits fp32's sums. bf16's have 230 instructions a voxel, and wait for results more than for memory; sums in
 // four chains, and all exponents before the first exp, took 1.01 times as long.
 #pragma once
@@ -107,18 +107,12 @@ __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_sums)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   using Logits = WarpLogits<E, kPlace>;
   Logits logits(task, voxels, memory + kFloats + kCounts);
-  typename Logits::Targets next, targets;  // read before they are needed
-  logits.read_targets(Logits::first_of(task), next);
   int added = 0;
 #pragma unroll 1
   for (uint32_t first = Logits::first_of(task); first < task.voxels; first += Logits::step(task)) {
-#pragma unroll
-    for (int i = 0; i < Logits::kOfLane; ++i) targets[i] = next[i];
-    logits.read_targets(first + Logits::step(task), next);
-    logits.next(first);
+    typename Logits::Targets targets;
     typename Logits::Words words;
-    logits.read(first, words);
-    const uint32_t max = Logits::max_of_words(words);
+    const uint32_t max = logits.take(first, targets, words);
 #pragma unroll
     for (int i = 0; i < Logits::kOfLane; ++i) {
       if (targets[i] == p.ignore_index) continue;
@@ -200,17 +194,11 @@ __global__ void __launch_bounds__(kThreads, kNearSizes[kPlace].blocks_of_gradien
         has ? static_cast<float>(p.grads[sample * classes * kOverlapSums + i] * by) : 0.0f;
   }
   __syncthreads();
-  typename Logits::Targets next, targets;  // read before they are needed
-  logits.read_targets(Logits::first_of(task), next);
 #pragma unroll 1
   for (uint32_t first = Logits::first_of(task); first < task.voxels; first += Logits::step(task)) {
-#pragma unroll
-    for (int i = 0; i < Logits::kOfLane; ++i) targets[i] = next[i];
-    logits.read_targets(first + Logits::step(task), next);
-    logits.next(first);
+    typename Logits::Targets targets;
     typename Logits::Words words;
-    logits.read(first, words);
-    const uint32_t max = Logits::max_of_words(words);
+    const uint32_t max = logits.take(first, targets, words);
     float found[Logits::kOfLane][kClasses];
     E at_own[Logits::kOfLane];
     int32_t own_class[Logits::kOfLane];  // -1: none is stored

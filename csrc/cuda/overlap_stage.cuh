@@ -1,7 +1,7 @@
 // A warp's logits: of each lane one voxel, or two of halves, which are one word. If 16 bytes hold voxels of one class,
 // or a voxel's classes and then the next one's, the logits of the warp's next voxels come into shared memory meanwhile:
-// they need no registers, and no address for each class. H200, steps of (4, 14, 128, 128, 128): bf16 0.250 ms, without
-// this 0.308; fp32 0.41 and 0.43; channels last bf16 0.258 and 0.300. With three stages bf16 took 1.02 times as long.
+// they need no registers, and no address for each class. H200, steps of (4, 14, 128, 128, 128): bf16 0.252 ms, without
+// this 0.308; fp32 0.41 and 0.43; channels last bf16 0.259 and 0.300. With three stages bf16 took 1.02 times as long.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -54,6 +54,7 @@ struct WarpLogits {
         voxels(voxels),
         memory(reinterpret_cast<E*>(of_block + threadIdx.x / 32 * kBytes)),
         from(NearVoxels::hidden(piece_at(voxels.input, task.input))) {
+    read_targets(first_of(task));
     if (!task.comes) return;
     const int own = static_cast<int>(task.of.classes) * kVoxels, beyond = kClasses * kVoxels - own;
     for (int i = 0; !task.order.in_rows && i < kStages; ++i) {  // classes beyond the last one, which add nothing
@@ -65,64 +66,22 @@ struct WarpLogits {
   __device__ __forceinline__ E* place(int stage) const { return memory + stage * kClasses * kVoxels; }
   // Whether voxels from `first` on come this way: all of the warp's.
   __device__ __forceinline__ bool has(uint32_t first) const { return task.comes && first + kVoxels <= task.voxels; }
-  // Goes on to voxels `first`. All lanes have ended their part of those before.
-  __device__ __forceinline__ void next(uint32_t first) {
-    if (!task.comes) return;
-    __pipeline_wait_prior(0);
-    __syncwarp();
-    load(stage, first + step(task));
-    stage ^= 1;
-  }
-  __device__ __forceinline__ void read(uint32_t first, Words& words) const {
-    if (has(first) && task.order.in_rows) {
-#pragma unroll
-      for (int i = 0; i < kOfLane; ++i) {
-        const E* const own = row_of(i);
-#pragma unroll
-        for (int j = 0; j < kClasses; ++j) {
-          const E x = j < kLeast || j < task.of.classes ? own[j] : kMinusInfinity<E>;
-          words[j] = i == 0 ? bit_cast<BitsOf<E>>(x) : words[j] | bit_cast<BitsOf<E>>(x) << 16;
-        }
-      }
-      return;
-    }
-    if (has(first)) {
-      const Word* const own = reinterpret_cast<const Word*>(place(stage)) + lane();
-#pragma unroll
-      for (int j = 0; j < kClasses; ++j) words[j] = own[j * 32];
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      const char* const own = voxels.logits_at(min(voxel(first, i), task.voxels - 1));
-#pragma unroll
-      for (int j = 0; j < kClasses; ++j) {
-        const uint32_t bits = bit_cast<BitsOf<E>>(read_at(own + task.of_input[j]));
-        words[j] = i == 0 ? bits : words[j] | bits << 16;
-      }
-    }
-  }
-  __device__ __forceinline__ uint32_t voxel(uint32_t first, int i) const { return first + place_of(i); }
   // Their targets. One that does not count has the index that is ignored.
   using Targets = int64_t[kOfLane];
-  __device__ __forceinline__ void read_targets(uint32_t first, Targets& index) const {
-    voxels.read_targets(voxel(first, 0), task.order.next_voxel, index);
+  // Goes on to voxels `first`. All lanes have ended their part of those before. Returns the largest logits as a word;
+  // what comes next is read meanwhile.
+  __device__ __forceinline__ uint32_t take(uint32_t first, Targets& targets, Words& words) {
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) targets[i] = ahead[i];
+    read_targets(first + step(task));
+    go_on(first);
+    read(first, words);
+    return max_of_words(words);
   }
+  __device__ __forceinline__ uint32_t voxel(uint32_t first, int i) const { return first + place_of(i); }
   // Of the lane's voxel i.
   __device__ __forceinline__ static float logit_in(uint32_t word, int i) {
     return widen<float>(bit_cast<E>(static_cast<BitsOf<E>>(word >> (16 * i))));
-  }
-  __device__ __forceinline__ static uint32_t max_of_words(const Words& words) {
-    uint32_t max = words[0];
-#pragma unroll
-    for (int j = 1; j < kClasses; ++j) {
-      if constexpr (sizeof(E) < sizeof(float)) {
-        max = max_of_pairs<E>(max, words[j]);
-      } else {
-        max = bit_cast<uint32_t>(max_or_nan(bit_cast<float>(max), bit_cast<float>(words[j])));
-      }
-    }
-    return max;
   }
   __device__ __forceinline__ float logit(uint32_t first, int i, int32_t j) const {
     if (has(first)) return widen<float>(at(i, j));
@@ -168,7 +127,59 @@ struct WarpLogits {
  private:
   static constexpr int kPieces = kVoxels * sizeof(E) / kVectorBytes;  // 16 bytes each, for each class
   static constexpr int kAtOnce = 32 / kPieces;                        // classes of 32 pieces
+  Targets ahead;                                                      // of the next voxels
 
+  __device__ __forceinline__ void go_on(uint32_t first) {
+    if (!task.comes) return;
+    __pipeline_wait_prior(0);
+    __syncwarp();
+    load(stage, first + step(task));
+    stage ^= 1;
+  }
+  __device__ __forceinline__ void read(uint32_t first, Words& words) const {
+    if (has(first) && task.order.in_rows) {
+#pragma unroll
+      for (int i = 0; i < kOfLane; ++i) {
+        const E* const own = row_of(i);
+#pragma unroll
+        for (int j = 0; j < kClasses; ++j) {
+          const E x = j < kLeast || j < task.of.classes ? own[j] : kMinusInfinity<E>;
+          words[j] = i == 0 ? bit_cast<BitsOf<E>>(x) : words[j] | bit_cast<BitsOf<E>>(x) << 16;
+        }
+      }
+      return;
+    }
+    if (has(first)) {
+      const Word* const own = reinterpret_cast<const Word*>(place(stage)) + lane();
+#pragma unroll
+      for (int j = 0; j < kClasses; ++j) words[j] = own[j * 32];
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      const char* const own = voxels.logits_at(min(voxel(first, i), task.voxels - 1));
+#pragma unroll
+      for (int j = 0; j < kClasses; ++j) {
+        const uint32_t bits = bit_cast<BitsOf<E>>(read_at(own + task.of_input[j]));
+        words[j] = i == 0 ? bits : words[j] | bits << 16;
+      }
+    }
+  }
+  __device__ __forceinline__ static uint32_t max_of_words(const Words& words) {
+    uint32_t max = words[0];
+#pragma unroll
+    for (int j = 1; j < kClasses; ++j) {
+      if constexpr (sizeof(E) < sizeof(float)) {
+        max = max_of_pairs<E>(max, words[j]);
+      } else {
+        max = bit_cast<uint32_t>(max_or_nan(bit_cast<float>(max), bit_cast<float>(words[j])));
+      }
+    }
+    return max;
+  }
+  __device__ __forceinline__ void read_targets(uint32_t first) {
+    voxels.read_targets(voxel(first, 0), task.order.next_voxel, ahead);
+  }
   __device__ __forceinline__ int32_t place_of(int i) const {
     return lane() * task.order.next_lane + i * task.order.next_voxel;
   }

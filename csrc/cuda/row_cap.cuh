@@ -93,6 +93,16 @@ struct CappedTile : RowTile<E, kLanes, kVectors> {
     return sizeof(E) < sizeof(float) ? e : fused(e, bent.rest, e);
   }
 
+  __device__ __forceinline__ float below(int count, const RowSpan<E>&, int32_t, float base) {
+    float sum = 0.0f;
+    if (is_far) {
+      each_alone(count, [&](int32_t, Capped<float> x) { sum += base - x.value; });
+    } else {
+      each(count,
+           [&](int j, E x) { sum += select(span.has(begin + j), base - cap.usual(widen<float>(x)).value, 0.0f); });
+    }
+    return sum;
+  }
   // Adds the classes to the sums.
   __device__ __forceinline__ void take(int count, bool is_first, bool, PartSums<E>& part, Reference& own,
                                        typename Elements<E>::Sum& of_exp) {

@@ -33,6 +33,13 @@ __device__ __forceinline__ void visit_at(int which, const Visit& visit) {
     }
   }
 }
+// Registers have no index at run time: one of several takes `found`.
+template <class V>
+__device__ __forceinline__ void take_if(bool takes, const V& found, V& v) {
+  const uint4 a = bit_cast<uint4>(found), b = bit_cast<uint4>(v);
+  v = bit_cast<V>(
+      uint4{select(takes, a.x, b.x), select(takes, a.y, b.y), select(takes, a.z, b.z), select(takes, a.w, b.w)});
+}
 
 template <class E>
 struct RowSpan {
@@ -57,15 +64,33 @@ struct RowSpan {
   }
   // How many classes follow the vector that begins at j; negative: it is not whole.
   __device__ __forceinline__ int32_t room(int32_t j) const { return classes - kVector - j; }
-  // Visits the vectors of a row's two ends, of those from class j on, 2^shift apart, where they are not whole.
+  // Whether vector i of those from class j on, 2^shift apart, is the row's alone.
+  __device__ __forceinline__ bool is_whole(int i, int32_t j, int shift) const {
+    return (i > 0 || j >= 0) && room(j) >= i << shift;
+  }
+  // Which of kVectors such vectors has the row's last classes without being whole; -1: none.
+  template <int kVectors>
+  __device__ __forceinline__ int32_t last_part(int32_t j, int shift) const {
+    const int32_t end = classes - 1 - j, last = end >> shift;
+    const bool is_part = end >= 0 && last < kVectors && (last > 0 || j >= 0) && room(j) < last << shift;
+    return ragged && is_part ? last : -1;
+  }
+  // Whether the first one has something before the row.
+  __device__ __forceinline__ bool is_first_part(int32_t j) const { return ragged && j < 0; }
+  // Visits the vectors of a row's two ends that are not whole, in a copy of code for each.
   template <int kVectors, class Visit>
   __device__ __forceinline__ void each_part(int32_t j, int shift, const Visit& visit) const {
     if (!ragged) return;
-    if (j < 0) visit(0);
-    const int32_t end = classes - 1 - j, last = end >> shift;
-    if (end >= 0 && last < kVectors && (last > 0 || j >= 0) && room(j) < last << shift) {
-      visit_at<0, kVectors>(last, visit);
-    }
+    if (is_first_part(j)) visit(0);
+    const int32_t last = last_part<kVectors>(j, shift);
+    if (last >= 0) visit_at<0, kVectors>(last, visit);
+  }
+  // A vector at j of which not all elements are the row's.
+  __device__ __forceinline__ V part_at(int32_t j, E outside) const {
+    V part;
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) part.element[k] = has(j + k) ? input[j + k] : outside;
+    return part;
   }
   // Whether all of these vectors from class j on, 2^shift classes apart, are the row's alone.
   template <int kVectors>
@@ -81,19 +106,18 @@ struct RowSpan {
   // The same with `outside` outside the row.
   template <int kVectors>
   __device__ __forceinline__ void load_some(int32_t j, int shift, V (&v)[kVectors], E outside) const {
-    const int32_t room = this->room(j);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
       for (int k = 0; k < kVector; ++k) v[i].element[k] = outside;
-      if ((i > 0 || j >= 0) && room >= i << shift) v[i] = vector_at(j + (i << shift));
+      if (is_whole(i, j, shift)) v[i] = vector_at(j + (i << shift));
     }
-    each_part<kVectors>(j, shift, [&](int i) {
+    if (is_first_part(j)) v[0] = part_at(j, outside);
+    const int32_t last = last_part<kVectors>(j, shift);
+    if (last < 0) return;
+    const V part = part_at(j + (last << shift), outside);
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) {
-        if (has(j + (i << shift) + k)) v[i].element[k] = input[j + (i << shift) + k];
-      }
-    });
+    for (int i = 0; i < kVectors; ++i) take_if(i == last, part, v[i]);
   }
   template <int kVectors>
   __device__ __forceinline__ void load(int32_t j, int shift, V (&v)[kVectors]) const {
@@ -103,28 +127,21 @@ struct RowSpan {
       load_some(j, shift, v, kMinusInfinity<E>);
     }
   }
-  // Writes those that make(i) returns. kStreams: nothing reads them soon, so that logits that must be read again stay
-  // in the L2.
-  template <bool kStreams, int kVectors, class Make>
-  __device__ __forceinline__ void store(int32_t j, int shift, const Make& make) const {
-    const int32_t room = this->room(j);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      if ((i == 0 && j < 0) || room < i << shift) continue;
-      uint4* const to = reinterpret_cast<uint4*>(gradient + j + (i << shift));
-      if (kStreams) {
-        __stcs(to, bit_cast<uint4>(make(i)));
-      } else {
-        __stwb(to, bit_cast<uint4>(make(i)));
-      }
+  // kStreams: nothing reads it soon, so that logits that must be read again stay in the L2.
+  template <bool kStreams>
+  __device__ __forceinline__ void put(int32_t j, const V& v) const {
+    uint4* const to = reinterpret_cast<uint4*>(gradient + j);
+    if (kStreams) {
+      __stcs(to, bit_cast<uint4>(v));
+    } else {
+      __stwb(to, bit_cast<uint4>(v));
     }
-    each_part<kVectors>(j, shift, [&](int i) {
-      const V part = make(i);
+  }
+  __device__ __forceinline__ void put_part(int32_t j, const V& v) const {
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) {
-        if (has(j + (i << shift) + k)) gradient[j + (i << shift) + k] = part.element[k];
-      }
-    });
+    for (int k = 0; k < kVector; ++k) {
+      if (has(j + k)) gradient[j + k] = v.element[k];
+    }
   }
 };
 

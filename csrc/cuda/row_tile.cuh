@@ -58,6 +58,8 @@ template <class E, int kLanes, int kVectors>
 struct RowTile {
   static constexpr int n = RowSpan<E>::kVector;
   static constexpr bool kKeepsExp = sizeof(E) == sizeof(float);  // halves compute exp again, which is cheap
+  // Whether a reference of finite logits can have a shift. (Of infinite ones the row is NaN whatever exp is.)
+  static constexpr bool kCanShift = !std::is_same_v<E, Half>;
   using V = typename RowSpan<E>::V;
   using N = RowNumber<E>;
   V v[kVectors];
@@ -69,7 +71,11 @@ struct RowTile {
 
   template <bool kStreams>
   __device__ __forceinline__ void store(const RowSpan<E>& span, int32_t from) const {
-    span.template store<kStreams, kVectors>(from, shift, [&](int i) { return v[i]; });
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (span.is_whole(i, from, shift)) span.template put<kStreams>(from + (i << shift), v[i]);
+    }
+    span.template each_part<kVectors>(from, shift, [&](int i) { span.put_part(from + (i << shift), v[i]); });
   }
   // `count`: how many vectors have classes, in some thread of the row.
   template <class Visit>
@@ -121,13 +127,19 @@ struct RowTile {
     part.max = max;
     own = higher;
   }
+  // The sum of (base - x) over the classes, which lie from `from` on.
+  __device__ __forceinline__ float below(int count, const RowSpan<E>& span, int32_t from, float base) {
+    float sum = 0.0f;
+    each(count, [&](int j, E x) { sum += select(span.has(from + j), base - logit(x), 0.0f); });
+    return sum;
+  }
   // Adds the classes to the sums. keeps: exp replaces the logits, for gradients, and the sum is as precise. Otherwise
   // its terms lack their rests, except each thread's largest, in 4 instructions a class in place of 8.
   __device__ __forceinline__ void take(int count, bool is_first, bool keeps, PartSums<E>& part, Reference& own,
                                        typename Elements<E>::Sum& of_exp) {
     raise(this->max(count, part.max), is_first, part, own, of_exp);
     const Elements<E> elements(own.power);
-    if (own.shift != 0.0f) {
+    if (kCanShift && own.shift != 0.0f) {
       each(count, [&](int, E& x) { keep(x, of_exp.add(elements, widen<float>(x) - own.shift)); });
     } else if (kKeepsExp && !keeps) {
       each(count, [&](int, E& x) { of_exp.add_term(elements.exp(widen<float>(x))); });
@@ -145,6 +157,7 @@ struct RowTile {
     }
     return sum;
   }
+
   __device__ __forceinline__ static void keep(float& x, float e) { x = e; }
   template <class Half>
   __device__ __forceinline__ static void keep(Half&, float) {}
@@ -205,7 +218,7 @@ struct RowTile {
       if (!kOfExp) each(count, [&](int, E& x) { x = elements.exp(x - reference.shift); });
       if (gain.before != 1.0f) each(count, [&](int, E& x) { x *= gain.before; });
       each(count, [&](int, E& x) { x = gain.template times<E>(x); });
-    } else if (gain.before != 1.0f || reference.shift != 0.0f) {
+    } else if (gain.before != 1.0f || (kCanShift && reference.shift != 0.0f)) {
       each(count, [&](int, E& x) {
         const float e = elements.exp(widen<float>(x) - reference.shift);
         x = narrow<E>(gain.template times<E>(e * gain.before));

@@ -111,9 +111,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         const int vectors = t == tiles - 1 ? count : kVectors;
         if constexpr (kCapped) tile.look(vectors, span, begin, task.target);
         if (!kWithShares && smooths) {
-          const float base = select(target == -INFINITY, 0.0f, target);
-          tile.each(vectors,
-                    [&](int j, E x) { part.below += select(span.has(begin + j), base - tile.logit(x), 0.0f); });
+          part.below += tile.below(vectors, span, begin, select(target == -INFINITY, 0.0f, target));
         }
         if constexpr (kWithShares) shares = tile.shares(count, reader, begin, p.classes, task.target, target);
         if (task.target >= 0) tile.hide(task.target - begin);
