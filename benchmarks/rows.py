@@ -159,6 +159,7 @@ CASES = {
         Case((1 << 18, 301), loss="cosine_similarity_loss"),
         Case((1 << 18, 301), BF16, loss="cosine_similarity_loss"),
         Case((65536, 2047), loss="triplet_margin_loss"),
+        Case((1 << 18, 511), loss="triplet_margin_loss"),
         Case((16, 64, 256, 256), loss="cosine_similarity_loss"),
         Case((32768, 4096), loss="kl_div_with_logits"),
         Case((32768, 4096), loss="kl_div_with_logits", forward_alone=True),
@@ -206,6 +207,7 @@ OWN = {
     "sample_weight": {"sample_weight": True},
     "weight and label_smoothing": {"weight": True, "label_smoothing": 0.1},
     "softcap": {"softcap": 30.0},
+    "softcap and label_smoothing": {"softcap": 30.0, "label_smoothing": 0.1},
 }
 
 
