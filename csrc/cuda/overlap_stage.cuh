@@ -68,8 +68,8 @@ struct WarpLogits {
   __device__ __forceinline__ bool has(uint32_t first) const { return task.comes && first + kVoxels <= task.voxels; }
   // Their targets. One that does not count has the index that is ignored.
   using Targets = int64_t[kOfLane];
-  // Goes on to voxels `first`. All lanes have ended their part of those before. Returns the largest logits as a word;
-  // what comes next is read meanwhile.
+  // Goes on to voxels `first`: once for each of these, from first_of on. Returns the largest logits as a word; what
+  // comes next is read meanwhile.
   __device__ __forceinline__ uint32_t take(uint32_t first, Targets& targets, Words& words) {
 #pragma unroll
     for (int i = 0; i < kOfLane; ++i) targets[i] = ahead[i];

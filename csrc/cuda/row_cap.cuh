@@ -93,6 +93,7 @@ struct CappedTile : RowTile<E, kLanes, kVectors> {
     return sizeof(E) < sizeof(float) ? e : fused(e, bent.rest, e);
   }
 
+  // Of the logits that `look` has seen.
   __device__ __forceinline__ float below(int count, const RowSpan<E>&, int32_t, float base) {
     float sum = 0.0f;
     if (is_far) {

@@ -33,7 +33,7 @@ __device__ __forceinline__ void visit_at(int which, const Visit& visit) {
     }
   }
 }
-// Registers have no index at run time: one of several takes `found`.
+// v becomes `found` if it takes it. For each of several vectors, in place of an index at run time.
 template <class V>
 __device__ __forceinline__ void take_if(bool takes, const V& found, V& v) {
   const uint4 a = bit_cast<uint4>(found), b = bit_cast<uint4>(v);
@@ -75,7 +75,7 @@ struct RowSpan {
     const bool is_part = end >= 0 && last < kVectors && (last > 0 || j >= 0) && room(j) < last << shift;
     return ragged && is_part ? last : -1;
   }
-  // Whether the first one has something before the row.
+  // Whether vector 0 of these has something before the row.
   __device__ __forceinline__ bool is_first_part(int32_t j) const { return ragged && j < 0; }
   // Visits the vectors of a row's two ends that are not whole, in a copy of code for each.
   template <int kVectors, class Visit>
@@ -85,7 +85,7 @@ struct RowSpan {
     const int32_t last = last_part<kVectors>(j, shift);
     if (last >= 0) visit_at<0, kVectors>(last, visit);
   }
-  // A vector at j of which not all elements are the row's.
+  // The vector at j, with `outside` for elements that are not the row's.
   __device__ __forceinline__ V part_at(int32_t j, E outside) const {
     V part;
 #pragma unroll

@@ -58,8 +58,10 @@ template <class E, int kLanes, int kVectors>
 struct RowTile {
   static constexpr int n = RowSpan<E>::kVector;
   static constexpr bool kKeepsExp = sizeof(E) == sizeof(float);  // halves compute exp again, which is cheap
-  // Whether a reference of finite logits can have a shift. (Of infinite ones the row is NaN whatever exp is.)
+  // The largest fp16 number is below kUsualLogit. So its shift is +inf or NaN, and the row's results are NaN whatever
+  // exp is.
   static constexpr bool kCanShift = !std::is_same_v<E, Half>;
+  static_assert(kCanShift || kUsualLogit >= 65504.0f);
   using V = typename RowSpan<E>::V;
   using N = RowNumber<E>;
   V v[kVectors];
@@ -157,7 +159,6 @@ struct RowTile {
     }
     return sum;
   }
-
   __device__ __forceinline__ static void keep(float& x, float e) { x = e; }
   template <class Half>
   __device__ __forceinline__ static void keep(Half&, float) {}

@@ -92,10 +92,10 @@ struct VectorTile {
     }
   }
 
-  // Writes multiple(u, v) to a gradient. The elements of a part are stored by one copy of code for all vectors, as they
-  // are loaded: with a copy for each vector, steps with ragged rows of 301 and 511 elements took 1.02 to 1.2 times as
-  // long (fp32 and bf16, H200). Rows of classes keep the copies (RowTile::store): one copy's registers would spill
-  // there.
+  // Writes multiple(u, v) to a gradient. The last part is kept and stored behind the loop, by one copy of code, as it
+  // is loaded: with a copy for each vector, steps with ragged rows of 301 and 511 elements took 1.02 to 1.2 times as
+  // long (fp32 and bf16, H200). Rows of classes have the copies (RowTile::store): they have no registers for such a
+  // part.
   template <class Multiple>
   __device__ __forceinline__ void store(const VectorSpan<E>& to, int32_t from, const Multiple& multiple) const {
     const int32_t last = to.span.template last_part<kVectors>(from, kShift);
