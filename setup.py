@@ -247,6 +247,10 @@ def extension(found):
     # The C++ standard is ours, not torch's, which differs between versions and demands more of the compiler.
     cxx = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-Wall"]
     cxx += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+    # GCC's: no second vector loop for a loop's last elements. The binary without CUDA then has 7.7 MB, not 8.3, in a
+    # wheel 3.1, not 3.5, and is as fast (197 calls on 2 cores, geometric mean 0.99 of the time).
+    if sys.platform == "linux":
+        cxx.append("--param=vect-epilogues-nomask=0")
     cxx += without_places([pybind11.get_include(), *cpp_extension.include_paths()])
     # libtorch must stay in NEEDED: the weak reference to the current stream is not enough to keep it.
     link = ["-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed", "-s"] if sys.platform == "linux" else ["-Wl,-x"]
