@@ -304,18 +304,25 @@ def block(
     tables: tuple[Callable[[list[Row]], str | None], ...] = PERFORMANCE,
     earlier: dict[str, Any] | None = None,
 ) -> str:
-    """The text between the comments, without tables and lines for which the report has no rows. The tables of stages
-    that only an earlier report has are below that one's caption."""
-    rows = [row for row in report["bench"]["report"]["rows"] if "skipped" not in row]
-    of_stages = {table: table(report) for table in (OF_STAGES if tables is PERFORMANCE else ())}
-    found = [made for made in (*(table(rows) for table in tables), *of_stages.values()) if made]
-    if not found:
+    """The text between the comments, without tables and lines for which the report has no rows. The tables that only
+    an earlier report has are below that one's caption."""
+    own = made(report, tables)
+    older = {table: text for table, text in made(earlier, tables).items() if table not in own} if earlier else {}
+    if not own and not older:
         raise ValueError("the report has no rows of the suites that are shown")
-    text = [caption(report["environment"]), *found]
-    older = [made for table, own in of_stages.items() if earlier and not own and (made := table(earlier))]
+    text = [caption(report["environment"]), *own.values()] if own else []
     if earlier and older:
-        text += [caption(earlier["environment"]), *older]
+        text += [caption(earlier["environment"]), *older.values()]
     return "\n\n".join(text)
+
+
+def made(report: dict[str, Any], tables: tuple[Callable[[list[Row]], str | None], ...]) -> dict[Any, str]:
+    """The tables for which a report has rows."""
+    measured = report["bench"]["report"]["rows"] if "bench" in report else []
+    rows = [row for row in measured if "skipped" not in row]
+    of_stages = OF_STAGES if tables is PERFORMANCE else ()
+    found = {**{table: table(rows) for table in tables}, **{table: table(report) for table in of_stages}}
+    return {table: text for table, text in found.items() if text}
 
 
 def replaced(text: str, new: str) -> str:

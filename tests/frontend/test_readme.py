@@ -66,6 +66,8 @@ def test_stages_of_an_earlier_report_have_its_caption() -> None:
     both = {**report(), "overlap": earlier["overlap"]}
     assert readme.block(both, earlier=earlier) == readme.block(both)
     assert readme.block(report(), readme.README, earlier) == readme.block(report(), readme.README)
+    assert readme.block(earlier, earlier=report()).split("\n\n") == [*tables[-2:], *tables[:-2]]
+    assert readme.block(earlier, readme.README, report()) == readme.block(report(), readme.README)
 
 
 def test_readme_itself_has_the_first_tables() -> None:
