@@ -49,12 +49,13 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--earlier", type=Path, help="a report for the stages that the first one does not have")
     arguments = parser.parse_args()
-    report = json.loads(arguments.report.read_text())
-    found = plots.figures(report["bench"]["report"]["rows"], report["environment"])
-    if "rows" not in report and arguments.earlier:
-        report = json.loads(arguments.earlier.read_text())
-    if "rows" in report:
-        found[COURSE] = partial(course, report["rows"]["report"]["course"], report["environment"])
+    reports = [json.loads(path.read_text()) for path in (arguments.report, arguments.earlier) if path]
+    found = {}
+    for report in reversed(reports):  # the first one's figures, where it has any, are those that stay
+        if "bench" in report:
+            found |= plots.figures(report["bench"]["report"]["rows"], report["environment"])
+        if "rows" in report:
+            found[COURSE] = partial(course, report["rows"]["report"]["course"], report["environment"])
     missing = [name for name in FIGURES if name not in found]
     chosen = {name: found[name] for name in FIGURES if name in found}
     for path in plots.draw(chosen, arguments.folder):

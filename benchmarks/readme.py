@@ -1,6 +1,6 @@
 """Writes the tables of the README and of docs/performance.md from a report of the GPU check, between two comments.
 
-python benchmarks/readme.py benchmarks/results/<report>.json README.md docs/performance.md
+python benchmarks/readme.py benchmarks/results/<report>.json README.md docs/performance.md [--earlier REPORT]
 """
 
 from __future__ import annotations
