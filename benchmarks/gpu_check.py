@@ -9,7 +9,7 @@ end.
 Stages that run separately (``--stages``), also on other days or at the same time, add to it if the kernels' source,
 the GPU and the versions are the same. On a machine with two GPUs ``--stages bench overlap --beside rows heads`` runs
 the second list on the second GPU and on cores of its own (``--cores``: how many the first list has). A sanitizer
-leaves out the test files in which it has found nothing up to their end.
+leaves out the test files in which it has found nothing up to their end, the suite the parts that have passed.
 An interrupt (``timeout -s INT 540 ...``, if time is short) ends the stage with the rows and the failures so far,
 kills processes that do not end, and the report is written.
 It needs no network: its imports must be installed (see ``requirements/dev.txt``).
@@ -96,6 +96,8 @@ PARTS = {
     "rows/test_vectors.py": 2,
     "rows/test_heads.py": 2,
 }
+# Of the suite: the whole took 508 s (H200, 16 cores), and an interrupt leaves the parts that have passed.
+SUITE = ("1/3", "2/3", "3/3")
 # The tests that are sensitive to a change of one loss's functor.
 OF_FUNCTORS = [
     f"tests/{file}.py"
@@ -235,6 +237,25 @@ def tests(name: str, marker: str, *files: str) -> dict[str, Any]:
     return run(name, [*command, "-p", "no:benchmark", "--dist=load", *workers], **SHARED)
 
 
+def suite() -> dict[str, Any]:
+    """All tests on the GPU, a part after the other."""
+    ended = {place: line for line in EARLIER.get("tests", {}).get("summary", []) if (place := line.partition(": ")[0])}
+    outcomes = []
+    for place in SUITE:
+        if "not passed" in ended.get(place, "not passed"):
+            found = tests(f"tests-{place.replace('/', 'of')}", "cuda", "--part", place)
+            said = "; ".join([*(["not passed"] if not found["passed"] else []), *found["summary"]])
+            ended[place] = f"{place}: {said}"
+            outcomes.append(found)
+    return {
+        "passed": all(outcome["passed"] for outcome in outcomes),
+        "seconds": round(sum(outcome["seconds"] for outcome in outcomes), 1),
+        "summary": [ended[place] for place in SUITE],
+        "failed": [test for outcome in outcomes for test in outcome.get("failed", [])],
+        "wrong": [line for outcome in outcomes for line in outcome.get("wrong", [])],
+    }
+
+
 def parts_of(file: str) -> list[str]:
     """The file's name, or of a long file the name and the place of each part: ``rows/test_heads.py:1/2``."""
     count = PARTS.get(file, 1)
@@ -325,7 +346,7 @@ def script(name: str, *arguments: str) -> dict[str, Any]:
 STAGES = {
     "build": build,
     "diagnostics": diagnostics,
-    "tests": lambda: tests("tests", "cuda"),
+    "tests": suite,
     "tests_of_functors": lambda: tests("tests_of_functors", "cuda", *OF_FUNCTORS),
     "host_tests": lambda: tests("host_tests", "not cuda"),
     "accuracy": lambda: script("accuracy", "benchmarks/accuracy.py"),

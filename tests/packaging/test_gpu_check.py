@@ -61,6 +61,23 @@ def test_processes_add_to_one_report(check: dict[str, Any], tmp_path: Path) -> N
     assert json.loads(paths.pop().read_text()).keys() == {"environment", *stages}
 
 
+def test_a_suite_goes_on_with_the_parts_that_have_not_passed(check: dict[str, Any]) -> None:
+    def run_with(wrong: str) -> tuple[dict[str, Any], list[str]]:
+        ran: list[str] = []
+        check["tests"] = lambda name, marker, option, part: (
+            ran.append(part) or {"passed": part != wrong, "seconds": 1.5, "summary": [f"10 of {part}"]}
+        )
+        check["EARLIER"]["tests"] = outcome = check["suite"]()
+        return outcome, ran
+
+    outcome, ran = run_with("2/3")
+    assert ran == ["1/3", "2/3", "3/3"] and not outcome["passed"] and outcome["seconds"] == 4.5
+    outcome, ran = run_with("")
+    assert ran == ["2/3"] and outcome["passed"]
+    assert outcome["summary"] == ["1/3: 10 of 1/3", "2/3: 10 of 2/3", "3/3: 10 of 3/3"]
+    assert run_with("")[1] == []
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
 def test_stages_beside_have_a_gpu_and_cores_of_their_own(
     check: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
