@@ -8,15 +8,22 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Compiled graphs of an earlier state of the package must not be found. Read when PyTorch's compiler is imported.
-_CACHE = tempfile.TemporaryDirectory(prefix="cudaloss-tests-", ignore_cleanup_errors=True)
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE.name
+# Compiled graphs of an earlier state of the package must not be found. One folder for all processes of a run: the first
+# compilation in a new folder takes 10 s. Read when PyTorch's compiler is imported.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _CACHE = tempfile.TemporaryDirectory(prefix="cudaloss-tests-", ignore_cleanup_errors=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE.name
 # A thread that waits must not keep its core busy, which another test's process needs: 1,335 tests take 37 s instead of
 # 61 in 2 processes on 2 cores (kernels/test_weights, test_batch_dims, test_rounding, ops/test_opinfo).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
+# As many threads as there are cores in all: the examples take 127 s, not 140, in 2 processes on 2 cores.
+_PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _PROCESSES)))
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # starts no processes, each of which would import torch
 
 import pytest
 import torch
+from hypothesis import settings
 
 import oracle
 from cudaloss._install.build import INFO
@@ -44,6 +51,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kinds", action="store_true", help="of all tests, those of one loss of each kind")
     parser.addoption("--whole", action="store_true", help="all losses take also the tests of what they share")
     parser.addoption("--part", help="2/3: of the chosen tests every third, from the second on")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.register_profile("cudaloss", max_examples=300 if config.getoption("whole") else 100, deadline=None)
+    settings.load_profile("cudaloss")
 
 
 def _id(spec: LossSpec) -> str:

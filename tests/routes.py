@@ -73,7 +73,7 @@ def _third(spec: LossSpec) -> dict[str, list[float]]:
 
 OF_CALL = {"var": [0.0, TINY, 0.5, 1e30, inf], "target": [1.0, -1.0, 0.5]}
 SECONDS = {
-    "gamma": (0.0, 0.25, 0.75, 1.0, 2.0, 3.5),
+    "gamma": (0.0, 0.25, 1.0, 2.0, 3.5),
     "power": (1.0, 2.0),
     "label_smoothing": (0.0, 0.125),
     "eps": (0.0, 2**-10),

@@ -10,7 +10,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from calls import Call
-from cudaloss._call.modes import REDUCTIONS
 from cudaloss._losses.options import Options
 from cudaloss._losses.table import SPECS
 from exact import Exact
@@ -68,8 +67,7 @@ def smooth_operands(device):
     return leaf(target + d), leaf(target)
 
 
-@pytest.mark.parametrize("batch_dims", [0, 1])
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize(("reduction", "batch_dims"), [("mean", 0), ("mean", 1), ("sum", 1), ("none", 0)])
 def test_gradcheck_and_gradgradcheck(spec, device, reduction, batch_dims):
     mask = torch.tensor([[True, False, True, True], [True, True, False, True]], device=device)
     row = leaf(torch.tensor([0.5, 2.0, 1.5, 0.7], dtype=torch.float64, device=device))

@@ -15,13 +15,15 @@ from cudaloss._losses.options import NONE
 from drawn import INTEGERS, Values, calls, parameters_of
 from oracle import has_domain, nothing, of_probabilities, op
 
-drawn = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
-
-def judge(spec, device, examples, **kind):
+def judge(spec, device, **kind):
     """Draws calls and judges each; of losses that share another's templates (conftest.py) a third as many."""
+    count = settings.default.max_examples
 
-    @settings(drawn, max_examples=examples if spec in KINDS else examples // 3)
+    @settings(
+        max_examples=count if spec in KINDS else count // 3,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
     @given(data=st.data())
     def judged(data):
         call = data.draw(calls(spec, device, **kind))
@@ -32,16 +34,16 @@ def judge(spec, device, examples, **kind):
 
 
 def test_operands_alone(spec, device):
-    judge(spec, device, 150, keywords=False, dense=False)
+    judge(spec, device, keywords=False, dense=False)
 
 
 def test_keywords_with_dense_operands(spec, device):
-    judge(spec, device, 300, keywords=True, dense=True)
+    judge(spec, device, keywords=True, dense=True)
 
 
 @pytest.mark.every_loss
 def test_keywords_with_any_operands(spec, device):
-    judge(spec, device, 300, keywords=True, dense=False)
+    judge(spec, device, keywords=True, dense=False)
 
 
 @pytest.mark.every_loss

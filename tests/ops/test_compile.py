@@ -187,7 +187,8 @@ def test_opcheck_of_the_private_ops(device):
     for reduction in REDUCTIONS:
         for given in ((), (0.5, weight, mask), (0.5, None, None, seven), (1.0, None, None, None, 3.0)):
             how = pack(reduction, torch.float32, spec.mode, batch_dims=1 if given else 0)
-            for flags in (0, FOR_INPUT, FOR_TARGET, FOR_INPUT | FOR_TARGET):
+            wanted = (0, FOR_INPUT, FOR_TARGET, FOR_INPUT | FOR_TARGET) if reduction == "mean" else (FOR_INPUT,)
+            for flags in wanted:
                 call = input, target, how | flags, 0.5, *given
                 value, denominators = check("forward", *call)
                 if not flags:
@@ -312,7 +313,7 @@ _VARYING = {
 }
 
 
-_NUMBERS = [1.5 + 0.25 * step for step in range(20)]
+_NUMBERS = [1.5 + 0.25 * step for step in range(5)]
 
 
 @functools.cache

@@ -19,8 +19,9 @@ from routes import FIRST, FIRST_OF_ELEMENTS, SECOND, Case, fused
 
 inf = math.inf
 ALL = [*routes.elements(), *routes.rows()]
-# Each case as it is, and with weights or a mask; with both if --whole is given.
+# Each case as it is, and a loss's first with weights or a mask; all with both if --whole is given.
 NAMES = [case.name for case in ALL]
+FIRSTS = list({(case.spec.name, *case.operands): case.name for case in reversed(ALL)}.values())
 OPTIONS = ("plain", "weighted", "masked")
 TOLERANCE = 2e-6  # 17 units in the last place of the larger term, which a plain formula rounds in each step
 LEAST = 1e-36  # below 2^-119 float32's numbers lose digits in such steps
@@ -29,11 +30,8 @@ LEAST = 1e-36  # below 2^-119 float32's numbers lose digits in such steps
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "choice" in metafunc.fixturenames:
         every = metafunc.config.getoption("whole")
-        chosen = [
-            (name, option)
-            for place, name in enumerate(NAMES)
-            for option in (OPTIONS if every else (OPTIONS[0], OPTIONS[1 + place % 2]))
-        ]
+        chosen = [(name, option) for name in NAMES for option in (OPTIONS if every else OPTIONS[:1])]
+        chosen += [] if every else [(name, OPTIONS[1 + place % 2]) for place, name in enumerate(FIRSTS)]
         metafunc.parametrize("choice", chosen, ids="-".join)
 
 

@@ -35,7 +35,7 @@ from sharding import (
     run_random_calls,
 )
 
-CASES = 12  # of each loss and mesh
+CASES = 6  # of each loss and mesh
 # Placements know no losses: one of each kind, and one with a third operand in each call.
 LOSSES = [*KINDS, *(spec for spec in SPECS if spec.has_third_gradient)]
 

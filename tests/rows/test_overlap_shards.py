@@ -28,7 +28,7 @@ from sharding import (
     run_random_calls,
 )
 
-CASES = 16  # of each loss and mesh
+CASES = 8  # of each loss and mesh
 FUNCTIONS = {
     function.__name__: function
     for function in (cudaloss.dice_loss, cudaloss.tversky_loss, cudaloss.dice_ce_loss, cudaloss.dice_bce_loss)

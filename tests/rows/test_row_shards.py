@@ -31,7 +31,7 @@ from sharding import (
     run_random_calls,
 )
 
-CASES = 16  # of each loss and mesh
+CASES = 8  # of each loss and mesh
 # Placements know what a loss reads, and whether a third operand is differentiated.
 LOSSES = list({(spec.reads, spec.operands): spec for spec in OF_ROWS}.values())
 ROWS, CLASSES = Shard(0), Shard(1)
