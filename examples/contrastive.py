@@ -123,7 +123,7 @@ def train(name: str, model: Towers, loss: Loss, formula: Loss, sides: int, steps
 
 
 def main() -> None:
-    arguments = scaffold.options(__file__, "Train towers to find partners.", 400, quick=150)
+    arguments = scaffold.options(__file__, "Train towers to find partners.", 400, quick=100)
     make, steps = partial(scaffold.seeded, seed=arguments.seed), arguments.steps
     of_moco = partial(cudaloss.info_nce_loss, temperature=TEMPERATURE)
     curves = {

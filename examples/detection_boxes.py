@@ -10,6 +10,7 @@ At every training step the value and the gradient are compared with mmdetection'
 of 0, else an error is raised. So is one if the boxes of held-out scenes are not found. Needs the demo requirements::
 
     python examples/detection_boxes.py
+    python examples/detection_boxes.py --quick
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def draw(scenes: Scenes, sides: Tensor, losses: list[float], path: Path) -> None
 
 
 def main() -> None:
-    arguments = scaffold.options(__file__, "Train a detector with a box loss over positives.", 600, device=True)
+    arguments = scaffold.options(__file__, "Train a detector with a loss of positives.", 600, quick=200, device=True)
     device, seed, real = arguments.device, arguments.seed, scaffold.digits()
     scenes = make_scenes(real.images, TRAIN_SCENES, seed, device)
     held_out = make_scenes(real.held_out, TEST_SCENES, seed + 1, device)

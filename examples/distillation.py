@@ -102,7 +102,7 @@ def draw(right: dict[str, Tensor], labels: Tensor, losses: dict[str, list[float]
 
 
 def main() -> None:
-    arguments = scaffold.options(__file__, "Distil a classifier of digits.", 1500, quick=500)
+    arguments = scaffold.options(__file__, "Distil a classifier of digits.", 1500, quick=250)
     seed, real, generator = arguments.seed, scaffold.digits(), torch.Generator().manual_seed(arguments.seed)
     large = scaffold.seeded(teacher, seed)
     taught = scaffold.batches((real.images, real.labels), BATCH, seed)

@@ -71,7 +71,7 @@ def plain_states(hidden: Tensor, weight: Tensor, states: Tensor, of_teacher: Ten
 
 
 def main() -> None:
-    arguments = scaffold.options(__file__, "Teach language models from a large one.", 800, quick=150)
+    arguments = scaffold.options(__file__, "Teach language models from a large one.", 800, quick=80)
     generator = torch.Generator().manual_seed(arguments.seed)
     teacher = scaffold.seeded(lambda: Model(TEACHER, 3.0), arguments.seed)
     pairs, new = (torch.randint(WORDS, (count, 2), generator=generator) for count in (PAIRS, 500))

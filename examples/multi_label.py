@@ -14,6 +14,7 @@ raised error where it fails:
 Needs scikit-learn, matplotlib and rich::
 
     python examples/multi_label.py
+    python examples/multi_label.py --quick
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def draw(share: Tensor, by_name: dict[str, Scores]) -> Figure:
 
 
 def main() -> None:
-    arguments = options(__file__, "Train a multi-label classifier of digits with cudaloss's pos_weight.", 600)
+    arguments = options(__file__, "Train a multi-label classifier with cudaloss's pos_weight.", 600, quick=150)
     generator = torch.Generator().manual_seed(arguments.seed)
     real = digits()
     data = pictures(real.images, real.labels, TRAINED, generator)

@@ -131,7 +131,7 @@ def draw(time: Tensor, losses: Tensor, rows: dict[str, Tensor], path: Path) -> N
 
 
 def main() -> None:
-    arguments = scaffold.options(__file__, "Train a diffusion model with weights.", 1600, quick=800, device=True)
+    arguments = scaffold.options(__file__, "Train a diffusion model with weights.", 1600, quick=600, device=True)
     device, seed, real = arguments.device, arguments.seed, scaffold.digits()
     known, held_out = 2 * real.images - 1, 2 * real.held_out - 1
     model = scaffold.seeded(Denoiser, seed).to(device)

@@ -16,6 +16,7 @@ error where it fails:
 Needs scikit-learn, matplotlib and rich::
 
     python examples/quantile_intervals.py
+    python examples/quantile_intervals.py --quick
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def draw(found: dict[str, Intervals], order: Tensor) -> Figure:
 
 
 def main() -> None:
-    arguments = options(__file__, "Predict intervals with cudaloss's quantile loss and a tensor of quantiles.", 600)
+    arguments = options(__file__, "Predict intervals with cudaloss's quantile loss of a tensor.", 600, quick=300)
     compared = Compared(quantile_loss, plain_loss)
     found = cross_validated(load(), arguments.steps, arguments.seed, compared)
     order = found["mean and deviation"].middle.flatten().argsort()

@@ -120,6 +120,7 @@ def main() -> None:
 
     for name in ("Charbonnier", "pseudo-Huber"):
         losses[name].require_within(1e-6, f"{name} written out in float64")
+    for name in ("Charbonnier", "pseudo-Huber"):
         require(rms[name] <= 0.8 * rms["squared error"], f"{name}: the RMS error falls to 0.8 of the squared error's")
         require(abs(bias[name]) <= 0.3 * bias["squared error"], f"{name}: the mean error falls to 0.3")
 

@@ -246,12 +246,11 @@ def above(size: tuple[float, float], ratio: float) -> tuple[Figure, SubFigure, S
 
 
 def show_digits(figure: SubFigure, rows: dict[str, Tensor], count: int) -> None:
-    """The first images of each row, with the row's name at the left."""
-    for axes_row, (label, images) in zip(figure.subplots(len(rows), count), rows.items(), strict=True):
-        for axes, image in zip(axes_row, images[:count], strict=True):
-            axes.imshow(image.reshape(8, 8).cpu(), cmap="gray_r", vmin=0, vmax=1)
-            axes.set(xticks=[], yticks=[])
-        axes_row[0].set_ylabel(label)
+    """The first images of each row side by side, with the row's name at the left."""
+    for axes, (label, images) in zip(figure.subplots(len(rows)), rows.items(), strict=True):
+        spaced = F.pad(images[:count].reshape(-1, 8, 8).cpu(), (0, 1), value=math.nan)
+        axes.imshow(spaced.transpose(0, 1).flatten(1)[:, :-1], cmap="gray_r", vmin=0, vmax=1)
+        axes.set(xticks=[], yticks=[], ylabel=label, facecolor="lightsteelblue")
 
 
 def show_boxes(axes: Axes, image: Tensor, boxes: dict[str, Tensor]) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import multiprocessing
 import os
+import sys
+import tempfile
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import start_processes  # pyright: ignore[reportPrivateImportUsage]
 
-IMPORTED = ["torch.distributed.tensor", "cudaloss", "matplotlib.figure", "sklearn.datasets"]
+# Not cudaloss, which takes 0.1 s: programs below are about its import.
+IMPORTED = ["torch.distributed.tensor.parallel", "torch.nn.parallel", "torch._inductor.compile_fx", "torch.profiler"]
+IMPORTED += ["matplotlib.image", "matplotlib.backends.backend_agg", "sklearn.linear_model", "rich.progress", "pytest"]
 # With a GPU nothing is forked: CUDA does not work in a process whose parent has used it.
 METHOD = "spawn" if torch.cuda.is_available() else "forkserver"
 
@@ -23,6 +29,22 @@ def start(work: Callable[..., None], arguments: tuple[Any, ...], count: int) -> 
     """Calls ``work(rank, *arguments)`` in that many processes. The first that fails ends the others, and raises."""
     multiprocessing.set_forkserver_preload(IMPORTED)
     start_processes(work, arguments, nprocs=count, start_method=METHOD)
+
+
+def _run(_: int, code: str, arguments: tuple[str, ...], path: Path | None, output: str) -> None:
+    if path:
+        sys.path.insert(0, str(path))
+    sys.argv = ["-c", *arguments]
+    assert "cudaloss" not in sys.modules
+    with open(output, "w") as file, contextlib.redirect_stdout(file):
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+
+
+def printed_by(code: str, *arguments: object, path: Path | None = None) -> str:
+    """What a program prints. It finds cudaloss at the path, or else where the tests do, and imports it anew."""
+    with tempfile.NamedTemporaryFile("r") as file:
+        start(_run, (code, tuple(map(str, arguments)), path, file.name), 1)
+        return file.read()
 
 
 def _find(

@@ -117,8 +117,6 @@ def check_pages(browser: Browser, folder: Path, root: str) -> list[str]:
     links: dict[str, list[str]] = {}
     names: dict[str, set[str]] = {}
     pages = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.html"))
-    if not pages:
-        return [f"{folder} has no pages"]
     for device, (width, height) in WIDTHS.items():
         window = confined(browser, root, viewport={"width": width, "height": height})
         for page in track(pages, device, console=Console(stderr=True)):
@@ -146,6 +144,8 @@ def check_search(browser: Browser, root: str) -> list[str]:
 
 def check(folder: Path) -> list[str]:
     """What is wrong with the pages of the folder."""
+    if not any(folder.rglob("*.html")):
+        return [f"{folder} has no pages"]
     with served(folder) as root, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path(), args=list(FLAGS))
         wrong = check_pages(browser, folder, root)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +27,14 @@ def endtoend(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return runpy.run_path(str(BENCHMARKS / "endtoend.py"))
 
 
-def test_small_steps_and_their_tables(tmp_path: Path) -> None:
+def test_small_steps_and_their_tables(
+    endtoend: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "report.json"
-    command = [sys.executable, str(BENCHMARKS / "endtoend.py"), "--small", "--device", "cpu", "--rounds", "2"]
-    said = subprocess.run([*command, "--json", str(path)], capture_output=True, text=True, check=True).stdout
+    command = ["endtoend.py", "--small", "--device", "cpu", "--rounds", "2", "--json", str(path)]
+    monkeypatch.setattr("sys.argv", command)
+    endtoend["main"]()
+    said = capsys.readouterr().out
     report = json.loads(path.read_text())
     measured = set(LOSSES) if importlib.util.find_spec("transformers") else set(LOSSES) - {"gpt2"}
     assert set(report["steps"]) == measured and set(report["skipped"]) == set(LOSSES) - measured

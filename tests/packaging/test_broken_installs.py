@@ -13,19 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.multiprocessing import ProcessRaisedException  # pyright: ignore[reportPrivateImportUsage]
 
 import cudaloss
 from cudaloss import _C
 from cudaloss._install import binary as _binary
 from cudaloss._install.least_torch import LEAST_TORCH
 from cudaloss._losses.table import LossSpec, OfDifference
+from processes import printed_by
 from tools.faces import source
 
 SUFFIX = EXTENSION_SUFFIXES[0]
 NAME = f"_C{SUFFIX}"
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="of ELF files")
 
-# In one process: the import with CUDALOSS_REQUIRE_COMPILED, the import without it, a loss, and the diagnostics.
+# In one process: the import with CUDALOSS_REQUIRE_COMPILED, the import without it, the losses, and the diagnostics.
 SESSION = """
 import contextlib, io, json, os, sys, warnings
 import torch
@@ -106,9 +108,7 @@ def of_another_machine(data: bytes) -> bytes:
 
 
 def session(path: Path, before: str = "") -> dict[str, Any]:
-    done = python(path, "-c", SESSION.format(before=before))
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(printed_by(SESSION.format(before=before), path=path))
 
 
 def check(found: dict[str, Any], cause: str, *words: str) -> None:
@@ -173,11 +173,10 @@ def test_torch_too_old(tmp_path):
 
 
 def test_torch_too_old_for_any_loss(tmp_path):
-    before = 'import torch; torch.__version__ = "2.0.1"; del torch.library.register_fake; import cudaloss'
-    done = python(package(tmp_path, binary()), "-c", before)
-    assert done.returncode == 1
-    assert "ImportError: cudaloss cannot run here: torch 2.0.1 is older than" in done.stderr
-    assert "pip install --upgrade 'torch>=" in done.stderr
+    code = 'import torch; torch.__version__ = "2.0.1"; del torch.library.register_fake; import cudaloss'
+    message = r"ImportError: cudaloss cannot run here: torch 2\.0\.1 is older than .*pip install --upgrade 'torch>="
+    with pytest.raises(ProcessRaisedException, match=message):
+        printed_by(code, path=package(tmp_path, binary()))
 
 
 def test_no_torch(tmp_path):

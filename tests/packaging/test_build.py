@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.multiprocessing import ProcessRaisedException  # pyright: ignore[reportPrivateImportUsage]
 
 from cudaloss._install import build
+from processes import printed_by
 
 
 def test_the_binary_names_no_place_of_the_build() -> None:
@@ -22,11 +24,7 @@ def test_the_binary_names_no_place_of_the_build() -> None:
         assert place not in binary
 
 
-def run_without_binary(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    block = "import sys; sys.modules['cudaloss._C'] = None; "
-    return subprocess.run(
-        [sys.executable, "-c", block + code], capture_output=True, text=True, env={**os.environ, **environment}
-    )
+BLOCK = "import os, sys; sys.modules['cudaloss._C'] = None; sys.stderr = sys.stdout; "
 
 
 def test_a_missing_binary_leaves_the_reference():
@@ -34,16 +32,16 @@ def test_a_missing_binary_leaves_the_reference():
         "import torch, cudaloss; x = torch.ones(3, requires_grad=True); "
         "loss = cudaloss.smooth_l1_loss(x, torch.zeros(3)); loss.backward(); print(loss.item(), x.grad.sum().item())"
     )
-    done = run_without_binary(code)
-    assert done.stdout.strip() == "0.5 1.0", done.stderr
-    assert done.stderr.count("compiled kernels could not be loaded") == 1
-    assert "pip install" in done.stderr
+    *warned, printed = printed_by(BLOCK + code).splitlines()
+    assert printed == "0.5 1.0"
+    assert "\n".join(warned).count("compiled kernels could not be loaded") == 1
+    assert "pip install" in "\n".join(warned)
 
 
 def test_a_missing_binary_is_an_error_where_it_is_required():
-    done = run_without_binary("import cudaloss", CUDALOSS_REQUIRE_COMPILED="1")
-    assert done.returncode != 0
-    assert "ImportError: cudaloss's compiled kernels could not be loaded" in done.stderr
+    message = "ImportError: cudaloss's compiled kernels could not be loaded"
+    with pytest.raises(ProcessRaisedException, match=message):
+        printed_by(BLOCK + "os.environ['CUDALOSS_REQUIRE_COMPILED'] = '1'; import cudaloss")
 
 
 def test_the_sdist_has_what_a_build_reads_and_no_tests(tmp_path: Path) -> None:

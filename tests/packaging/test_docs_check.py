@@ -21,33 +21,31 @@ def pages(folder: Path, **bodies: str) -> Path:
     return folder
 
 
-def test_whole_pages_pass(tmp_path: Path) -> None:
+def test_whole_pages_pass_and_a_search_without_results_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = '<a href="other.html#first">there</a><a href="https://example.org/x">away</a>'
-    assert docs_check.check(pages(tmp_path, index=body, other="")) == []
+    monkeypatch.setattr(docs_check, "PATIENCE", 100)
+    assert docs_check.check(pages(tmp_path, index=body, other="", search="")) == ["search: finds nothing for 'mask'"]
 
 
 def test_a_folder_without_pages_is_seen(tmp_path: Path) -> None:
     assert docs_check.check(tmp_path) == [f"{tmp_path} has no pages"]
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ('<a href="none.html">there</a>', "none.html, which is not there"),
-        ('<a href="other.html#second">there</a>', "other.html#second, which has no such heading"),
-        ('<img src="none.png">', "picture does not load"),
-        ('<script src="none.js"></script>', "404 (File not found)"),
-        ("<script>console.error('no')</script>", "console: no"),
-        ("<script>nothing()</script>", "nothing is not defined"),
-        ('<div style="width: 600px">wide</div>', "wider than the window"),
-        ('<img src="http://192.0.2.1/x.png">', "asks for http://192.0.2.1/x.png"),
-    ],
-)
-def test_what_is_broken_is_said(body: str, said: str, tmp_path: Path) -> None:
-    found = docs_check.check(pages(tmp_path, index=body, other=""))
-    assert any(said in text for text in found), found
+BROKEN = {
+    '<a href="none.html">there</a>': "none.html, which is not there",
+    '<a href="other.html#second">there</a>': "other.html#second, which has no such heading",
+    '<img src="none.png">': "picture does not load",
+    '<script src="none.js"></script>': "404 (File not found)",
+    "<script>console.error('no')</script>": "console: no",
+    "<script>nothing()</script>": "nothing is not defined",
+    '<div style="width: 600px">wide</div>': "wider than the window",
+    '<img src="http://192.0.2.1/x.png">': "asks for http://192.0.2.1/x.png",
+}
 
 
-def test_a_search_without_results_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docs_check, "PATIENCE", 100)
-    assert docs_check.check(pages(tmp_path, search="")) == ["search: finds nothing for 'mask'"]
+def test_what_is_broken_is_said_of_its_page(tmp_path: Path) -> None:
+    bodies = {f"page{index}": body for index, body in enumerate(BROKEN)}
+    found = docs_check.check(pages(tmp_path, **bodies, other=""))
+    for name, said in zip(bodies, BROKEN.values(), strict=True):
+        assert any(said in text for text in found if text.startswith(f"{name}.html")), found
+    assert not [text for text in found if text.startswith("other.html")]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import pytest
 
 import cudaloss
 from cudaloss._install.build import FAULT
+from processes import printed_by
 from tools import kernels_layout
 from tools.matrix import VARIANTS
 from tools.toolkit import default_architectures
@@ -26,13 +24,14 @@ BUILT = pytest.mark.skipif(FAULT is not None, reason="needs the compiled kernels
 # In one process without a network: the copy at argv[1], the installed package if argv[2] says "first" or "second" or
 # not at all, and further copies. Each computes the same losses, in eager code and compiled.
 SESSION = """
-import json, pickle, socket, sys
+import json, os, pickle, socket, sys
 from pathlib import Path
 
 def refuse(*_, **__):
     raise OSError("a test without a network")
 
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from kernels import get_local_kernel
 
@@ -86,24 +85,15 @@ print(json.dumps({
 """
 
 
-def run(*arguments: str | Path, code: str = SESSION) -> str:
-    """What a process prints that imports the installed package, or the checkout's, whichever these tests import."""
-    path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd="/",
-        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture(scope="module")
+def package() -> kernels_layout.Build:
+    return kernels_layout.of_package(PACKAGE)
 
 
 @pytest.fixture(scope="module")
-def built() -> kernels_layout.Build:
+def built(package: kernels_layout.Build) -> kernels_layout.Build:
     """The package that is tested, as one without CUDA kernels: `kernels` then takes it with every torch."""
-    return dataclasses.replace(kernels_layout.of_package(PACKAGE), cuda="", architectures=())
+    return dataclasses.replace(package, cuda="", architectures=())
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +117,7 @@ def said(variant: Path) -> dict:
 @pytest.mark.parametrize("order", ["first", "second"])
 def test_it_loads_beside_the_installed_package(out: Path, order: str) -> None:
     name = said(variant_of(out))["id"]
-    found = json.loads(run(out, order))
+    found = json.loads(printed_by(SESSION, out, order))
     assert found.keys() == {name, "cudaloss"}
     assert Path(found[name]["file"]) == variant_of(out) / "__init__.py"
     assert Path(found[name]["binary"]).parent == variant_of(out)
@@ -151,7 +141,7 @@ def test_two_versions_load_without_the_installed_package(
     (binary,) = variant_of(out).glob("_C.*")
     (second / binary.name).unlink()
     (second / binary.name).symlink_to(binary)
-    found = json.loads(run(out, "alone", tmp_path))
+    found = json.loads(printed_by(SESSION, out, "alone", tmp_path))
     names = [said(variant_of(out))["id"], said(second)["id"]]
     assert list(found) == names
     assert [of["version"] for of in found.values()][1] == "7.8.9"
@@ -183,20 +173,19 @@ module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 print(module.mse_loss.__module__)
 """
-    assert run(variant_of(out), code=code).strip() == said(variant_of(out))["id"] + ".functional"
+    assert printed_by(code, variant_of(out)).strip() == said(variant_of(out))["id"] + ".functional"
 
 
 @BUILT
-def test_the_command_takes_a_built_package(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.kernels_layout", tmp_path, PACKAGE], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+def test_the_command_takes_a_built_package(
+    package: kernels_layout.Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["kernels_layout", str(tmp_path), str(PACKAGE)])
+    assert kernels_layout.main() == 0
     folder = variant_of(tmp_path)
-    assert done.stdout == f"{folder}: 1 binary, for one Python each\n"
-    build = kernels_layout.of_package(PACKAGE)
-    assert folder.name == build.variant
-    assert said(folder)["backend"].get("archs", []) == list(build.architectures)
+    assert capsys.readouterr().out == f"{folder}: 1 binary, for one Python each\n"
+    assert folder.name == package.variant
+    assert said(folder)["backend"].get("archs", []) == list(package.architectures)
     assert not list(folder.rglob("__pycache__"))
 
 
