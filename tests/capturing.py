@@ -160,7 +160,7 @@ CALLS = [(kind, name) for kind in ("difference", "classes") for name in options(
 CALLS += [(kind, name) for kind in SAMPLES if kind not in ("difference", "classes") for name in ("none", "all")]
 # The calls that are captured in every way; the others in these, which are what compilers and exporters build on.
 IN_EVERY_WAY = "plain", "all"
-IN_THESE = "make_fx, symbolic", "export, decomposed", "compile"
+IN_THESE = "make_fx, symbolic", "compile"
 
 
 class Call(NamedTuple):
