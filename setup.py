@@ -310,12 +310,15 @@ def main():
     found = toolkit.choose(torch.version.hip)
     if found:
         toolkit.compare(found, torch.version.cuda)
-    build = type("build_ext", (compiling.Build,), {"cuda": found and found.version})
+    module = extension(found)
+    has_one_source = any("all_cuda" in source for source in module.sources)
+    kind = "cpu" if found is None else "architectures" if has_one_source else "one architecture"
+    build = type("build_ext", (compiling.Build,), {"cuda": found and found.version, "kind": kind})
     setup(
         version=version(),
         long_description=readme(),
         long_description_content_type="text/markdown",
-        ext_modules=[extension(found)],
+        ext_modules=[module],
         cmdclass={"build_ext": build},
     )
 

@@ -18,9 +18,9 @@ from torch.utils import cpp_extension
 
 from tools.toolkit import say
 
-# The memory of one compilation, with a margin. Measured: at most 0.38 GiB for g++, 0.43 for a compiler that nvcc runs,
-# and 1.8 in all for a build for every architecture with two jobs.
-GIB_A_JOB = {"cpu": 0.5, "cuda": 1.0}
+# The memory of one compilation, with a margin. Measured: at most 0.38 GiB for g++, 0.55 for a compiler that nvcc runs
+# for one architecture, and 4.6 in all where two compile the one source of several architectures.
+GIB_A_JOB = {"cpu": 0.5, "one architecture": 1.0, "architectures": 2.5}
 LEAST_GCC = 9  # the first whose C++17 is not experimental
 INSTALL_A_COMPILER = (
     "Install one (apt install g++, dnf install gcc-c++, xcode-select --install) or name one with CC and CXX."
@@ -30,7 +30,8 @@ NEWER_COMPILER = f"The sources are C++17: g++ {LEAST_GCC} or newer. Name one wit
 MEANINGS = {
     r"Killed|signal 9\b|\[code=137\]": (
         "a compiler was killed, as Linux does when memory runs out. MAX_JOBS=1 compiles one source at a time, in "
-        f"{GIB_A_JOB['cuda']} GiB; CUDALOSS_CUDA=0 builds the CPU kernels alone, in {GIB_A_JOB['cpu']}."
+        f"{GIB_A_JOB['one architecture']} GiB for one architecture, {GIB_A_JOB['architectures']} for several; "
+        f"CUDALOSS_CUDA=0 builds the CPU kernels alone, in {GIB_A_JOB['cpu']}."
     ),
     r"No space left on device": "the disk is full. TMPDIR names another place for temporary files.",
     r"unsupported (GNU|clang) version|than the (max|min)imum required version by CUDA": (
@@ -146,12 +147,13 @@ class Build(cpp_extension.BuildExtension):
     """
 
     cuda: str | None = None  # the toolkit's version, None without CUDA kernels
+    kind: str = "cpu"  # of GIB_A_JOB
 
     def build_extensions(self) -> None:
         if not cpp_extension.is_ninja_available():
             sys.exit("cudaloss: building needs ninja. Install it (pip install ninja).")
         check_compiler()
-        jobs = bound_jobs("cuda" if self.cuda else "cpu")
+        jobs = bound_jobs(self.kind)
         for extension in self.extensions:
             if self.cuda:
                 extension.extra_compile_args["nvcc"].append(f"--threads={jobs}")  # architectures of a source at a time
