@@ -122,10 +122,9 @@ $(TOOLS)/.packages: requirements/wheels.txt
 	$(TOOLS)/bin/pip install --quiet --requirement $<
 	touch $@
 
-# --no-compile: Python compiles what it imports, not all of torch. 34 s, not 63.
 $(VENV)/.packages: $(wildcard requirements/*.txt)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --requirement requirements/dev.txt
+	$(BIN)/pip install --quiet --requirement requirements/dev.txt
 	touch $@
 
 $(VENV)/.built: $(VENV)/.packages $(SOURCES)
