@@ -158,9 +158,9 @@ def options(kind: str, device: str = "cpu") -> dict[str, dict[str, Any]]:
 # Each option with a loss of elements and of classes. What the other kinds add is their operands and numbers.
 CALLS = [(kind, name) for kind in ("difference", "classes") for name in options(kind)]
 CALLS += [(kind, name) for kind in SAMPLES if kind not in ("difference", "classes") for name in ("none", "all")]
-# The calls that are captured in every way; the others in these, which are what compilers and exporters build on.
-IN_EVERY_WAY = "plain", "all"
-IN_THESE = "make_fx, symbolic", "compile"
+# These calls go through all captures; the others through two, which compilers and exporters build on.
+FULLY_CAPTURED = "plain", "all"
+MAIN_CAPTURES = "make_fx, symbolic", "compile"
 
 
 class Call(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudaloss
-from capturing import CALLS, CAPTURES, IN_EVERY_WAY, IN_THESE, Module, assert_captured, assert_same, calls
+from capturing import CALLS, CAPTURES, FULLY_CAPTURED, MAIN_CAPTURES, Module, assert_captured, assert_same, calls
 from cudaloss._call.modes import FOR_INPUT, FOR_TARGET, pack
 from cudaloss._ops import private as _private
 from oracle import IS_TORCH_2_10, of_probabilities, op, operands, torch_op
@@ -16,10 +16,10 @@ from oracle import IS_TORCH_2_10, of_probabilities, op, operands, torch_op
 SHAPE = (4, 6)
 
 
-def of_calls(ways, of_most):
-    """All ways to capture a graph with the calls that IN_EVERY_WAY names; with the other calls, `of_most`."""
-    chosen = [(*call, way) for call in CALLS for way in (ways if call[1] in IN_EVERY_WAY else of_most)]
-    return pytest.mark.parametrize(("kind", "name", "way"), chosen, ids=["-".join(x) for x in chosen])
+def of_calls(name, every, main):
+    """The argument `name` takes every value with the calls of FULLY_CAPTURED, and the main ones with the others."""
+    chosen = [(*call, value) for call in CALLS for value in (every if call[1] in FULLY_CAPTURED else main)]
+    return pytest.mark.parametrize(("kind", "name", name), chosen, ids=["-".join(x) for x in chosen])
 
 
 def function(spec):
@@ -27,14 +27,14 @@ def function(spec):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@of_calls(CAPTURES, IN_THESE)
-def test_captured_graphs_keep_values_and_gradients(device, kind, name, way):
+@of_calls("capture", CAPTURES, MAIN_CAPTURES)
+def test_captured_graphs_keep_values_and_gradients(device, kind, name, capture):
     for call in calls(kind, name, device):
-        assert_captured(way, call)
+        assert_captured(capture, call)
 
 
-@of_calls(["real", "fake", "symbolic"], ["symbolic"])
-def test_captured_backwards(device, kind, name, way):
+@of_calls("mode", ["real", "fake", "symbolic"], ["symbolic"])
+def test_captured_backwards(device, kind, name, mode):
     """A whole step's graph, and that of ``torch.func.grad``, which is differentiated once more when it is replayed."""
     for call, tensors, others in calls(kind, name, device, torch.float64):  # second derivatives may cancel
 
@@ -42,10 +42,10 @@ def test_captured_backwards(device, kind, name, way):
             x = x.detach().requires_grad_()
             return torch.autograd.grad((call(x, *rest) * 2).sum(), x)[0] * x
 
-        torch.testing.assert_close(make_fx(step, tracing_mode=way)(*tensors)(*others), step(*others))
+        torch.testing.assert_close(make_fx(step, tracing_mode=mode)(*tensors)(*others), step(*others))
         gradient = torch.func.grad(lambda *x, call=call: (call(*x) * 2).sum())
         found = []
-        for each in (make_fx(gradient, tracing_mode=way)(*tensors), gradient):
+        for each in (make_fx(gradient, tracing_mode=mode)(*tensors), gradient):
             x = others[0].clone().requires_grad_()
             once = each(x, *others[1:])
             twice = torch.autograd.grad(once.square().sum() + 0 * x.sum(), x)[0]  # once may be a constant

@@ -21,7 +21,7 @@ inf = math.inf
 ALL = [*routes.elements(), *routes.rows()]
 # Each case as it is, and a loss's first with weights or a mask; all with both if --whole is given.
 NAMES = [case.name for case in ALL]
-FIRSTS = list({(case.spec.name, *case.operands): case.name for case in reversed(ALL)}.values())
+FIRSTS = list({(id(x.spec), *x.operands, *x.differentiable): x.name for x in reversed(ALL)}.values())
 OPTIONS = ("plain", "weighted", "masked")
 TOLERANCE = 2e-6  # 17 units in the last place of the larger term, which a plain formula rounds in each step
 LEAST = 1e-36  # below 2^-119 float32's numbers lose digits in such steps
