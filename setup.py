@@ -254,7 +254,7 @@ def extension(found):
     cxx = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-Wall"]
     cxx += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
     # GCC's: no second vector loop for a loop's last elements. The binary without CUDA then has 7.7 MB, not 8.3, in a
-    # wheel 3.1, not 3.5, and is as fast (197 calls on 2 cores, geometric mean 0.99 of the time).
+    # wheel 3.1, not 3.5.
     if sys.platform == "linux":
         cxx.append("--param=vect-epilogues-nomask=0")
     cxx += without_places([pybind11.get_include(), *cpp_extension.include_paths()])
@@ -310,15 +310,12 @@ def main():
     found = toolkit.choose(torch.version.hip)
     if found:
         toolkit.compare(found, torch.version.cuda)
-    module = extension(found)
-    has_one_source = any("all_cuda" in source for source in module.sources)
-    kind = "cpu" if found is None else "architectures" if has_one_source else "one architecture"
-    build = type("build_ext", (compiling.Build,), {"cuda": found and found.version, "kind": kind})
+    build = type("build_ext", (compiling.Build,), {"cuda": found and found.version})
     setup(
         version=version(),
         long_description=readme(),
         long_description_content_type="text/markdown",
-        ext_modules=[module],
+        ext_modules=[extension(found)],
         cmdclass={"build_ext": build},
     )
 

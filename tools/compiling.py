@@ -75,6 +75,12 @@ def free_gib() -> float | None:
     return free
 
 
+def kind_of(sources: list[str]) -> str:
+    """The kind of GIB_A_JOB: setup.py puts the CUDA code of several architectures into one source."""
+    count = sum(source.endswith(".cu") for source in sources)
+    return "one architecture" if count > 1 else "architectures" if count else "cpu"
+
+
 def bound_jobs(kind: str) -> int:
     """Limits parallel compilers to the number of cores and to the memory. Sets MAX_JOBS, for torch."""
     wish, each = os.environ.get("MAX_JOBS"), GIB_A_JOB[kind]
@@ -147,13 +153,12 @@ class Build(cpp_extension.BuildExtension):
     """
 
     cuda: str | None = None  # the toolkit's version, None without CUDA kernels
-    kind: str = "cpu"  # of GIB_A_JOB
 
     def build_extensions(self) -> None:
         if not cpp_extension.is_ninja_available():
             sys.exit("cudaloss: building needs ninja. Install it (pip install ninja).")
         check_compiler()
-        jobs = bound_jobs(self.kind)
+        jobs = bound_jobs(kind_of([source for extension in self.extensions for source in extension.sources]))
         for extension in self.extensions:
             if self.cuda:
                 extension.extra_compile_args["nvcc"].append(f"--threads={jobs}")  # architectures of a source at a time
