@@ -192,7 +192,7 @@ def leaf(x: Tensor) -> Tensor:
     return x.detach().clone().requires_grad_()
 
 
-IS_TORCH_2_10 = torch.torch_version.TorchVersion(torch.__version__) < "2.11"
+TORCH = torch.torch_version.TorchVersion(torch.__version__)  # to compare: TORCH < "2.13"
 
 # PyTorch's slope of max(x, 0) at 0, in its losses with a margin. Ours is PyTorch 2.13's, 1; in 2.15 it is 0.
 (TIE_SLOPE,) = torch.autograd.grad((_zero := leaf(torch.zeros(()))).clamp_min(0), _zero)

@@ -12,7 +12,7 @@ import torch
 import cudaloss
 from cudaloss._losses.options import Options
 from cudaloss._losses.table import OfTwo
-from oracle import IS_TORCH_2_10, op, operands
+from oracle import op, operands
 
 
 def function(spec):
@@ -104,10 +104,5 @@ def test_jagged_tensors_have_the_losses_of_their_elements(spec):
     offsets = torch.tensor([0, 2, 6])
     jagged = [torch.nested.nested_tensor_from_jagged(values, offsets) for values in (x, t)]
     expected = function(spec)(x, t, reduction="none", **spec.flag_values)
-    try:
-        found = function(spec)(*jagged, reduction="none", **spec.flag_values)
-    except NotImplementedError as missing:
-        if IS_TORCH_2_10 and "leaky_relu" in str(missing):
-            pytest.skip("torch 2.10 has no leaky_relu of nested tensors")
-        raise
+    found = function(spec)(*jagged, reduction="none", **spec.flag_values)
     torch.testing.assert_close(found.values(), expected)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .argument import Argument
@@ -25,8 +24,9 @@ def _zero_times(slope: Tensor, x: Tensor) -> Tensor:
 
 
 def _folded(x: Tensor) -> Tensor:
-    """-|x|, whose slope is 1 at 0: functions of it are analytic on both sides, to any order."""
-    return -F.leaky_relu(x, -1.0)
+    """-|x|, whose slope is 1 at 0: functions of it are analytic on both sides, to any order. PyTorch's nested tensors
+    have both ops, and no leaky_relu before torch 2.12."""
+    return x.clamp(max=0) - x.relu()
 
 
 def _above(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from .._call.call import Arguments, Call
 from .._call.modes import BELOW_AUTOGRAD, FOR_INPUT, FOR_TARGET, NORMALIZER_IS_COUNT, dtype_of
 from .._ops import autograd, dispatch, private
 from . import nodes
-from .plan import USUAL, Plan
+from .plan import USUAL, Plan, moved
 from .vocabulary import Place, of_parts, part_gradient, place_of
 
 _LIMIT = 1024  # the number of remembered calls
@@ -121,7 +121,7 @@ class _Loss(torch.autograd.Function):
             value = nodes.composed(call, known.plan, 0)
             found = iter(torch.autograd.grad(value, wanted, grad_output, create_graph=True))
             return *_NOTHING, *(next(found) if is_needed else None for is_needed in needed[:2]), *nothing
-        grad = _local(nodes.brought(grad_output, known.plan, known.result.placements))
+        grad = _local(moved(nodes.of_whole(grad_output, known.plan), known.plan, known.result.placements))
         ctx.own.saved_tensors = saved[: ctx.count]
         found = autograd._backward(ctx.own, grad.to(dtype_of(ctx.own.numbers[0])))[:2]
         if known.place is not None and found[0] is not None:

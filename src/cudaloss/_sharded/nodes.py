@@ -41,7 +41,7 @@ class _Border(NamedTuple):
 class _Shard(torch.autograd.Function):
     """The shard of a DTensor. With :class:`_Joined` as its derivative, and the reverse, derivatives of any order pass
     the border. With PyTorch's ``to_local`` and ``from_local`` instead, terms were lost from the fourth order on, and
-    from the third where a process has an empty shard (torch 2.13)."""
+    from the third where a process has an empty shard (torch 2.13); with its ``redistribute`` from the second (2.11)."""
 
     @staticmethod
     def forward(ctx: Any, whole: DTensor, border: _Border) -> Tensor:
@@ -114,18 +114,18 @@ class Whole(torch.autograd.Function):
         _ = ctx.saved_tensors  # raises if one was changed
         if grads[0] is None:
             return None, *others
-        grad: Any = _Shard.apply(brought(grads[0], ctx.border.plan, ctx.border.shards), ctx.border)
+        grad: Any = _Shard.apply(of_whole(grads[0], ctx.border.plan), ctx.border)
         grad = grad.to(ctx.dtype)
         if ctx.some is not None:
             grad = torch.where(ctx.some, grad, 0)
         return grad, *others
 
 
-def brought(grad_output: Tensor, plan: Plan, placements: Placements) -> DTensor:
-    """A gradient of the loss, with the loss's placements."""
-    if not isinstance(grad_output, DTensor):  # the same everywhere
-        grad_output = DTensor.from_local(grad_output, plan.mesh, (Replicate(),) * len(placements))
-    return moved(grad_output, plan, placements)
+def of_whole(grad_output: Tensor, plan: Plan) -> DTensor:
+    """A gradient of the loss as a DTensor, wherever it is."""
+    if isinstance(grad_output, DTensor):
+        return grad_output
+    return DTensor.from_local(grad_output, plan.mesh, (Replicate(),) * plan.mesh.ndim)  # the same everywhere
 
 
 class Sum(torch.autograd.Function):
