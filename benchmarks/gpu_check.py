@@ -230,10 +230,12 @@ def in_turn(index: int) -> str:
 
 def tests(name: str, marker: str, *files: str) -> dict[str, Any]:
     command = [*PYTEST, "-m", marker, "--durations=40", *files]
+    # Without GPUs for the other tests: recipes fork processes, in which autograd refuses to work if it has found one.
+    of_gpu = marker == "cuda"
     if not importlib.util.find_spec("xdist"):
-        return run(name, command)
+        return run(name, command, **({} if of_gpu else {"CUDA_VISIBLE_DEVICES": ""}))
     # In parallel if there is pytest-xdist, which refuses pytest-benchmark.
-    workers = [f"--tx=popen//env:CUDA_VISIBLE_DEVICES={in_turn(i)}" for i in range(PROCESSES)]
+    workers = [f"--tx=popen//env:CUDA_VISIBLE_DEVICES={in_turn(i) if of_gpu else ''}" for i in range(PROCESSES)]
     return run(name, [*command, "-p", "no:benchmark", "--dist=load", *workers], **SHARED)
 
 
