@@ -1,4 +1,4 @@
-# make demo, make test: everything they need is set up in .venv. make gpu-check: the current environment, no network.
+# make demo, make test: what they need is set up in .venv. make gpu-check: the current environment, no network.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,11 +17,11 @@ export TORCH_CUDA_ARCH_LIST ?= $(if $(HAS_GPU),,9.0)
 demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
 
-test: $(VENV)/.built
+test: $(VENV)/.packages $(VENV)/.built
 	$(BIN)/python -m pytest -n auto
 
 # Puts faults into a copy of the op layer, and runs the tests that must notice each.
-mutants: $(VENV)/.built
+mutants: $(VENV)/.packages $(VENV)/.built
 	$(BIN)/python -m tools.mutants $(ARGS)
 
 lint: $(VENV)/.packages
@@ -50,11 +50,11 @@ format: $(VENV)/.packages
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(find csrc -type f)
 
-types: $(VENV)/.built
+types: $(VENV)/.packages $(VENV)/.built
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # Every warning, unresolved references included, is an error. Afresh: Sphinx does not see a docstring's rows change.
-docs: $(VENV)/.built
+docs: $(VENV)/.packages $(VENV)/.built
 	$(BIN)/sphinx-build -W --keep-going -n -E -b html docs build/docs
 
 # Needs a browser: Chromium, or Chrome.
@@ -66,7 +66,7 @@ gpu-check:
 
 # The tables and pictures of README.md and docs/performance.md from a committed report:
 # make readme-figures REPORT=benchmarks/results/<report>.json
-readme-figures: $(VENV)/.built
+readme-figures: $(VENV)/.packages $(VENV)/.built
 	$(BIN)/python benchmarks/plot.py $(REPORT) docs $(if $(EARLIER),--earlier $(EARLIER))
 	$(BIN)/python benchmarks/readme.py $(REPORT) README.md docs/performance.md $(if $(EARLIER),--earlier $(EARLIER))
 
@@ -122,11 +122,15 @@ $(TOOLS)/.packages: requirements/wheels.txt
 	$(TOOLS)/bin/pip install --quiet --requirement $<
 	touch $@
 
-$(VENV)/.packages: $(wildcard requirements/*.txt)
+$(VENV)/.demo: requirements/demo.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --requirement $<
+	touch $@
+
+$(VENV)/.packages: $(VENV)/.demo $(wildcard requirements/*.txt)
 	$(BIN)/pip install --quiet --requirement requirements/dev.txt
 	touch $@
 
-$(VENV)/.built: $(VENV)/.packages $(SOURCES)
+$(VENV)/.built: $(VENV)/.demo $(SOURCES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
