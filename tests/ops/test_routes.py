@@ -3,6 +3,7 @@ same values and gradients, also at the edges of its domain. A new loss takes par
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from dataclasses import replace
@@ -10,11 +11,13 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing import ProcessExitedException  # pyright: ignore[reportPrivateImportUsage]
 
 import cudaloss
 import routes
 from cudaloss._losses.options import Options
 from exact import Exact
+from processes import printed_by
 from routes import FIRST, FIRST_OF_ELEMENTS, SECOND, Case, fused
 
 inf = math.inf
@@ -228,12 +231,34 @@ def test_derivatives_of_binary_cross_entropy_with_logits_in_its_tails(device, ta
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-36)
 
 
+WRONG_LABEL = """
+import torch
+
+try:
+    torch.compile(torch.nn.functional.cross_entropy)(torch.zeros(2, 3), torch.tensor([0, 3]))
+except (RuntimeError, IndexError):
+    pass
+"""
+
+
+@functools.cache
+def compiled_code_can_raise() -> bool:
+    """On a machine with torch 2.11 and GCC 13 PyTorch's own loss ended the process, where Inductor's kernel raises."""
+    try:
+        printed_by(WRONG_LABEL)
+    except ProcessExitedException:
+        return False
+    return True
+
+
 @pytest.mark.filterwarnings("ignore")  # Inductor's on a GPU: online softmax
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("loss", [cudaloss.cross_entropy, cudaloss.nll_loss], ids=lambda loss: loss.__name__)
 @pytest.mark.parametrize("raises", [True, False], ids=["as here", "as on a GPU"])
 def test_wrong_labels_in_a_compiled_call(loss, backend, raises, device, monkeypatch):
     """They raise, or give NaN; a compiler may drop the check of PyTorch's scatter."""
+    if backend == "inductor" and device == "cpu" and not compiled_code_can_raise():
+        pytest.skip("here PyTorch's compiled cross entropy dies of a wrong label")
     torch._dynamo.reset()
     if not raises:
         monkeypatch.setattr("cudaloss._reference.classes._raises", lambda index: False)
