@@ -89,6 +89,7 @@ def untouched() -> Iterator[None]:
 
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning:lightning")  # of PyTorch, at Lightning's own call
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")  # Lightning's, on a machine with many cores
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
