@@ -249,10 +249,15 @@ def suite() -> dict[str, Any]:
             said = "; ".join([*(["not passed"] if not found["passed"] else []), *found["summary"]])
             ended[place] = f"{place}: {said}"
             outcomes.append(found)
+    return together(outcomes, sum(outcome["seconds"] for outcome in outcomes), [ended[place] for place in SUITE])
+
+
+def together(outcomes: list[dict[str, Any]], seconds: float, summary: list[str]) -> dict[str, Any]:
+    """The outcome of a stage of several runs."""
     return {
         "passed": all(outcome["passed"] for outcome in outcomes),
-        "seconds": round(sum(outcome["seconds"] for outcome in outcomes), 1),
-        "summary": [ended[place] for place in SUITE],
+        "seconds": round(seconds, 1),
+        "summary": summary,
         "failed": [test for outcome in outcomes for test in outcome.get("failed", [])],
         "wrong": [line for outcome in outcomes for line in outcome.get("wrong", [])],
     }
@@ -292,12 +297,7 @@ def sanitize(tool: str) -> dict[str, Any]:
     # sanitizer.
     outcomes = list(WATCHED.map(watched, parts))
     ended = [f"{name}: {'; '.join(o['summary'])}" for name, o in zip(parts, outcomes, strict=True)]
-    return {
-        "passed": all(outcome["passed"] for outcome in outcomes),
-        "seconds": round(time.monotonic() - start, 1),
-        "summary": [*clean.values(), *ended],
-        "failed": [test for outcome in outcomes for test in outcome.get("failed", [])],
-    }
+    return together(outcomes, time.monotonic() - start, [*clean.values(), *ended])
 
 
 def uncovered() -> dict[str, Any]:
