@@ -154,6 +154,11 @@ class Build(cpp_extension.BuildExtension):
 
     cuda: str | None = None  # the toolkit's version, None without CUDA kernels
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        if self.editable_mode:  # else everything is compiled again: setuptools' folder is gone after the build
+            self.build_temp = os.path.join("build", f"temp.{self.plat_name}-{sys.implementation.cache_tag}")
+
     def build_extensions(self) -> None:
         if not cpp_extension.is_ninja_available():
             sys.exit("cudaloss: building needs ninja. Install it (pip install ninja).")

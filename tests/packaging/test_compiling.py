@@ -134,6 +134,16 @@ def test_torchs_own_check_lets_any_toolkit_pass(compiling, monkeypatch, tmp_path
     assert torch.version.cuda == "13.0" and compiling.cpp_extension.COMMON_NVCC_FLAGS
 
 
+def test_an_editable_build_compiles_in_the_folder_of_the_others(compiling, tmp_path):
+    from setuptools import Distribution
+
+    builds = [compiling.Build(Distribution({"name": "cudaloss", "ext_modules": []})) for _ in range(2)]
+    builds[0].editable_mode, builds[0].build_temp = True, str(tmp_path)  # as `pip install --editable` asks for
+    for build in builds:
+        build.finalize_options()
+    assert builds[0].build_temp == builds[1].build_temp
+
+
 def test_ninja_is_needed(compiling, monkeypatch):
     from setuptools import Distribution
 
