@@ -12,7 +12,7 @@ import torch
 import cudaloss
 from cudaloss._losses.options import Options
 from cudaloss._losses.table import OfTwo
-from oracle import op, operands
+from oracle import TORCH, op, operands
 
 
 def function(spec):
@@ -104,5 +104,10 @@ def test_jagged_tensors_have_the_losses_of_their_elements(spec):
     offsets = torch.tensor([0, 2, 6])
     jagged = [torch.nested.nested_tensor_from_jagged(values, offsets) for values in (x, t)]
     expected = function(spec)(x, t, reduction="none", **spec.flag_values)
-    found = function(spec)(*jagged, reduction="none", **spec.flag_values)
+    try:
+        found = function(spec)(*jagged, reduction="none", **spec.flag_values)
+    except NotImplementedError as missing:
+        if TORCH < "2.12" and "leaky_relu" in str(missing):
+            pytest.skip("before 2.12 torch has no leaky_relu of nested tensors")
+        raise
     torch.testing.assert_close(found.values(), expected)

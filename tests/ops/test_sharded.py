@@ -146,9 +146,28 @@ def check_derivatives_of_higher_orders() -> None:
                 assert_close(ours.detach().full_tensor(), theirs.detach(), 1e-12)
 
 
+def check_a_plain_grad_output() -> None:
+    """It is the same in all processes, and the gradient can be differentiated by it."""
+    mesh = init_device_mesh("cpu", (4,))
+    x, t = torch.randn(2, 8, 3, dtype=torch.float64)
+    for options in ({}, {"reduction": "none"}, {"batch_dims": 1}):
+        found = []
+        for input, target in ((x.clone(), t), [distribute_tensor(y, mesh, [Shard(0)]) for y in (x, t)]):
+            leaf = input.requires_grad_()
+            value = cudaloss.log_cosh_loss(leaf, target, **options)
+            grad_output = torch.linspace(1, 2, value.numel(), dtype=x.dtype).view(value.shape).requires_grad_()
+            (slope,) = torch.autograd.grad(value, leaf, grad_output, create_graph=True)
+            both = torch.autograd.grad(slope.pow(3).sum(), (leaf, grad_output), create_graph=True)
+            third = torch.autograd.grad(both[1].pow(3).sum(), leaf)
+            found.append([y.full_tensor() if isinstance(y, DTensor) else y for y in (slope, *both, *third)])
+        for wanted, ours in zip(*found, strict=True):
+            assert_close(ours.detach(), wanted.detach(), 1e-12)
+
+
 def find() -> dict[Any, Any]:
     check_parameter_of_fsdp()
     check_derivatives_of_higher_orders()
+    check_a_plain_grad_output()
     return {
         (spec.name, mesh): run_random_calls(spec.name, mesh, CASES, partial(check_random_call, spec))
         for spec in LOSSES

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .argument import Argument
@@ -23,10 +24,15 @@ def _zero_times(slope: Tensor, x: Tensor) -> Tensor:
 # On a CPU torch.where takes 20 times a product's time if its condition is as good as random, and a comparison 3 times.
 
 
+def _is_positive(x: Tensor) -> Tensor:
+    """1 for an x above 0, otherwise 0. For autograd a constant."""
+    return x.detach().sign().relu()
+
+
 def _folded(x: Tensor) -> Tensor:
-    """-|x|, whose slope is 1 at 0: functions of it are analytic on both sides, to any order. PyTorch's nested tensors
-    have both ops, and no leaky_relu before torch 2.12."""
-    return x.clamp(max=0) - x.relu()
+    """-|x|, whose slope is 1 at 0: functions of it are analytic on both sides, to any order. (Clamped to 0, it would
+    have another slope there since torch 2.15.)"""
+    return -F.leaky_relu(x, -1.0)
 
 
 def _above(x: Tensor) -> Tensor:
@@ -35,8 +41,8 @@ def _above(x: Tensor) -> Tensor:
 
 
 def _below(x: Tensor) -> Tensor:
-    """max(-x, 0)."""
-    return (-x).clamp(min=0)
+    """max(-x, 0), likewise."""
+    return _times(1 - _is_positive(x), -_folded(x))
 
 
 class _Sigmoid:
@@ -150,7 +156,7 @@ class _Sides(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor, t: Tensor, gamma: float) -> _Sides:
-        above = x.detach().sign().relu()
+        above = _is_positive(x)
         z, wrong = -_folded(x), above * (1 - t) + (1 - above) * t  # one of the two
         e = (-z).exp()
         s, tail, tilt = e / (1 + e), torch.log1p(e), 1 - 2 * wrong
@@ -222,7 +228,7 @@ def _varifocal_for_target(x: Tensor, t: Tensor, alpha: Third, gamma: float) -> T
     """loss - target * input for a target above 0: (1 - 2 target) * input + log1p(exp(-input)), or for an input below 0
     the same of 1 - target and -input."""
     on, above, score, _ = _by_target(x, t)
-    linear = _times(torch.where(above < 0, 2 * score, 1 - 2 * score), -_folded(above))
+    linear = _times(torch.where(above <= 0, 2 * score, 1 - 2 * score), -_folded(above))  # at 0 as _folded
     return _or_nan(x, t, torch.where(on, linear + torch.log1p(_folded(above).exp()), 0))
 
 

@@ -125,7 +125,9 @@ def of_whole(grad_output: Tensor, plan: Plan) -> DTensor:
     """A gradient of the loss as a DTensor, wherever it is."""
     if isinstance(grad_output, DTensor):
         return grad_output
-    return DTensor.from_local(grad_output, plan.mesh, (Replicate(),) * plan.mesh.ndim)  # the same everywhere
+    everywhere = (Replicate(),) * plan.mesh.ndim  # and the same
+    whole = everywhere, grad_output.shape, grad_output.stride()
+    return _Joined.apply(grad_output, _Border(plan, everywhere, everywhere, whole))  # pyright: ignore[reportReturnType]
 
 
 class Sum(torch.autograd.Function):
