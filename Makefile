@@ -65,7 +65,7 @@ gpu-check:
 	$(PYTHON) benchmarks/gpu_check.py $(ARGS)
 
 # The tables and pictures of README.md and docs/performance.md from a committed report:
-# make readme-figures REPORT=benchmarks/results/<report>.json
+# make readme-figures REPORT=benchmarks/results/<report>.json; EARLIER=<report> has the tables that it lacks.
 readme-figures: $(VENV)/.packages $(VENV)/.built
 	$(BIN)/python benchmarks/plot.py $(REPORT) docs $(if $(EARLIER),--earlier $(EARLIER))
 	$(BIN)/python benchmarks/readme.py $(REPORT) README.md docs/performance.md $(if $(EARLIER),--earlier $(EARLIER))

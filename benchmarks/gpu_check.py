@@ -249,10 +249,10 @@ def suite() -> dict[str, Any]:
             said = "; ".join([*(["not passed"] if not found["passed"] else []), *found["summary"]])
             ended[place] = f"{place}: {said}"
             outcomes.append(found)
-    return together(outcomes, sum(outcome["seconds"] for outcome in outcomes), [ended[place] for place in SUITE])
+    return summed_up(outcomes, sum(outcome["seconds"] for outcome in outcomes), [ended[place] for place in SUITE])
 
 
-def together(outcomes: list[dict[str, Any]], seconds: float, summary: list[str]) -> dict[str, Any]:
+def summed_up(outcomes: list[dict[str, Any]], seconds: float, summary: list[str]) -> dict[str, Any]:
     """The outcome of a stage of several runs."""
     return {
         "passed": all(outcome["passed"] for outcome in outcomes),
@@ -297,7 +297,7 @@ def sanitize(tool: str) -> dict[str, Any]:
     # sanitizer.
     outcomes = list(WATCHED.map(watched, parts))
     ended = [f"{name}: {'; '.join(o['summary'])}" for name, o in zip(parts, outcomes, strict=True)]
-    return together(outcomes, time.monotonic() - start, [*clean.values(), *ended])
+    return summed_up(outcomes, time.monotonic() - start, [*clean.values(), *ended])
 
 
 def uncovered() -> dict[str, Any]:

@@ -157,7 +157,9 @@ class Build(cpp_extension.BuildExtension):
     def finalize_options(self) -> None:
         super().finalize_options()
         if self.editable_mode:  # else everything is compiled again: setuptools' folder is gone after the build
-            self.build_temp = os.path.join("build", f"temp.{self.plat_name}-{sys.implementation.cache_tag}")
+            usual = self.distribution.get_command_class("build")(self.distribution)
+            usual.ensure_finalized()
+            self.build_temp = usual.build_temp
 
     def build_extensions(self) -> None:
         if not cpp_extension.is_ninja_available():

@@ -55,7 +55,8 @@ def test_a_tag_of_another_version_is_refused(tag: str) -> None:
 
 
 def test_a_release_of_a_project_that_says_it_has_none_is_refused(tmp_path: Path, monkeypatch) -> None:
-    for name in (*changelog.NAMES_OWNER, "README.md", "docs/installing.md", "docs/quick-start.md", "docs/wheels.md"):
+    pages = *("installing", "quick-start", "wheels"), "recipes/hugging-face"
+    for name in (*changelog.NAMES_OWNER, "README.md", *(f"docs/{page}.md" for page in pages)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     assert not list(changelog.unreleased(tmp_path))
@@ -70,7 +71,11 @@ def test_a_release_of_a_project_that_says_it_has_none_is_refused(tmp_path: Path,
 
 def test_the_words_that_a_release_is_refused_for_are_the_pages_own() -> None:
     found = " ".join(changelog.unreleased(ROOT))  # nothing, after the first release
-    pages = *changelog.NAMES_OWNER, "README.md", *(f"docs/{p}.md has 'There is" for p in ("installing", "quick-start"))
+    unreleased = (
+        *(f"docs/{page}.md has 'There is" for page in ("installing", "quick-start", "wheels")),
+        "hugging-face.md",
+    )
+    pages = *changelog.NAMES_OWNER, "README.md", *unreleased
     assert not found or all(page in found for page in pages)
 
 
