@@ -24,14 +24,8 @@ def _zero_times(slope: Tensor, x: Tensor) -> Tensor:
 # On a CPU torch.where takes 20 times a product's time if its condition is as good as random, and a comparison 3 times.
 
 
-def _is_positive(x: Tensor) -> Tensor:
-    """1 for an x above 0, otherwise 0. For autograd a constant."""
-    return x.detach().sign().relu()
-
-
 def _folded(x: Tensor) -> Tensor:
-    """-|x|, whose slope is 1 at 0: functions of it are analytic on both sides, to any order. (Clamped to 0, it would
-    have another slope there since torch 2.15.)"""
+    """-|x|, whose slope is 1 at 0: functions of it are analytic on both sides, to any order."""
     return -F.leaky_relu(x, -1.0)
 
 
@@ -41,8 +35,8 @@ def _above(x: Tensor) -> Tensor:
 
 
 def _below(x: Tensor) -> Tensor:
-    """max(-x, 0), likewise."""
-    return _times(1 - _is_positive(x), -_folded(x))
+    """max(-x, 0), with that slope too: -1 at 0, where ``clamp`` has 0 since torch 2.15."""
+    return torch.where(x > 0, 0, -x)
 
 
 class _Sigmoid:
@@ -156,7 +150,7 @@ class _Sides(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor, t: Tensor, gamma: float) -> _Sides:
-        above = _is_positive(x)
+        above = x.detach().sign().relu()
         z, wrong = -_folded(x), above * (1 - t) + (1 - above) * t  # one of the two
         e = (-z).exp()
         s, tail, tilt = e / (1 + e), torch.log1p(e), 1 - 2 * wrong
