@@ -32,13 +32,18 @@ struct OperandTile {
   }
 };
 
-// Reads the operand of a row's shares.
+// A class's share as a float, and what its rounding lost.
+struct RoundedShare {
+  float kept, lost;
+};
+
+// Reads the operand of a row's shares. It is fp32 or of the logits' dtype, and so is the weight.
 template <class E>
 struct OperandReader {
   using N = RowNumber<E>;
   Operand operand;
   int64_t first, stride;  // of the row's elements
-  const float* weight;    // of classes, beside probabilities; null: none
+  Operand weight;         // of classes, beside probabilities; no data: none
   int64_t weight_stride;
   // A class's share: (1 - s) q + s / C of a probability q, s / C w of a class weight w beside an index.
   Constant<float> slope, each;
@@ -48,7 +53,7 @@ struct OperandReader {
       : operand(loss.is_soft ? p.target : p.third),
         first(loss.is_soft ? offset(p, at, kTarget) : 0),
         stride(p.class_stride[loss.is_soft ? kTarget : kThird]),
-        weight(loss.is_soft ? static_cast<const float*>(p.third.data) : nullptr),
+        weight(loss.is_soft ? p.third : Operand()),
         weight_stride(p.class_stride[kThird]),
         slope(loss.is_soft ? loss.share.of_target : loss.share.each),
         each(loss.is_soft ? loss.share.each : Constant<float>{0.0f, 0.0f}) {}
@@ -57,16 +62,35 @@ struct OperandReader {
   __device__ __forceinline__ const T* data() const {
     return static_cast<const T*>(operand.data) + first;
   }
-  __device__ __forceinline__ float operand_at(int32_t j) const {
-    const bool is_float = operand.dtype == DType::Float32;
-    return is_float ? data<float>()[j * stride] : widen<float>(data<E>()[j * stride]);
+  __device__ __forceinline__ static float number(const Operand& of, int64_t i) {
+    const bool is_float = of.dtype == DType::Float32;
+    return is_float ? static_cast<const float*>(of.data)[i] : widen<float>(static_cast<const E*>(of.data)[i]);
   }
+  __device__ __forceinline__ float operand_at(int32_t j) const { return number(operand, first + j * stride); }
   __device__ __forceinline__ N share_of(float x, int32_t j) const {
     const N product = number_of<N>(slope) * number_of<N>({x, 0.0f});
     const N share = each.hi == 0.0f ? product : gap_between(product, -number_of<N>(each));
-    return weight ? share * number_of<N>({weight[j * weight_stride], 0.0f}) : share;
+    return weight.data ? share * number_of<N>({number(weight, j * weight_stride), 0.0f}) : share;
   }
   __device__ __forceinline__ float share_at(int32_t j) const { return rounded_finite(share_of(operand_at(j), j)); }
+  __device__ __forceinline__ RoundedShare weighted_at(int32_t j, Constant<float> factor) const {
+    const N exact = share_of(operand_at(j), j) * number_of<N>(factor);
+    const float kept = rounded_finite(exact);
+    return {kept, (value_of(exact) - kept) + rest_of(exact)};
+  }
+  // What the row's sums are made of: with a weight its share, otherwise the operand (ShareSums::take_slope).
+  __device__ __forceinline__ RoundedShare summed_at(int32_t j) const {
+    if (weight.data) return weighted_at(j, {1.0f, 0.0f});
+    return {operand_at(j), 0.0f};
+  }
+  // Whether the sum of (largest - x) has a part in the loss.
+  __device__ __forceinline__ bool smooths() const { return !weight.data && each.hi != 0.0f; }
+  // The row's operand was copied.
+  __device__ __forceinline__ void is_at(const Operand& copy, int64_t copy_stride) {
+    operand = copy;
+    first = 0;
+    stride = copy_stride;
+  }
   // Starts to load a tile, with 0 outside the row; wait() ends it. vectors: whole ones lie as in the tile.
   template <class Tile>
   __device__ __forceinline__ void load(const RowSpan<E>& span, int32_t from, int shift, bool vectors, bool is_soft,
@@ -107,7 +131,7 @@ struct OperandReader {
   template <class Tile, class Visit>
   __device__ __forceinline__ void weigh(const RowSpan<E>& span, int32_t from, int shift, Constant<float> factor,
                                         const Tile& tile, const Visit& visit) const {
-    if (!weight) return;
+    if (!weight.data) return;
     using K = std::decay_t<decltype(tile.at(0))>;
 #pragma unroll 1
     for (int m = 0; m < Tile::kVectors * Tile::kPieces; ++m) {
@@ -117,10 +141,9 @@ struct OperandReader {
       for (int k = 0; k < Tile::kOfPiece; ++k) {
         const int32_t j = at + k;
         if (!span.has(j)) continue;
-        const N exact = share_of(operand_at(j), j) * number_of<N>(factor);
-        const float kept = rounded_finite(exact);
-        piece.element[k] = narrow<K>(kept);
-        visit(j, (value_of(exact) - kept) + rest_of(exact));
+        const RoundedShare share = weighted_at(j, factor);
+        piece.element[k] = narrow<K>(share.kept);
+        visit(j, share.lost);
       }
       tile.piece(m) = piece;
     }
@@ -136,6 +159,16 @@ struct ShareSums {
 
   __device__ __forceinline__ ShareSums operator+(const ShareSums& b) const {
     return {shares + b.shares, below + b.below, own + b.own, at_max + b.at_max};
+  }
+  // From the sums of operands to those of the shares of `classes`; `distance`: the sum of (largest - x).
+  template <class Reader>
+  __device__ __forceinline__ void take_slope(const Reader& reader, int classes, double distance) {
+    if (reader.weight.data) return;
+    const auto in_double = [](Constant<float> c) { return double{c.hi} + double{c.lo}; };
+    const double slope = in_double(reader.slope), each = in_double(reader.each);
+    shares = fused(slope, shares, each * (classes - at_max));
+    below = fused(slope, below, each * distance);
+    own = fused(slope, own, each * at_max);
   }
 };
 template <class N>
@@ -195,7 +228,6 @@ struct RowWithShares {
   // The sums beside one class with the largest logit.
   __device__ __forceinline__ static RowSums<E> beside_one(const PartWithShares<E>& sums, float max) {
     RowSums<E> found = {sums.part.max, sums.part.others, 0.0f};
-    mend<E>(found);
     if (sums.shares.at_max > 1) {
       const Reference reference = reference_of(max);
       const N one = Elements<E>(reference.power).own_exp(max - reference.shift);
@@ -232,6 +264,27 @@ struct RowWithShares {
     const N e = Elements<E>(softmax.reference.power).own_exp(target - softmax.reference.shift);
     const N given = plus(hard, number_of<N>({share, 0.0f}));
     return softmax.is_nan ? NAN : rounded(gap_between(of_exp * e, number_of<N>(factor) * given));
+  }
+};
+
+// The gradient of a class that has not the largest logit, from its exp(x) and what OperandReader read: its operand, or
+// with a weight its share times the row's factor.
+template <class E>
+struct ShareGain {
+  Gain gain;
+  Constant<float> slope;
+  float each;
+
+  __device__ __forceinline__ static ShareGain of(const Gain& gain, const OperandReader<E>& reader,
+                                                 Constant<float> factor) {
+    if (reader.weight.data) return {gain, {1.0f, 0.0f}, 0.0f};
+    return {gain, times(factor, reader.slope), factor.hi * reader.each.hi};
+  }
+  __device__ __forceinline__ float times_exp(float e, float share) const {
+    Gain of_class = gain;
+    const bool is_half = sizeof(E) < sizeof(float);
+    of_class.share = fused(share, slope.hi, is_half ? each : fused(share, slope.lo, each));
+    return of_class.template times<E>(e * gain.before);
   }
 };
 

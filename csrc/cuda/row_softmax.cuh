@@ -18,8 +18,8 @@ struct RowSums {
 };
 
 // Adds to the sum the error of its largest term.
-template <class E>
-__device__ __forceinline__ void mend(RowSums<E>& sums) {
+template <class E, class Sums>
+__device__ __forceinline__ void mend(Sums& sums) {
   const Reference reference = reference_of(sums.max);
   sums.others = Elements<E>(reference.power).mended(sums.others, sums.max - reference.shift);
 }

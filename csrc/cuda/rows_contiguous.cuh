@@ -29,7 +29,7 @@ __device__ __forceinline__ WithRest<float> less_by(WithRest<float> x, float shar
 __device__ __forceinline__ float less_by(float x, float share) { return fused(-x, share, x); }
 
 // Usual: nothing of a row is optional, and rows are whole vectors (see has_usual_rows). Tiled: a row can have several
-// tiles; the first `kept` go to shared memory. WithShares: each class has its own share; only of halves.
+// tiles; the first `kept` go to shared memory. WithShares: each class has its own share; here only of halves.
 // Capped: the logits have a softcap.
 enum class RowKind { Usual, Plain, Tiled, WithShares, Capped, CappedTiled };
 template <RowKind kind>

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int count = (last + tile.step() - 1) >> tile.shift;  // vectors of the last tile
     const bool reloads = kTiled && tiles > 1;
     const OperandReader<E> reader(p, loss, task.at);
-    const bool smooths = !reader.weight && reader.each.hi != 0.0f;
+    const bool smooths = reader.smooths();
     const TargetIndex read = loss.is_soft ? TargetIndex{is_selected(p, task), 0} : index_of(p, task);
     const auto load = [&](int32_t t, bool shares) {
       if (shares) reader.load(span, from + t * tile.size(), tile.shift, vectors, loss.is_soft, operands);
@@ -148,13 +148,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       inside += kShareClasses - __popc(outside);
       tile.take(here, t == 0, span.gradient, sums.part, own, of_exp);
     }
-    if (!reader.weight) {
-      const auto in_double = [](Constant<float> c) { return double{c.hi} + double{c.lo}; };
-      const double slope = in_double(reader.slope), each = in_double(reader.each);
-      shares.shares = fused(slope, shares.shares, each * (inside - shares.at_max));
-      shares.below = fused(slope, shares.below, each * distance);
-      shares.own = fused(slope, shares.own, each * shares.at_max);
-    }
+    shares.take_slope(reader, inside, distance);
     sums.part.others = tile.total(span.gradient, sums.part.max, own, of_exp);
     sums = sums.joined(own, lanes.of_warp());
     if constexpr (kOfBlock) {
@@ -163,6 +157,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       sums = warps[threadIdx.x % kWarps];
       sums = sums.joined(reference_of(sums.part.max), kWarps);
     }
+    mend<E>(sums.part);
     read_factors(p, factor, task);
     const RowWithShares<E> row(sums, loss, max, target, loss.is_soft ? 1.0f : task.class_weight, task.factor);
     if (span.gradient && !task.held && !reads) {
@@ -176,9 +171,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       const Reference reference = reference_of(sums.part.max);
       const Elements<E> elements(reference.power);
       const bool makes_exp = !Tile::kKeepsExp || reloads;
-      const Gain gain = makes_exp ? row.gain() : row.gain().in_reference(ratio_of(own, reference));
-      const Constant<float> slope = reader.weight ? Constant<float>{1.0f, 0.0f} : times(task.factor, reader.slope);
-      const float each = reader.weight ? 0.0f : task.factor.hi * reader.each.hi;
+      const auto gain = ShareGain<E>::of(makes_exp ? row.gain() : row.gain().in_reference(ratio_of(own, reference)),
+                                         reader, task.factor);
       for (int32_t t = tiles - 1; t >= 0; --t) {
         const int32_t begin = from + t * tile.size();
         if (reloads) {
@@ -196,9 +190,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
             E& x = tile.v[i].element[k];
             if (reloads && widen<float>(x) == max) at_max |= 1u << (i * n + k);
             const float e = makes_exp ? elements.exp(widen<float>(x) - reference.shift) : widen<float>(x);
-            Gain of_class = gain;
-            of_class.share = fused(share[k], slope.hi, Tile::kKeepsExp ? fused(share[k], slope.lo, each) : each);
-            x = narrow<E>(of_class.template times<E>(e * gain.before));
+            x = narrow<E>(gain.times_exp(e, share[k]));
           }
         }
         tile.template store<kTiled>(span, begin);

@@ -113,6 +113,23 @@ def test_shares_of_classes(device, classes, dtype):
     assert_right(input, target, weight=weight, label_smoothing=0.1)
 
 
+# What a thread has, and more.
+@pytest.mark.parametrize("classes", [1, 2, 3, 10, 16, 19, 32, 33, 64, 150, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_shares_of_few_classes(device, classes, dtype):
+    """The classes side by side, the rows side by side, neither, and a target that lies otherwise."""
+    input, target = drawn((2, classes, 3, 5), dtype, device)
+    q = torch.softmax(torch.randn(2, classes, 3, 5, dtype=torch.float64) * 3, 1).to(dtype).to(device)
+    weight = torch.rand(classes, dtype=torch.float64).add(0.5).to(dtype).to(device)  # of the input's dtype, as F's
+    target[0, 0, 0] = -100
+    last = (x.to(memory_format=torch.channels_last) for x in (input, q))
+    padded = (F.pad(x, (1, 2))[..., 1:-2] for x in (input, q))
+    for x, t in ((input, q), last, padded, (input, q.to(memory_format=torch.channels_last))):
+        assert_right(x, t)
+        assert_right(x, t, weight=weight, label_smoothing=0.1, z_loss=1e-3)
+        assert_right(x, target, weight=weight, label_smoothing=0.1)
+
+
 # Few classes, a warp's, beside vectors, a block's, and more than a block's.
 @pytest.mark.parametrize("classes", [7, 1000, 1001, 8200, 40000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -152,9 +169,10 @@ def test_probabilities_of_float32_beside_halves(device, classes, dtype):
             assert error(gradient, as_input(truth.for_input, input), as_input(truth.sizes, input)) <= ULPS[dtype]
 
 
-@pytest.mark.parametrize("classes", [64, 1000, 4096, 20000])
+@pytest.mark.parametrize("classes", [2, 10, 16, 64, 1000, 4096, 20000])
 def test_shares_of_many_rows(device, classes):
-    """Each row of many has the bits that it has among few: blocks and warps keep nothing of the row before."""
+    """Each row of many has the bits that it has among few: blocks and warps keep nothing of the row before. A thread
+    with a row begins with another class than its neighbours, so its sums can be rounded differently."""
     rows = max(131_072 // classes * 40, 800) + 3
     input = torch.randn(rows, classes, device=device) * 4
     q = torch.softmax(torch.randn(rows, classes, device=device) * 3, 1)
@@ -170,7 +188,9 @@ def test_shares_of_many_rows(device, classes):
     # Not the factor of the last backward, which the forward expects: a GPU makes the gradients again, in 264 blocks.
     whole = gradient(*operands)
     parts = [gradient(*part) for part in zip(*(x.split(rows // 7) for x in operands), strict=True)]
-    assert torch.equal(whole, torch.cat(parts))
+    if classes > 32 or device == "cpu":
+        assert torch.equal(whole, torch.cat(parts))
+    torch.testing.assert_close(whole, torch.cat(parts), rtol=2**-22, atol=2**-26)
 
 
 @pytest.mark.parametrize("classes", [10, 1001, 40000])
@@ -194,8 +214,8 @@ def test_shares_of_masked_logits(device, dtype):
     assert_right(input, q, label_smoothing=0.1)
 
 
-# A warp's rows, a block's, and those of several tiles.
-@pytest.mark.parametrize("classes", [64, 1001, 4096, 20000])
+# A thread's rows, a warp's, a block's, and those of several tiles.
+@pytest.mark.parametrize("classes", [10, 64, 1001, 4096, 20000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_classes_that_cannot_be(device, dtype, classes):
     """Of a logit of -inf: with label smoothing the loss is infinite also where the probability is 0. Beside it the
@@ -214,9 +234,10 @@ def test_classes_that_cannot_be(device, dtype, classes):
         torch.testing.assert_close(gradient.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
 
 
-def test_shares_at_the_edges(device):
-    input, _ = drawn((6, 64), torch.float32, device)
-    q = torch.softmax(torch.randn(6, 64, device=device), 1)
+@pytest.mark.parametrize("classes", [8, 64])
+def test_shares_at_the_edges(device, classes):
+    input, _ = drawn((6, classes), torch.float32, device)
+    q = torch.softmax(torch.randn(6, classes, device=device), 1)
     input[0, 3], input[1, 3], input[2] = -torch.inf, torch.inf, -torch.inf
     q[0, 3], q[3, 5], input[4, 7] = 0.0, torch.nan, torch.nan
     mask = torch.tensor([True] * 5 + [False], device=device)
