@@ -86,7 +86,9 @@ CUDALOSS_INLINE void dispatch_any(DType dtype, const Body& body) {
 constexpr bool is_floating(DType dtype) { return dtype <= DType::BFloat16; }
 
 // `dtype` must be a floating one.
-CUDALOSS_INLINE constexpr int size_of(DType dtype) { return dtype == DType::Float32 ? 4 : dtype == DType::Float64 ? 8 : 2; }
+CUDALOSS_INLINE constexpr int size_of(DType dtype) {
+  return dtype == DType::Float32 ? 4 : dtype == DType::Float64 ? 8 : 2;
+}
 
 template <class To, class From>
 CUDALOSS_INLINE To bit_cast(const From& from) {
