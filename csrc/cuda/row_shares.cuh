@@ -78,11 +78,6 @@ struct OperandReader {
     const float kept = rounded_finite(exact);
     return {kept, (value_of(exact) - kept) + rest_of(exact)};
   }
-  // What the row's sums are made of: with a weight its share, otherwise the operand (ShareSums::take_slope).
-  __device__ __forceinline__ RoundedShare summed_at(int32_t j) const {
-    if (weight.data) return weighted_at(j, {1.0f, 0.0f});
-    return {operand_at(j), 0.0f};
-  }
   // Whether the sum of (largest - x) has a part in the loss.
   __device__ __forceinline__ bool smooths() const { return !weight.data && each.hi != 0.0f; }
   // The row's operand was copied.
@@ -151,8 +146,8 @@ struct OperandReader {
 };
 
 // Over the classes below the largest logit: the sums of their shares, and of share (largest - x). Of the classes with
-// the largest logit: the sum of their shares, and their number. In fp64 a class needs two operations, in pairs of fp32
-// nine; and sums of halves' distances do not overflow.
+// the largest logit (in row_staged.cuh only the first of equal ones): the sum of their shares, and their number. In
+// fp64 a class needs two operations, in pairs of fp32 nine; and sums of halves' distances do not overflow.
 struct ShareSums {
   double shares, below, own;
   int32_t at_max;

@@ -40,7 +40,7 @@ struct StagedRow {
     }
     const float target = task.target >= 0 ? widen<float>(x[task.target * step]) : 0.0f;
     float max = -INFINITY;
-    int32_t largest = -1;  // the first class with the largest logit; if the row has none, it is NaN
+    int32_t largest = -1;  // the first visited class with the largest logit; -1 only if the row's result is NaN
     each([&](int32_t j, E& x) {
       const float logit = widen<float>(x);
       const bool is_larger = logit > max || logit != logit;

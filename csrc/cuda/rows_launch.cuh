@@ -53,7 +53,7 @@ RowLayout layout_of(const Pass& r) {
 }
 
 // A warp of rows_through_shared takes up to this many tiles, once so many warps have one. A tile has up to 8 rows a
-// lane, in so many bytes: 26 KB for a block, so that 8 fit on a processor.
+// lane, in so many bytes (26 KB for a block, so that 8 fit on a processor), or one row, if that has more.
 constexpr int64_t kWarpsWanted = 32 * plan::kPersistentBlocks, kTilesOfAWarp = 16, kBytesOfALane = 104;
 
 // Whether nothing of a row is optional: a reduced loss without options, over dense int64 targets.

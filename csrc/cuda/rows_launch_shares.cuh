@@ -18,8 +18,9 @@ int64_t staged_bytes(const Pass& r) {
 template <class E, class Loss>
 void single_with_shares(const Pass& r, const typename Loss::InFloat& loss, bool dense, const Memory& memory,
                         Stream stream) {
-  if (dense) {
-    const int64_t beside_bytes = loss.is_soft ? r.rows.classes * size_of(r.target.dtype) : 0;
+  const int64_t beside_bytes = loss.is_soft ? r.rows.classes * size_of(r.target.dtype) : 0;
+  const int64_t row_bytes = r.rows.classes * sizeof(E) + beside_bytes;
+  if (dense && kStages * kSingleThreads * row_bytes <= shared_memory_of(1)) {  // otherwise too much for capability 7.5
     return single_dense<E, kFewShares, RowKind::WithShares, Loss>(r, loss, beside_bytes, memory, stream);
   }
   launch_rows(r, rows_of_strided_shares<E, Loss>, kSingleThreads, kSingleThreads, static_cast<int>(staged_bytes<E>(r)),
@@ -83,7 +84,9 @@ bool fast_rows_with_shares(const Pass& r, const Memory& memory, Stream stream) {
   };
   if (!is_readable(r.target) || !is_readable(r.third)) return false;
   const typename Loss::InFloat loss(Loss(r), static_cast<double>(r.rows.classes), is_soft);
-  if (r.rows.classes <= kFewShares || (layout.across && staged_bytes<E>(r) <= shared_memory_of(1))) {
+  // As in general_lanes_shift, a thread a row needs many rows, if they are not short.
+  const bool are_many = layout.across && r.inner.count() * r.segments.count() >= 4096;
+  if (r.rows.classes <= kFewShares || (are_many && staged_bytes<E>(r) <= shared_memory_of(1))) {
     single_with_shares<E, Loss>(r, loss, layout.dense, memory, stream);
     return true;
   }
@@ -94,7 +97,8 @@ bool fast_rows_with_shares(const Pass& r, const Memory& memory, Stream stream) {
   const ContiguousLauncher<E, Loss> to = {r, loss, layout, memory, stream};
   const Operand& operand = is_soft ? r.target : r.third;
   const Place place = is_soft ? kTarget : kThird;
-  const bool is_float = operand.dtype == DType::Float32, is_aligned = !is_soft || is_at_vector(operand.data);
+  const bool is_float = operand.dtype == DType::Float32;
+  const bool is_aligned = operand.dtype == r.input.dtype || is_at_vector(operand.data);
   const bool are_vectors = (!to.ragged() && lies_in_vectors(r, operand.data, place, n)) ||
                            (is_soft && is_aligned && lies_like_input(r, operand.data, place, n));
   // In shared memory probabilities are as they came; class weights, and what comes from these, are fp32.

@@ -3,7 +3,6 @@
 // in shared memory (row_staged.cuh).
 #pragma once
 
-#include "cuda/row_single.cuh"
 #include "cuda/row_staged.cuh"
 
 namespace cudaloss::cuda {
@@ -16,6 +15,13 @@ __device__ __forceinline__ int32_t rotation_of(int32_t classes) {
   return static_cast<int32_t>(threadIdx.x * static_cast<uint32_t>(apart) * sizeof(E) / 32) % vectors * 4;
 }
 
+// The same if classes are read one after another.
+template <class E>
+__device__ __forceinline__ int32_t first_of_single(int32_t classes) {
+  const int32_t words = classes * sizeof(E) / 4, apart = words & -words;
+  return static_cast<int32_t>(threadIdx.x % 32 * apart / 32 * 4 / sizeof(E));
+}
+
 // A warp's copies between global and shared memory: copy(to, from) of each whole vector, then of each element behind.
 template <class E, class CopyVector>
 __device__ __forceinline__ void warp_copy(int32_t lane, E* to, const E* from, int32_t count, const CopyVector& copy) {
@@ -25,13 +31,6 @@ __device__ __forceinline__ void warp_copy(int32_t lane, E* to, const E* from, in
   for (int32_t left = count - lane * n; left >= n; left -= 32 * n, t += 32 * n, f += 32 * n) copy(t, f);
   const int32_t rest = count / n * n + lane;
   if (rest < count) to[rest] = from[rest];
-}
-
-// The same if classes are read one after another.
-template <class E>
-__device__ __forceinline__ int32_t first_of_single(int32_t classes) {
-  const int32_t words = classes * sizeof(E) / 4, apart = words & -words;
-  return static_cast<int32_t>(threadIdx.x % 32 * apart / 32 * 4 / sizeof(E));
 }
 
 constexpr int kStages = 2;

@@ -130,6 +130,39 @@ def test_shares_of_few_classes(device, classes, dtype):
         assert_right(x, target, weight=weight, label_smoothing=0.1)
 
 
+# On both sides of what fits in an H200's shared memory.
+@pytest.mark.parametrize("classes", [5, 40, 222, 223, 296, 297])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_shares_of_many_strided_rows(device, classes, dtype):
+    """Rows side by side are as those whose classes are, which other kernels have: edges and options too."""
+    input = torch.randn(2, classes, 50, 60, device=device, dtype=dtype)
+    q = torch.softmax(torch.randn(2, classes, 50, 60, device=device), 1).to(dtype)
+    input[0, 3, 0, :4] = torch.tensor([torch.nan, torch.inf, -torch.inf, 50.0]).to(dtype)
+    input[0, :, 1, 0] = -torch.inf
+    input[0, :, 1, 1] = 0.5
+    index = torch.randint(classes, (2, 50, 60), device=device)
+    index[1, 2, :2] = torch.tensor([-100, 0])
+    weight = torch.rand(classes, device=device, dtype=dtype) + 0.5
+    options = {
+        "mask": torch.rand(2, 50, 60, device=device) < 0.8,
+        "sample_weight": torch.rand(2, 50, 60, device=device),
+        "batch_dims": 1,
+        "reduction": "sum",
+    }
+    last = [x.movedim(1, -1).contiguous().movedim(-1, 1) for x in (input, q)]
+    for own in ({"reduction": "none"}, options, {"label_smoothing": 0.1, "weight": weight, **options}):
+        found = []
+        for x, t in ((input, q), last):
+            leaf = x.detach().requires_grad_()
+            values = [cudaloss.cross_entropy(leaf, t, **own)]
+            if "weight" in own:
+                values.append(cudaloss.cross_entropy(leaf, index, **own))
+            found.append([*(v.detach() for v in values), *(torch.autograd.grad(v.sum(), leaf)[0] for v in values)])
+        for ours, theirs in zip(*found, strict=True):
+            eps = torch.finfo(dtype).eps
+            torch.testing.assert_close(ours, theirs, rtol=2 * eps, atol=eps / 8, equal_nan=True)
+
+
 # Few classes, a warp's, beside vectors, a block's, and more than a block's.
 @pytest.mark.parametrize("classes", [7, 1000, 1001, 8200, 40000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
