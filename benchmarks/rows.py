@@ -1,7 +1,7 @@
 """The cost of a training step of cross-entropy and the other losses of rows beside PyTorch's, eager and compiled, in
 turns in one process: the shapes of classifiers, segmentation and language models; the loss's own arguments; small
 calls; memory; on a GPU the throughput over numbers of classes. ``python benchmarks/rows.py --device cuda``,
-``--device cpu`` (110 s on 2 cores), ``--json FILE``."""
+``--device cpu`` (2 minutes on 2 cores), ``--json FILE``."""
 
 from __future__ import annotations
 
@@ -184,6 +184,9 @@ CASES = {
     "cpu": (
         Case((4096, 1000)),
         Case((16, 19, 256, 256)),
+        Case((8, 4, 256, 256)),
+        Case((8, 4, 256, 256), of_probabilities=True),
+        Case((1 << 16, 10), of_probabilities=True),
         Case((16, 19, 256, 256), loss="nll_loss"),
         Case((4096, 1024), loss="cosine_similarity_loss"),
         Case((4096, 1024), loss="cosine_embedding_loss"),

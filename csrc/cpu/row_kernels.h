@@ -162,7 +162,12 @@ CUDALOSS_MULTIVERSION void classes_of_max(const F* tile, int64_t lines, int row,
   for (int lane = 0; lane < kLanes; ++lane) last[lane] = -1;
   for (int64_t i = 0; i < lines; ++i) {
     const auto line = static_cast<Keep<F>>(i);
-    for (int lane = 0; lane < kLanes; ++lane) last[lane] = tile[i * kLanes + lane] == own[lane] ? line : last[lane];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      // By masks: GCC makes a branch for each lane of a select between integers by floats. A step with probabilities of
+      // (65536, 10) fp32 then takes 3.4 ms, not 2.7 (one thread, AVX-512).
+      const auto is_max = -static_cast<Keep<F>>(tile[i * kLanes + lane] == own[lane]);
+      last[lane] = (line & is_max) | (last[lane] & ~is_max);
+    }
   }
   if (row == kEachLane) {
     for (int lane = 0; lane < kLanes; ++lane) found[lane] = last[lane];
