@@ -148,6 +148,7 @@ CASES = {
         Case((1 << 24, 2), of_probabilities=True),
         Case((16, 19, 512, 512), of_probabilities=True),
         Case((16, 4, 512, 512), BF16, of_probabilities=True),
+        Case((4, 150, 256, 256), of_probabilities=True),
         Case((1024, 128256), of_probabilities=True),
         Case((16384, 8192), BF16, of_probabilities=True),
         Case((2048, 128256), BF16, of_probabilities=True),

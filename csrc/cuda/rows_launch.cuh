@@ -96,6 +96,7 @@ bool single(const Pass& r, const typename Loss::InFloat& loss, bool dense, const
   }
   return true;
 }
+
 // Rows of contiguous classes. A thread keeps 8 vectors of 16 bytes. A block has its rows once (up to 120 K blocks,
 // except if it checks gradients that mostly stay unchanged): the next block's loads start while this one ends. Share of
 // the floor (bytes that must move at the speed of torch.add), H200, fp32 steps of (2^21, 64), (524288, 256), (65536,
