@@ -112,13 +112,40 @@ CUDALOSS_MULTIVERSION void move_lanes(Element* memory, const int64_t* offsets, i
   }
 }
 
+// The same for elements of another type than the tile's: the rows are converted on the way.
+template <class Element, class F>
+void turn_converted(Element* memory, const int64_t* offsets, int64_t classes, F* tile) {
+  using Own = std::remove_const_t<F>;
+  Own converted[kLanes * kShortRow];
+  int64_t places[kLanes];
+  bool are_adjacent = true;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    places[lane] = lane * classes;
+    are_adjacent &= offsets[lane] - offsets[0] == places[lane];
+  }
+  const auto convert = [&](auto* own) {
+    if (are_adjacent) return move_row(memory + offsets[0], 1, kLanes * classes, own);
+    for (int lane = 0; lane < kLanes; ++lane) move_row(memory + offsets[lane], 1, classes, own + places[lane]);
+  };
+  if constexpr (std::is_const_v<Element>) {
+    convert(&converted[0]);
+    turn(static_cast<const Own*>(converted), places, classes, tile);
+  } else {
+    turn(&converted[0], places, classes, tile);
+    convert(static_cast<const Own*>(converted));
+  }
+}
+
 template <class Element, class F>
 void move_tile(Element* memory, const int64_t* offsets, int64_t stride, int64_t classes, int64_t rows, F* tile) {
-  if constexpr (std::is_same_v<std::remove_const_t<Element>, std::remove_const_t<F>>) {
-    const bool can_turn = stride == 1 && rows == kLanes && classes >= Turn<std::remove_const_t<F>>::kSize;
-    if (can_turn) return turn(memory, offsets, classes, tile);
+  using Own = std::remove_const_t<F>;
+  if (stride != 1 || rows < kLanes || classes < Turn<Own>::kSize || classes > kShortRow) {
+    move_lanes(memory, offsets, stride, classes, rows, tile);
+  } else if constexpr (std::is_same_v<std::remove_const_t<Element>, Own>) {
+    turn(memory, offsets, classes, tile);
+  } else {
+    turn_converted(memory, offsets, classes, tile);
   }
-  move_lanes(memory, offsets, stride, classes, rows, tile);
 }
 
 // How many tiles from `first` on have rows that follow each other.

@@ -24,9 +24,8 @@ struct TileShape {
   }
 };
 
-// Up to this many classes, rows that are each contiguous are transposed into lanes: in registers if they have the
-// loops' own type.
-constexpr int64_t kShortRow = 24, kShortOwnRow = 96;
+// Up to this many classes, rows that are each contiguous are transposed into lanes.
+constexpr int64_t kShortRow = 96;
 
 // Long contiguous rows each have their own tile; all other rows share tiles.
 template <class F>
@@ -34,8 +33,7 @@ TileShape shape_of(const Pass& pass) {
   const Dims& rows = pass.inner.rank > 0 ? pass.inner : pass.segments;
   const int64_t between = rows.rank > 0 ? rows.stride[0][kInput] : 0, step = pass.rows.class_stride[kInput];
   const bool lies_across = between != 0 && between < step;
-  const int64_t is_short = holds<F>(pass.input.dtype) ? kShortOwnRow : kShortRow;
-  return {pass.rows.classes <= is_short || lies_across, pass.rows.classes};
+  return {pass.rows.classes <= kShortRow || lies_across, pass.rows.classes};
 }
 
 // The offsets of the rows that `walk` visits next.
