@@ -38,6 +38,24 @@ CUDALOSS_INLINE Scalar<T> exp_of_below(Scalar<T> x) {
   }
 }
 
+// For z >= 0: exp(-z), and 1 - exp(-z) without cancellation.
+template <class F>
+struct Decay {
+  F rho, gap;
+};
+// FastDouble: for z up to kFarthest.
+template <class T, class F = Scalar<T>>
+CUDALOSS_INLINE Decay<F> decay_of(F z) {
+  if constexpr (std::is_same_v<T, FastDouble>) {
+    const ExpApart<double> apart = exp_apart(ExpParts<double>::magic_half + 1.0, -z);
+    const double growth = fused(apart.r * apart.r, exp_tail_as<T>(apart.r), apart.r);
+    return {fused(apart.power, growth, apart.power), fused(-apart.power, growth, 1.0 - apart.power)};
+  } else {
+    const ExpBelowOne<F> e = exp_below_one(z);
+    return {e.exp, twice(e.w.value)};
+  }
+}
+
 // log_tail_of_square with the precision of T's results. FastDouble: 2^-29 of itself, so 2^-34 of the log.
 template <class T>
 CUDALOSS_INLINE Scalar<T> log_tail_of_square_as(Scalar<T> z) {
@@ -56,8 +74,8 @@ CUDALOSS_INLINE F log_of_sums(F others, F other_others) {
   return select(more > F(0), log, -log);
 }
 
-// What a loss of two distributions makes of a class. `slope` and `base` make the input's gradient, each times a number
-// of the row; p (of_target - a number of the row) is the target's. All without the factors T and the incoming gradient.
+// What a loss of two distributions makes of a class. `slope` and `base` make the input's gradient, with numbers of the
+// row; p (of_target - a number of the row) is the target's. All without the factors T and the incoming gradient.
 template <class F>
 struct DistributionTerm {
   F divergence, slope, base, of_target;
@@ -74,8 +92,9 @@ CUDALOSS_INLINE F grad_target(F p, F of_target, F mean) {
   return select(p == F(0), F(0), p * (of_target - mean));
 }
 
-// A loss has `term`, `row`, and kIsCentred: whether slope is q f and base is q, for a gradient q (f - the mean of f).
-// Its sums of exp must then be as precise as the results, because an error of q / p changes each class's f differently.
+// A loss has `term`, `row`, and kIsCentred: whether slope is f and base is q, for a gradient q (f - the mean of f). Its
+// sums of exp must then be as precise as the results, because an error of q / p changes each class's f differently. The
+// sum of slopes is that of q f.
 struct TemperedLoss {
   double temperature;
 

@@ -138,15 +138,31 @@ CUDALOSS_INLINE float reciprocal_of(float h) {
   return 1.0f / h;
 #endif
 }
-CUDALOSS_INLINE double reciprocal_of(double h) {
+// To 40 bits.
+CUDALOSS_INLINE double fast_reciprocal_of(double h) {
 #if defined(__CUDA_ARCH__)
-  double inverse;  // correct bits: 20, 40, 53
+  double inverse;  // to 20 bits
   asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(inverse) : "d"(h));
-  inverse = fused(inverse, fused(-h, inverse, 1.0), inverse);
   return fused(inverse, fused(-h, inverse, 1.0), inverse);
 #else
   return 1.0 / h;
 #endif
+}
+CUDALOSS_INLINE double reciprocal_of(double h) {
+#if defined(__CUDA_ARCH__)
+  const double inverse = fast_reciprocal_of(h);
+  return fused(inverse, fused(-h, inverse, 1.0), inverse);
+#else
+  return 1.0 / h;
+#endif
+}
+template <class T>
+CUDALOSS_INLINE Scalar<T> reciprocal_as(Scalar<T> h) {
+  if constexpr (std::is_same_v<T, FastDouble>) {
+    return fast_reciprocal_of(h);
+  } else {
+    return reciprocal_of(h);
+  }
 }
 
 // About 1 / sqrt(h), for a normal h.

@@ -59,7 +59,7 @@ CUDALOSS_MULTIVERSION void term_lanes(Loss loss, double* __restrict of_input, do
       exp_q[at] = term.slope;
       of_target[at] = term.of_target;
       if constexpr (Loss::kIsCentred) {
-        of_slope[lane] += term.slope;
+        of_slope[lane] += term.base * term.slope;
         of_input[at] = term.base;
       }
     }
@@ -78,7 +78,7 @@ CUDALOSS_MULTIVERSION void input_lanes(double* __restrict slope, const double* b
   for (int64_t i = 0; i < lines; ++i) {
     for (int lane = 0; lane < kLanes; ++lane) {
       const int64_t at = i * kLanes + lane;
-      slope[at] = (Loss::kIsCentred ? slope[at] - mean[lane] * base[at] : slope[at]) * by[lane];
+      slope[at] = (Loss::kIsCentred ? base[at] * (slope[at] - mean[lane]) : slope[at]) * by[lane];
     }
   }
 }

@@ -2,8 +2,7 @@
 // loss and the gradients; from the second time on from shared memory, if it fits there.
 #pragma once
 
-#include "core/distributions.h"
-#include "cuda/accessor.cuh"
+#include "cuda/distribution_classes.cuh"
 #include "cuda/row_lanes.cuh"
 #include "cuda/row_span.cuh"
 
@@ -19,86 +18,6 @@ struct DistributionParameters {
   int lanes_shift;    // the log2 of a row's threads
   bool stages;        // a thread's part of a row stays in shared memory
   Accessor<E> input, target, grad_input, grad_target;
-};
-
-template <class N>
-struct Two {
-  N input, target;
-};
-// A sum over a row's classes. In fp64 its rounding would show.
-template <class T>
-using SumOf = std::conditional_t<std::is_same_v<T, double>, Sum, Scalar<T>>;
-
-// The sum of exp below the maximum, and how many classes are at the maximum.
-template <class N>
-struct ExpSum {
-  N below;
-  int32_t at_max;
-
-  __device__ __forceinline__ ExpSum operator+(const ExpSum& other) const {
-    return {below + other.below, at_max + other.at_max};
-  }
-};
-
-// Sums of the loss's terms.
-template <class T>
-struct Terms {
-  SumOf<T> divergence, slope, base;
-
-  __device__ __forceinline__ Terms operator+(const Terms& other) const {
-    return {divergence + other.divergence, slope + other.slope, base + other.base};
-  }
-};
-
-// How a distribution's classes are read, given their maximum.
-template <class T, class Read>
-struct SeenLogits {
-  using F = Scalar<T>;
-  F inverse;  // of the temperature
-  Read max, least;
-
-  __device__ __forceinline__ static SeenLogits of(F inverse, Read max, double farthest) {
-    return {inverse, max, max_or_nan(-largest(Read()), static_cast<Read>(max - farthest))};
-  }
-  __device__ __forceinline__ F below_max(Read x) const { return (F(x) - F(max)) * inverse; }
-  __device__ __forceinline__ F exp(Read x, F below) const {
-    const F e = exp_of_below<T>(below);
-    return std::is_same_v<T, FastFloat> ? e : select(x < least, F(0), e);  // FastFloat's exp is 0 there
-  }
-};
-
-// How a row's classes are read, given the values that all classes share.
-template <class T, class Read>
-struct SeenClasses {
-  using F = Scalar<T>;
-  Two<SeenLogits<T, Read>> logits;
-  Two<F> of_exp;
-  F lower;
-
-  struct Class {
-    F q, p, d;
-  };
-  __device__ __forceinline__ Class of(Read x, Read t) const {
-    const F of_x = logits.input.below_max(x), of_t = logits.target.below_max(t);
-    return {logits.input.exp(x, of_x) * of_exp.input, logits.target.exp(t, of_t) * of_exp.target,
-            (of_x - of_t) - lower};
-  }
-  // For results with 11 bits.
-  __device__ __forceinline__ SeenClasses<FastFloat, Read> in_float() const {
-    const auto narrowed = [](const SeenLogits<T, Read>& x) -> SeenLogits<FastFloat, Read> {
-      return {static_cast<float>(x.inverse), x.max, x.least};
-    };
-    return {{narrowed(logits.input), narrowed(logits.target)},
-            {static_cast<float>(of_exp.input), static_cast<float>(of_exp.target)},
-            static_cast<float>(lower)};
-  }
-};
-
-// The factors of slope and base for the input's gradient.
-template <class Read>
-struct OfKept {
-  Constant<Read> slope;
-  Read base;
 };
 
 template <class T, class E>
@@ -175,6 +94,14 @@ struct RowOfDistributions {
     }
     return vectors;
   }
+  template <class Loss, class A>
+  __device__ __forceinline__ static auto class_of(const SeenClasses<A, Read>& seen, Read x, Read t) {
+    if constexpr (Loss::kIsCentred && std::is_same_v<A, FastDouble>) {
+      return seen.of_ratio(x, t);
+    } else {
+      return seen.of(x, t);
+    }
+  }
   // Visits (x, t), n classes at a time, with their place in shared memory. kIsFirst: for the first time. From the
   // thread's vector number `begin`.
   template <bool kIsFirst = false, class Visit>
@@ -224,7 +151,9 @@ struct RowOfDistributions {
     Sums sum = {};
     const auto take = [&](ExpSum<N>& to, const SeenLogits<T, Read>& seen, Read x) {
       const bool is_max = x == seen.max;
-      if constexpr (kIsPrecise) {
+      if constexpr (kIsPrecise && std::is_same_v<T, FastDouble>) {
+        to.below += select(is_max, 0.0, exp_of_below<T>(bounded(seen.below_max(x))));
+      } else if constexpr (kIsPrecise) {
         add_to(to.below, select(is_max, F(0), seen.exp(x, seen.below_max(x))));
       } else {
         to.below += select(is_max, 0.0f, fast_exp2(static_cast<float>(x - seen.max) * g.log2_e));
@@ -246,22 +175,24 @@ struct RowOfDistributions {
     };
     return {of(sum.input), of(sum.target)};
   }
+  // `by`: the factor of the row's gradients, if they are made from what is kept.
   template <int kThreads, class Loss>
-  __device__ __forceinline__ Terms<T> terms(int lanes, const SeenClasses<T, Read>& seen, const Loss& loss,
-                                            bool keeps) const {
+  __device__ __forceinline__ Terms<T> terms(int lanes, const SeenClasses<T, Read>& seen, const Loss& loss, bool keeps,
+                                            double by) const {
     using Sums = Terms<T>;
+    const F of_base = static_cast<F>(lifted(by));
     Sums sum = {};
     each([&](int32_t, const Read(&x)[n], const Read(&t)[n], V* at) {
       Read slope[n], base[n];
 #pragma unroll
       for (int k = 0; k < n; ++k) {
-        const auto of = seen.of(x[k], t[k]);
+        const auto of = class_of<Loss>(seen, x[k], t[k]);
         const auto term = loss.template term<T>(of.q, of.p, of.d);
         add_to(sum.divergence, term.divergence);
-        add_to(sum.slope, term.slope);
-        add_to(sum.base, term.base);
+        add_to(sum.slope, Loss::kIsCentred ? term.base * term.slope : term.slope);
+        if constexpr (!Loss::kIsCentred) add_to(sum.base, term.base);
         slope[k] = static_cast<Read>(term.slope);
-        base[k] = static_cast<Read>(term.base);
+        base[k] = kept_base<Loss>(term.base, of_base);
       }
       if (keeps) {
         kept(at, 0) = part_of<0>(slope);
@@ -281,15 +212,32 @@ struct RowOfDistributions {
     return part;
   }
   // `by`: the factor of the row's gradients.
+  template <class Loss>
   __device__ __forceinline__ static OfKept<Read> of_kept(const DistributionRow& found, double by) {
+    if constexpr (Loss::kIsCentred) return {constant_of(-found.of_base, Read()), static_cast<Read>(back_of(by))};
     const double of_slope = by * found.of_slope;
     return {constant_of(of_slope, Read()), static_cast<Read>(of_slope * found.of_base)};
   }
-  // The input's gradient from a slope and a base that were kept. Without the base for halves, where it only corrects:
-  // beside a small q - p its own error would show.
-  __device__ __forceinline__ static Read for_input(const OfKept<Read>& of, Read slope, Read base) {
-    return kKeepsBase ? fused(slope, of.slope.hi, fused(of.base, base, slope * of.slope.lo)) : slope * of.slope.hi;
+  template <class Loss, class N>
+  __device__ __forceinline__ static Read kept_base(N base, N of_base) {
+    if constexpr (!Loss::kIsCentred) return static_cast<Read>(base);
+    const N lifted = base * of_base;
+    return kKeepsBase ? Unsigned<Read>::pack(lifted) : static_cast<Read>(lifted);
   }
+  // The input's gradient from a slope and a base that were kept. For halves a loss that is not centred has no base: it
+  // only corrects, and beside a small q - p its own error would show.
+  template <class Loss>
+  __device__ __forceinline__ static Read for_input(const OfKept<Read>& of, Read slope, Read base) {
+    if constexpr (!Loss::kIsCentred) {
+      return kKeepsBase ? fused(slope, of.slope.hi, fused(of.base, base, slope * of.slope.lo)) : slope * of.slope.hi;
+    } else if constexpr (kKeepsBase) {
+      const WithRest<Read> f = difference_in<WithRest<Read>>(slope, of.slope.hi), q = Unsigned<Read>::unpack(base);
+      return fused(q.value, f.value, fused(q.rest, f.value, q.value * (f.rest - of.slope.lo))) * of.base;
+    } else {
+      return base * (slope - of.slope.hi) * of.base;
+    }
+  }
+  template <class Loss>
   __device__ __forceinline__ void write_kept(const OfKept<Read>& of, int64_t of_first) const {
     V* at = stage;
 #pragma unroll 1
@@ -298,21 +246,20 @@ struct RowOfDistributions {
       Read value[n];
 #pragma unroll
       for (int k = 0; k < kKept; ++k) {
-        value[k] = for_input(of, a.element[k], b.element[k]);
-        if constexpr (!kKeepsBase) value[kKept + k] = for_input(of, b.element[k], Read(0));
+        value[k] = for_input<Loss>(of, a.element[k], b.element[k]);
+        if constexpr (!kKeepsBase) value[kKept + k] = for_input<Loss>(of, b.element[k], Read(0));
       }
       store(g.grad_input, of_first, j, value);
     }
   }
-  // A: the arithmetic. The gradient of a loss that is not centred has the bits of write_kept's.
+  // A: the arithmetic. The input's gradient has the bits of write_kept's.
   template <class A, class Loss>
   __device__ __forceinline__ void write_gradients(const SeenClasses<A, Read>& seen, const Loss& loss,
                                                   const DistributionRow& found, double by, int64_t of_first,
                                                   int64_t of_second) const {
     using N = Scalar<A>;
-    const OfKept<Read> of = of_kept(found, by);
-    const double by_slope = by * found.of_slope;
-    const N of_slope = static_cast<N>(by_slope), of_base = static_cast<N>(by_slope * found.of_base);
+    const OfKept<Read> of = of_kept<Loss>(found, by);
+    const N of_base = static_cast<N>(lifted(by));
     const N raised = static_cast<N>(found.raised), mean = static_cast<N>(found.mean), of_p = static_cast<N>(found.of_p),
             of_row = static_cast<N>(by);
     each([&](int32_t j, const Read(&x)[n], const Read(&t)[n], V*) {
@@ -320,10 +267,9 @@ struct RowOfDistributions {
       N for_target[n];
 #pragma unroll
       for (int k = 0; k < n; ++k) {
-        const auto one = seen.of(x[k], t[k]);
+        const auto one = class_of<Loss>(seen, x[k], t[k]);
         const auto term = loss.template term<A>(one.q, one.p, one.d);
-        value[k] = Loss::kIsCentred ? static_cast<Read>(fused(term.slope, of_slope, term.base * of_base))
-                                    : for_input(of, static_cast<Read>(term.slope), static_cast<Read>(term.base));
+        value[k] = for_input<Loss>(of, static_cast<Read>(term.slope), kept_base<Loss>(term.base, of_base));
         for_target[k] = grad_target(one.p * of_p, term.of_target + raised, mean) * of_row;
       }
       if (g.rows.grad_input.data) store(g.grad_input, of_first, j, value);

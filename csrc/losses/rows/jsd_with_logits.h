@@ -27,12 +27,12 @@ struct jsd_with_logits : TemperedLoss {
   // (y - 1) / (y + 1) and r = (y - rho) / (y + rho), where these are small.
   template <class T, class F = Scalar<T>>
   CUDALOSS_INLINE static Mixture<F> mixture(F w, F v, F z) {
-    const ExpBelowOne<F> e = exp_below_one(z);
-    const F rho = e.exp, gap = twice(e.w.value), x = v * gap, u = w * gap, y = fused(v, rho, w);
+    const auto [rho, gap] = decay_of<T>(z);
+    const F x = v * gap, u = w * gap, y = fused(v, rho, w);
     const Apart<F> of_y = apart_in_range(y);
     const bool is_near = of_y.k == F(0);
     const F f = select(is_near, -x, of_y.f), lower_s = F(2) + f, lower_r = y + rho;
-    const F inverse = reciprocal_of(lower_s * lower_r);
+    const F inverse = reciprocal_as<T>(lower_s * lower_r);
     const F s = f * (lower_r * inverse), r = u * (lower_s * inverse);
     const F tail_s = log_tail_of_square_as<T>(s * s), tail_r = log_tail_of_square_as<T>(r * r);
     const F of_more = fused(of_y.k, F(ExpParts<F>::ln2), fused(s, tail_s, twice(s)));
@@ -47,15 +47,16 @@ struct jsd_with_logits : TemperedLoss {
   CUDALOSS_INLINE DistributionTerm<F> term(F q, F p, F d) const {
     const F a = weight<F>(beta), b = weight<F>(1.0 - beta), z = absolute(d);
     const bool is_q = d > F(0);
-    const F more = select(is_q, q, p);
-    // log(y / rho) of a rho of 0 is infinite and has no part in the term.
-    const Mixture<F> of = mixture<T>(select(is_q, b, a), select(is_q, a, b), select(z > F(1e4), F(1e4), z));
-    const F slope = -b * q * select(is_q, of.of_more, of.of_less);
-    return {select(more == F(0), F(0), more * of.term), select(q == F(0), F(0), slope), q,
-            -a * select(is_q, of.of_less, of.of_more)};
+    // FastDouble's d is bounded. Otherwise log(y / rho) of a rho of 0 is infinite and has no part in the term, and d is
+    // NaN for two logits of -inf, and in a row that is NaN.
+    constexpr bool kIsBounded = std::is_same_v<T, FastDouble>;
+    const F more = select(is_q, q, p), taken = kIsBounded ? z : select(z > F(1e4), F(1e4), z);
+    const Mixture<F> of = mixture<T>(select(is_q, b, a), select(is_q, a, b), taken);
+    const F term = more * of.term, slope = -b * select(is_q, of.of_more, of.of_less);
+    return {kIsBounded ? term : select(more == F(0), F(0), term), kIsBounded ? slope : select(q == F(0), F(0), slope),
+            q, -a * select(is_q, of.of_less, of.of_more)};
   }
-  CUDALOSS_INLINE static DistributionRow row(double divergence, double slope, double q) {
-    const double mean = slope / q;
+  CUDALOSS_INLINE static DistributionRow row(double divergence, double mean, double) {
     return {divergence, 1.0, -mean, 1.0, 0.0, divergence - mean};
   }
 

@@ -1,0 +1,133 @@
+// The classes of a row of two distributions: what is summed over them, how their probabilities are made from the
+// logits, and how the input's gradient is made from what is kept of a class.
+#pragma once
+
+#include "core/distributions.h"
+#include "cuda/accessor.cuh"
+
+namespace cudaloss::cuda {
+
+template <class N>
+struct Two {
+  N input, target;
+};
+// A sum over a row's classes. In fp64 its rounding would show.
+template <class T>
+using SumOf = std::conditional_t<std::is_same_v<T, double>, Sum, Scalar<T>>;
+
+// The sum of exp below the maximum, and how many classes are at the maximum.
+template <class N>
+struct ExpSum {
+  N below;
+  int32_t at_max;
+
+  __device__ __forceinline__ ExpSum operator+(const ExpSum& other) const {
+    return {below + other.below, at_max + other.at_max};
+  }
+};
+
+// Sums of the loss's terms.
+template <class T>
+struct Terms {
+  SumOf<T> divergence, slope, base;
+
+  __device__ __forceinline__ Terms operator+(const Terms& other) const {
+    return {divergence + other.divergence, slope + other.slope, base + other.base};
+  }
+};
+
+// At least about -340, for x <= 0: exp is then 0 for results with float's digits, but finite and normal. One integer
+// minimum of the upper halves; two selects and a comparison would be four instructions.
+__device__ __forceinline__ double bounded(double x) {
+  const uint32_t least = 0xc0754000u, upper = static_cast<uint32_t>(__double2hiint(x));
+  return __hiloint2double(static_cast<int>(min(upper, least)), __double2loint(x));
+}
+
+// How a distribution's classes are read, given their maximum.
+template <class T, class Read>
+struct SeenLogits {
+  using F = Scalar<T>;
+  F inverse;  // of the temperature
+  Read max, least;
+
+  __device__ __forceinline__ static SeenLogits of(F inverse, Read max, double farthest) {
+    return {inverse, max, max_or_nan(-largest(Read()), static_cast<Read>(max - farthest))};
+  }
+  __device__ __forceinline__ F below_max(Read x) const { return (F(x) - F(max)) * inverse; }
+  __device__ __forceinline__ F exp(Read x, F below) const {
+    const F e = exp_of_below<T>(below);
+    return std::is_same_v<T, FastFloat> ? e : select(x < least, F(0), e);  // FastFloat's exp is 0 there
+  }
+};
+
+// How a row's classes are read, given the values that all classes share.
+template <class T, class Read>
+struct SeenClasses {
+  using F = Scalar<T>;
+  Two<SeenLogits<T, Read>> logits;
+  Two<F> of_exp;
+  F lower;
+
+  struct Class {
+    F q, p, d;
+  };
+  __device__ __forceinline__ Class of(Read x, Read t) const {
+    const F of_x = logits.input.below_max(x), of_t = logits.target.below_max(t);
+    return {logits.input.exp(x, of_x) * of_exp.input, logits.target.exp(t, of_t) * of_exp.target,
+            (of_x - of_t) - lower};
+  }
+  // The smaller probability is the larger one times exp(-|d|). A loss that is made of this, too, needs two exponentials
+  // of a class, not three.
+  __device__ __forceinline__ Class of_ratio(Read x, Read t) const {
+    const double of_x = bounded(logits.input.below_max(x)), of_t = bounded(logits.target.below_max(t));
+    const double d = (of_x - of_t) - lower;
+    const bool is_q = d > 0.0;
+    const double more = exp_of_below<T>(select(is_q, of_x, of_t)) * select(is_q, of_exp.input, of_exp.target);
+    const double less = more * decay_of<T>(absolute(d)).rho;
+    return {select(is_q, more, less), select(is_q, less, more), d};
+  }
+  // For results with 11 bits.
+  __device__ __forceinline__ SeenClasses<FastFloat, Read> in_float() const {
+    const auto narrowed = [](const SeenLogits<T, Read>& x) -> SeenLogits<FastFloat, Read> {
+      return {static_cast<float>(x.inverse), x.max, x.least};
+    };
+    return {{narrowed(logits.input), narrowed(logits.target)},
+            {static_cast<float>(of_exp.input), static_cast<float>(of_exp.target)},
+            static_cast<float>(lower)};
+  }
+};
+
+// What makes the input's gradient from a class's slope and base. A centred loss's base has the size of the gradient's
+// factor `by` beforehand, times lift_of(by), so that it keeps its digits where the gradient is subnormal.
+template <class Read>
+struct OfKept {
+  Constant<Read> slope;  // a factor; if centred, what to subtract
+  Read base;             // a factor
+};
+__device__ __forceinline__ double lift_of(double by) { return fabs(by) > 0x1p40 ? 1.0 : 0x1p40; }
+__device__ __forceinline__ double lifted(double by) { return fabs(by) * lift_of(by); }
+// Its sign and what brings it back; NaN if it is not finite.
+__device__ __forceinline__ double back_of(double by) { return signed_by(by, 1.0 / lift_of(by)) + (by - by); }
+
+// A number from 0 on, as a float with one more binary digit in place of the sign. With a float's own digits the three
+// roundings of a gradient were up to 2.2 ulp off.
+template <class Read>
+struct Unsigned {
+  __device__ __forceinline__ static Read pack(double x) { return x; }
+  __device__ __forceinline__ static WithRest<Read> unpack(Read x) { return {x, Read(0)}; }
+};
+template <>
+struct Unsigned<float> {
+  __device__ __forceinline__ static float pack(double x) {
+    const uint64_t bits = bit_cast<uint64_t>(x) + (uint64_t{1} << 27);
+    const int upper = static_cast<int>(bits >> 32) - ((1023 - 127) << 20);  // the exponent as a float's
+    return bit_cast<float>(__funnelshift_l(static_cast<uint32_t>(bits), min(max(upper, 0), 0x0fffffff), 4));
+  }
+  __device__ __forceinline__ static WithRest<float> unpack(float x) {
+    const uint32_t bits = bit_cast<uint32_t>(x), value = bits >> 1;
+    const float half = bit_cast<float>(value & 0x7f800000u) * 0x1p-24f;  // of the last place
+    return {bit_cast<float>(value), bits & 1 ? half : 0.0f};
+  }
+};
+
+}  // namespace cudaloss::cuda
