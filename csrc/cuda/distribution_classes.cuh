@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/distributions.h"
-#include "cuda/accessor.cuh"
+#include "cuda/row_lanes.cuh"
 
 namespace cudaloss::cuda {
 

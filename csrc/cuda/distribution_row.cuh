@@ -3,7 +3,6 @@
 #pragma once
 
 #include "cuda/distribution_classes.cuh"
-#include "cuda/row_lanes.cuh"
 #include "cuda/row_span.cuh"
 
 namespace cudaloss::cuda {

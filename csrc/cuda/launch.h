@@ -92,7 +92,10 @@ void launch_with_shared(void (*kernel)(Parameters...), Start start, int64_t bloc
   if (blocks == 0) return;
   constexpr int kWithoutAsking = 48 * 1024 - kOwnShared;
   if (shared_bytes > kWithoutAsking) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), "shared memory");
+    // Always the most: with the call's own size, two threads that launch a kernel with different sizes would undo each
+    // other's.
+    const int most = std::max(shared_bytes, shared_memory_of(1));
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory");
   }
   cudaLaunchAttribute overlaps = {};
   overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization;
