@@ -36,18 +36,6 @@ CUDALOSS_INLINE F exp_near(F x, F magic, F floor) {
   const F near = F(1) + apart.r, lost = apart.r - (near - F(1));
   return fused(apart.power, fused(apart.r * apart.r, exp_tail(apart.r), lost), apart.power * near);
 }
-// Lines to prefetch while others are computed: those read next, and those where the gradients go. Nothing is read or
-// written there yet.
-struct Ahead {
-  const char *read, *written;
-  int64_t read_step, written_step;  // bytes between lines
-
-  CUDALOSS_INLINE void fetch(int64_t line) const {
-    __builtin_prefetch(read + line * read_step);
-    __builtin_prefetch(written + line * written_step, 1);
-  }
-};
-
 // tile = exp(tile - reference) / small, by exp(x, lane).
 template <class F, class Exp>
 CUDALOSS_INLINE void exp_lines(F* tile, int64_t lines, Ahead ahead, LaneSums& total, const Exp& exp) {

@@ -49,11 +49,15 @@ struct LaneSums {
     for (int k = 0; k < kParts; ++k) {
       Doubles own;
       memcpy(&own, wide + k * kDoubles, sizeof own);
-      if constexpr (kCompensated) {
-        part[k].add(own);
-      } else {
-        part[k].value += own;
-      }
+      add<kCompensated>(k, own);
+    }
+  }
+  template <bool kCompensated>
+  CUDALOSS_INLINE void add(int k, Doubles own) {
+    if constexpr (kCompensated) {
+      part[k].add(own);
+    } else {
+      part[k].value += own;
     }
   }
   // The sum over all lanes.
@@ -92,6 +96,15 @@ struct Shares {
 template <bool kEach, class F>
 CUDALOSS_INLINE F share_at(const F* values, int64_t line, int lane) {
   return kEach ? values[line * kLanes + lane] : values[line];
+}
+// Those of a part's lanes.
+template <bool kEach, class F>
+CUDALOSS_INLINE void load_shares(const F* values, int64_t line, int part, Doubles& loaded) {
+  if constexpr (kEach) {
+    load(values + line * kLanes + part * kDoubles, loaded);
+  } else {
+    loaded = Doubles{} + static_cast<double>(values[line]);
+  }
 }
 
 // kLanes rows, from the results of their tiles to the factors of their gradients.
@@ -179,28 +192,44 @@ CUDALOSS_MULTIVERSION void classes_of_max(const F* tile, int64_t lines, int row,
   }
 }
 
-// Sums of share (top - x), and of the shares. The rounding of a product is too small to show in the sum.
+// Lines to prefetch while others are computed: those read next, and those where the gradients go. Nothing is read or
+// written there yet.
+struct Ahead {
+  const char *read, *written;
+  int64_t read_step, written_step;  // bytes between lines
+
+  CUDALOSS_INLINE void fetch(int64_t line) const {
+    __builtin_prefetch(read + line * read_step);
+    __builtin_prefetch(written + line * written_step, 1);
+  }
+};
+
+// Sums of share (top - x), and of the shares. The rounding of a product is too small to show in the sum. In vectors:
+// GCC makes a loop over lanes partly of single elements.
 template <bool kEach, class F>
-CUDALOSS_INLINE void add_below(const F* tile, int64_t lines, const F* shares, const double* top, LaneSums& below,
-                               LaneSums& all) {
+CUDALOSS_INLINE void add_below(const F* tile, int64_t lines, const F* shares, const double* top, Ahead ahead,
+                               LaneSums& below, LaneSums& all) {
+  Doubles from[kParts];
+  memcpy(from, top, sizeof from);
   for (int64_t i = 0; i < lines; ++i) {
-    double share[kLanes], term[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) share[lane] = static_cast<double>(share_at<kEach>(shares, i, lane));
-    for (int lane = 0; lane < kLanes; ++lane) {
-      term[lane] = share[lane] * (top[lane] - static_cast<double>(tile[i * kLanes + lane]));
+    if (kEach) ahead.fetch(i);
+    for (int k = 0; k < kParts; ++k) {
+      Doubles share, x;
+      load_shares<kEach>(shares, i, k, share);
+      load(tile + i * kLanes + k * kDoubles, x);
+      below.add<kIsCompensated<F>>(k, share * (from[k] - x));
+      all.add<kIsCompensated<F>>(k, share);
     }
-    below.add<kIsCompensated<F>>(term);
-    all.add<kIsCompensated<F>>(share);
   }
 }
 template <class F>
-CUDALOSS_MULTIVERSION void rows_below(const F* tile, int64_t lines, Shares<F> shares, const double* top, int row,
-                                      double* below, double* all) {
+CUDALOSS_MULTIVERSION void rows_below(const F* tile, int64_t lines, Shares<F> shares, const F* top, int row,
+                                      Ahead ahead, double* below, double* all) {
   LaneSums of_below = {}, of_all = {};
   double from[kLanes];
   take(top, row, from);
-  shares.each ? add_below<true>(tile, lines, shares.values, from, of_below, of_all)
-              : add_below<false>(tile, lines, shares.values, from, of_below, of_all);
+  shares.each ? add_below<true>(tile, lines, shares.values, from, ahead, of_below, of_all)
+              : add_below<false>(tile, lines, shares.values, from, ahead, of_below, of_all);
   of_below.put(row, below);
   of_all.put(row, all);
 }

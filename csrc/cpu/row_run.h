@@ -37,7 +37,7 @@ struct alignas(64) RowScratch {
   static constexpr bool kHasRests = true;
   int64_t of_input[kBlock], of_target[kBlock], of_third[kBlock];
   int64_t of_first[kBlock], of_second[kBlock], of_last[kBlock];  // results
-  int64_t between;                                               // the distance between the input's rows
+  int64_t between, between_targets;                              // the distances of the input's and the target's rows
   int64_t index[kBlock], keep[kBlock];                           // index: a target; -1 if there is none that counts
   double weights[kBlock], factors[kBlock], rests[kBlock], terms[kBlock], of_segments[kBlock], segment_rests[kBlock],
       of_targets[kBlock],  // for a part: the targets' gradients, then their logits
@@ -120,6 +120,7 @@ class RowRun {
     find_offsets(walk, at, kInput, count, scratch.of_input);
     scratch.between = count > 1 ? scratch.of_input[1] - scratch.of_input[0] : 0;
     find_offsets(walk, at, kTarget, count, scratch.of_target);
+    scratch.between_targets = count > 1 ? scratch.of_target[1] - scratch.of_target[0] : 0;
     if (pass_.third.data) find_offsets(walk, at, kThird, count, scratch.of_third);
     if (pass_.grad_input.data) find_offsets(walk, at, kResult, count, scratch.of_first);
     if (pass_.grad_target.data) find_offsets(walk, at, kSecondResult, count, scratch.of_second);

@@ -93,9 +93,11 @@ class ClassGroups {
     const double smoothing = pass_.numbers.second;
     read_rows(pass_.target, scratch.of_target + first, pass_.rows.class_stride[kTarget], shape_, rows,
               scratch.keep + first, shares);
+    const bool are_as_read = !pass_.third.data && smoothing == 0.0;
     for (int64_t tile = 0; tile < shape_.tiles(rows); ++tile) {
       F* own = shares + tile * shape_.size();
       fill_up(own, F(0));
+      if (are_as_read) continue;
       make_shares(shape_.lines(), class_weights(), smoothing, smoothing / shape_.classes, own);
     }
   }
@@ -113,10 +115,10 @@ class ClassGroups {
       std::copy_n(scratch.factors + group.first, group.rows, lanes.factor);
       std::copy_n(scratch.rests + group.first, group.rows, lanes.factor_rest);
     }
+    if (has_shares_) add_shares(group, scratch);
     if (!of_indices_) find_largest(group, scratch);
     take_targets(group, scratch);
     find_max(group, scratch);
-    if (has_shares_) add_shares(group, scratch);
     add_exp(group, scratch);
     const double classes = static_cast<double>(shape_.classes);
     if (!of_indices_) {
@@ -157,7 +159,6 @@ class ClassGroups {
   void find_largest(const RowGroup<F>& group, Scratch& scratch) const {
     RowLanes<F>& lanes = scratch.lanes;
     int64_t found[kLanes];
-    find_max(group, scratch);
     for_each_kept_tile(group, scratch, [&](int64_t offset, int row) {
       classes_of_max(group.tiles + offset, shape_.lines(), row, lanes.max, found);
     });
@@ -200,14 +201,17 @@ class ClassGroups {
   // The row at the same place in the next batch, if the distance between rows stays the same; and where the gradients
   // go. Long rows prefetch within themselves.
   Ahead ahead_of(int64_t row, const Scratch& scratch) const {
-    const int64_t read_size = size_of(pass_.input.dtype), written_size = size_of(pass_.grad_input.dtype);
-    const int64_t batch = shape_.size() < kTiledElements ? batch_ : 0;
-    const auto* read = static_cast<const char*>(pass_.input.data);
-    read += (scratch.of_input[row] + batch * scratch.between) * read_size;
-    const int64_t read_step = line_step(kInput) * read_size;
-    if (!pass_.grad_input.data) return {read, read, read_step, 0};
-    const auto* written = static_cast<const char*>(pass_.grad_input.data) + scratch.of_first[row] * written_size;
-    return {read, written, read_step, line_step(kResult) * written_size};
+    Ahead ahead = ahead_of(pass_.input, scratch.of_input[row], scratch.between, kInput);
+    if (!pass_.grad_input.data) return ahead;
+    const int64_t size = size_of(pass_.grad_input.dtype);
+    ahead.written = static_cast<const char*>(pass_.grad_input.data) + scratch.of_first[row] * size;
+    ahead.written_step = line_step(kResult) * size;
+    return ahead;
+  }
+  Ahead ahead_of(const Operand& operand, int64_t offset, int64_t between, Place place) const {
+    const int64_t size = size_of(operand.dtype), batch = shape_.size() < kTiledElements ? batch_ : 0;
+    const char* const read = static_cast<const char*>(operand.data) + (offset + batch * between) * size;
+    return {read, read, line_step(place) * size, 0};
   }
   // The distance of a tile's lines in memory. Short rows that follow each other are lines, too.
   int64_t line_step(Place place) const {
@@ -215,29 +219,18 @@ class ClassGroups {
     return shape_.across && stride > 1 ? stride : kLanes * stride;
   }
 
-  // Meanwhile the targets' logits are back in their places, and the ends of lines are filled with the largest logit.
+  // Before the targets' logits are taken out. Meanwhile the ends of lines are filled with the largest logit.
   void add_shares(const RowGroup<F>& group, Scratch& scratch) const {
     RowLanes<F>& lanes = scratch.lanes;
-    double top[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const double max = static_cast<double>(lanes.max[lane]);
-      top[lane] = lanes.target[lane] > max ? lanes.target[lane] : max;
-    }
-    replace(group, lanes.target, top, scratch);
+    find_max(group, scratch);
     for_each_kept_tile(group, scratch, [&](int64_t offset, int row) {
-      rows_below(group.tiles + offset, shape_.lines(), shares_of(group.shares + offset), top, row, lanes.below_max,
-                 lanes.shares);
+      F* const tile = group.tiles + offset;
+      if (row != kEachLane) fill_up(tile, lanes.max[row]);
+      const int64_t target = scratch.of_target[group.first + std::max(row, 0)];
+      rows_below(tile, shape_.lines(), shares_of(group.shares + offset), lanes.max, row,
+                 ahead_of(pass_.target, target, scratch.between_targets, kTarget), lanes.below_max, lanes.shares);
+      if (row != kEachLane) fill_up(tile, F(-INFINITY));
     });
-    std::fill(top, top + kLanes, -INFINITY);
-    replace(group, top, top, scratch);
-  }
-  // Replaces the targets' logits, and the ends of lines.
-  void replace(const RowGroup<F>& group, const double* targets, const double* ends, const Scratch& scratch) const {
-    for (int64_t row = 0; row < group.rows; ++row) {
-      const int64_t index = scratch.index[group.first + row];
-      if (index >= 0) group.tiles[shape_.at(row, index)] = static_cast<F>(targets[row]);
-      fill_up(group.tiles + shape_.at(row, 0), static_cast<F>(ends[row]));
-    }
   }
 
   // Whether a group's gradients are written directly to memory.
