@@ -81,7 +81,7 @@ struct DistributionTerm {
   F divergence, slope, base, of_target;
 };
 // What it makes of the sums of a row's divergence, slope and base: the divergence; the factors of slope, base and p;
-// what to add to of_target and what to subtract then.
+// what to add to of_target and what to subtract then. Of a centred loss of_base is minus the mean of f.
 struct DistributionRow {
   double divergence, of_slope, of_base, of_p, raised, mean;
 };

@@ -193,26 +193,26 @@ CUDALOSS_MULTIVERSION void classes_of_max(const F* tile, int64_t lines, int row,
 }
 
 // Lines to prefetch while others are computed: those read next, and those where the gradients go. Nothing is read or
-// written there yet.
+// written there yet. Null: none.
 struct Ahead {
   const char *read, *written;
   int64_t read_step, written_step;  // bytes between lines
 
   CUDALOSS_INLINE void fetch(int64_t line) const {
-    __builtin_prefetch(read + line * read_step);
-    __builtin_prefetch(written + line * written_step, 1);
+    if (read) __builtin_prefetch(read + line * read_step);
+    if (written) __builtin_prefetch(written + line * written_step, 1);
   }
 };
 
-// Sums of share (top - x), and of the shares. The rounding of a product is too small to show in the sum. In vectors:
-// GCC makes a loop over lanes partly of single elements.
+// Sums of share (top - x), and of the shares. The rounding of a product is too small to show in the sum. With vectors,
+// because GCC 12 computes parts of a loop over lanes one element at a time.
 template <bool kEach, class F>
 CUDALOSS_INLINE void add_below(const F* tile, int64_t lines, const F* shares, const double* top, Ahead ahead,
                                LaneSums& below, LaneSums& all) {
   Doubles from[kParts];
   memcpy(from, top, sizeof from);
   for (int64_t i = 0; i < lines; ++i) {
-    if (kEach) ahead.fetch(i);
+    ahead.fetch(i);
     for (int k = 0; k < kParts; ++k) {
       Doubles share, x;
       load_shares<kEach>(shares, i, k, share);

@@ -112,7 +112,7 @@ CUDALOSS_MULTIVERSION void move_lanes(Element* memory, const int64_t* offsets, i
   }
 }
 
-// The same for elements of another type than the tile's: the rows are converted on the way.
+// As `turn`, for elements of another type than the tile's, and rows of up to kShortRow.
 template <class Element, class F>
 void turn_converted(Element* memory, const int64_t* offsets, int64_t classes, F* tile) {
   using Own = std::remove_const_t<F>;
@@ -139,9 +139,10 @@ void turn_converted(Element* memory, const int64_t* offsets, int64_t classes, F*
 template <class Element, class F>
 void move_tile(Element* memory, const int64_t* offsets, int64_t stride, int64_t classes, int64_t rows, F* tile) {
   using Own = std::remove_const_t<F>;
-  if (stride != 1 || rows < kLanes || classes < Turn<Own>::kSize || classes > kShortRow) {
+  constexpr bool kIsOwn = std::is_same_v<std::remove_const_t<Element>, Own>;
+  if (stride != 1 || rows < kLanes || classes < Turn<Own>::kSize || (!kIsOwn && classes > kShortRow)) {
     move_lanes(memory, offsets, stride, classes, rows, tile);
-  } else if constexpr (std::is_same_v<std::remove_const_t<Element>, Own>) {
+  } else if constexpr (kIsOwn) {
     turn(memory, offsets, classes, tile);
   } else {
     turn_converted(memory, offsets, classes, tile);

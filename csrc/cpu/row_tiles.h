@@ -28,8 +28,7 @@ struct TileShape {
 constexpr int64_t kShortRow = 96;
 
 // Long contiguous rows each have their own tile; all other rows share tiles.
-template <class F>
-TileShape shape_of(const Pass& pass) {
+inline TileShape shape_of(const Pass& pass) {
   const Dims& rows = pass.inner.rank > 0 ? pass.inner : pass.segments;
   const int64_t between = rows.rank > 0 ? rows.stride[0][kInput] : 0, step = pass.rows.class_stride[kInput];
   const bool lies_across = between != 0 && between < step;

@@ -29,7 +29,7 @@ class ClassGroups {
 
   explicit ClassGroups(const Pass& pass)
       : pass_(pass),
-        shape_(shape_of<F>(pass)),
+        shape_(shape_of(pass)),
         loss_(pass),
         of_indices_(!is_floating(pass.target.dtype)),
         has_shares_(!of_indices_ || pass.numbers.second != 0.0),
@@ -155,7 +155,8 @@ class ClassGroups {
     });
   }
 
-  // For probabilities: the last class with the largest logit replaces the target's; none if all are NaN.
+  // For probabilities, after add_shares, which finds the largest logits: the last class that has it replaces the
+  // target's; none if all are NaN.
   void find_largest(const RowGroup<F>& group, Scratch& scratch) const {
     RowLanes<F>& lanes = scratch.lanes;
     int64_t found[kLanes];
@@ -211,7 +212,7 @@ class ClassGroups {
   Ahead ahead_of(const Operand& operand, int64_t offset, int64_t between, Place place) const {
     const int64_t size = size_of(operand.dtype), batch = shape_.size() < kTiledElements ? batch_ : 0;
     const char* const read = static_cast<const char*>(operand.data) + (offset + batch * between) * size;
-    return {read, read, line_step(place) * size, 0};
+    return {read, nullptr, line_step(place) * size, 0};
   }
   // The distance of a tile's lines in memory. Short rows that follow each other are lines, too.
   int64_t line_step(Place place) const {
@@ -219,17 +220,21 @@ class ClassGroups {
     return shape_.across && stride > 1 ? stride : kLanes * stride;
   }
 
-  // Before the targets' logits are taken out. Meanwhile the ends of lines are filled with the largest logit.
+  // Of all classes, so before take_targets. Meanwhile the ends of lines are filled with the largest logit.
   void add_shares(const RowGroup<F>& group, Scratch& scratch) const {
     RowLanes<F>& lanes = scratch.lanes;
     find_max(group, scratch);
     for_each_kept_tile(group, scratch, [&](int64_t offset, int row) {
       F* const tile = group.tiles + offset;
       if (row != kEachLane) fill_up(tile, lanes.max[row]);
-      const int64_t target = scratch.of_target[group.first + std::max(row, 0)];
-      rows_below(tile, shape_.lines(), shares_of(group.shares + offset), lanes.max, row,
-                 ahead_of(pass_.target, target, scratch.between_targets, kTarget), lanes.below_max, lanes.shares);
-      if (row != kEachLane) fill_up(tile, F(-INFINITY));
+      Ahead ahead = {};
+      if (!of_indices_) {
+        const int64_t target = scratch.of_target[group.first + std::max(row, 0)];
+        ahead = ahead_of(pass_.target, target, scratch.between_targets, kTarget);
+      }
+      rows_below(tile, shape_.lines(), shares_of(group.shares + offset), lanes.max, row, ahead, lanes.below_max,
+                 lanes.shares);
+      fill_up(tile, F(-INFINITY));
     });
   }
 

@@ -40,8 +40,8 @@ CUDALOSS_MULTIVERSION void exp_lanes(F* __restrict tile, F* __restrict exp, int6
   copy_lanes(at_max, count);
 }
 
-// The lanes' sums of divergences, and of slopes if the loss is centred. Turns q's exp into the slope, the input's
-// logits into the base if the loss is centred, and the target's logits into of_target.
+// The lanes' sums of divergences, and if the loss is centred of base times slope. Turns q's exp into the slope, the
+// input's logits into the base if the loss is centred, and the target's logits into of_target.
 template <class Loss>
 CUDALOSS_MULTIVERSION void term_lanes(Loss loss, double* __restrict of_input, double* __restrict of_target,
                                       double* __restrict exp_q, const double* exp_p, int64_t lines, const double* of_q,
@@ -107,7 +107,7 @@ class DistributionGroups {
   explicit DistributionGroups(const Pass& pass)
       : pass_(pass),
         loss_(pass.numbers),
-        shape_(shape_of<double>(pass)),
+        shape_(shape_of(pass)),
         wants_gradients_(pass.grad_input.data || pass.grad_target.data) {}
 
   int64_t batch() const {

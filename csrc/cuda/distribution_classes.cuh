@@ -36,9 +36,9 @@ struct Terms {
   }
 };
 
-// At least about -340, for x <= 0: exp is then 0 for results with float's digits, but finite and normal. One integer
-// minimum of the upper halves; two selects and a comparison would be four instructions.
-__device__ __forceinline__ double bounded(double x) {
+// At least about -340, for x <= 0: its exp is 0 for results with float's digits, but a normal number. One integer
+// minimum of the upper halves; a comparison and two selects would be four instructions.
+__device__ __forceinline__ double not_too_far(double x) {
   const uint32_t least = 0xc0754000u, upper = static_cast<uint32_t>(__double2hiint(x));
   return __hiloint2double(static_cast<int>(min(upper, least)), __double2loint(x));
 }
@@ -76,10 +76,10 @@ struct SeenClasses {
     return {logits.input.exp(x, of_x) * of_exp.input, logits.target.exp(t, of_t) * of_exp.target,
             (of_x - of_t) - lower};
   }
-  // The smaller probability is the larger one times exp(-|d|). A loss that is made of this, too, needs two exponentials
-  // of a class, not three.
+  // The smaller probability is the larger one times exp(-|d|). A mixture's terms need that number too: so a class has
+  // two exponentials, not three.
   __device__ __forceinline__ Class of_ratio(Read x, Read t) const {
-    const double of_x = bounded(logits.input.below_max(x)), of_t = bounded(logits.target.below_max(t));
+    const double of_x = not_too_far(logits.input.below_max(x)), of_t = not_too_far(logits.target.below_max(t));
     const double d = (of_x - of_t) - lower;
     const bool is_q = d > 0.0;
     const double more = exp_of_below<T>(select(is_q, of_x, of_t)) * select(is_q, of_exp.input, of_exp.target);
@@ -97,20 +97,23 @@ struct SeenClasses {
   }
 };
 
-// What makes the input's gradient from a class's slope and base. A centred loss's base has the size of the gradient's
-// factor `by` beforehand, times lift_of(by), so that it keeps its digits where the gradient is subnormal.
+// What makes the input's gradient from a class's slope and base. A centred loss's base is kept multiplied by |by|, the
+// size of the gradient's factor, and by lift_of(by): so it has its digits where the gradient is subnormal, and is
+// finite where |by| is large.
 template <class Read>
 struct OfKept {
   Constant<Read> slope;  // a factor; if centred, what to subtract
   Read base;             // a factor
 };
-__device__ __forceinline__ double lift_of(double by) { return fabs(by) > 0x1p40 ? 1.0 : 0x1p40; }
+__device__ __forceinline__ double lift_of(double by) {
+  return fabs(by) > 0x1p78 ? 0x1p118 * inverse_power(fabs(by)) : 0x1p40;
+}
 __device__ __forceinline__ double lifted(double by) { return fabs(by) * lift_of(by); }
 // Its sign and what brings it back; NaN if it is not finite.
 __device__ __forceinline__ double back_of(double by) { return signed_by(by, 1.0 / lift_of(by)) + (by - by); }
 
-// A number from 0 on, as a float with one more binary digit in place of the sign. With a float's own digits the three
-// roundings of a gradient were up to 2.2 ulp off.
+// A number from 0 to 2^128, as a float with one more binary digit in place of the sign; below 2^-126 it is any number
+// as small. With a float's own digits the three roundings of a gradient were up to 2.2 ulp off.
 template <class Read>
 struct Unsigned {
   __device__ __forceinline__ static Read pack(double x) { return x; }

@@ -28,7 +28,8 @@ struct RowOfDistributions {
   static constexpr int n = kIsAny ? 1 : kVectorBytes / sizeof(E);
   using V = Vector<Element, n>;
   static constexpr int kInFlight = n > 4 ? 2 : 4;  // vectors
-  // The slope replaces the logits in shared memory; the base too, except for halves.
+  // The slope replaces the logits in shared memory; the base too, except for halves, which have room for one number of
+  // a class: a centred loss keeps nothing of them.
   static constexpr bool kKeepsBase = sizeof(E) != 2;
   static constexpr int kKept = kKeepsBase ? n : n / 2;
   using Kept = Vector<Read, kKept>;
@@ -151,7 +152,7 @@ struct RowOfDistributions {
     const auto take = [&](ExpSum<N>& to, const SeenLogits<T, Read>& seen, Read x) {
       const bool is_max = x == seen.max;
       if constexpr (kIsPrecise && std::is_same_v<T, FastDouble>) {
-        to.below += select(is_max, 0.0, exp_of_below<T>(bounded(seen.below_max(x))));
+        to.below += select(is_max, 0.0, exp_of_below<T>(not_too_far(seen.below_max(x))));
       } else if constexpr (kIsPrecise) {
         add_to(to.below, select(is_max, F(0), seen.exp(x, seen.below_max(x))));
       } else {

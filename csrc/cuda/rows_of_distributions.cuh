@@ -31,13 +31,16 @@ __device__ __forceinline__ void row_of_distributions(const DistributionParameter
                                            SeenLogits<T, Read>::of(g.inverse, max.target, g.farthest)};
   constexpr bool kIsPrecise = Loss::kIsCentred && !std::is_same_v<T, FastFloat>;
   const Two<F> others = row.template others<kThreads, kIsPrecise>(lanes, logits);
+  const double by = as_double(WithRest<F>{task.factor.hi, task.factor.lo}) * loss.temperature;
+  // A loss that is not centred is linear in q and p, and divides by their sums: both are lifted, so that what is kept
+  // of a class has its digits where the gradient has them.
+  const F lift = !Loss::kIsCentred && fabs(by) > 0x1p-20 ? F(0x1p100) : F(1);
   const SeenClasses<T, Read> seen = {
-      logits, {F(1) / (F(1) + others.input), F(1) / (F(1) + others.target)}, log_of_sums(others.input, others.target)};
-  // H200, jsd_with_logits, (32768, 4096) fp32, a step: 1.55 ms. With the target's gradient, which needs all terms
-  // again, 2.44.
+      logits, {lift / (F(1) + others.input), lift / (F(1) + others.target)}, log_of_sums(others.input, others.target)};
+  // What is kept makes the gradients without all terms again. H200, jsd_with_logits, (32768, 4096) fp32, a step: 1.55
+  // ms; with the target's gradient too, which needs the terms again, 2.44.
   constexpr bool kKeeps = !Loss::kIsCentred || Row::kKeepsBase;
   const bool keeps = kKeeps && g.stages && p.grad_input.data && !p.grad_target.data;
-  const double by = as_double(WithRest<F>{task.factor.hi, task.factor.lo}) * loss.temperature;
   const Terms<T> terms = row.template terms<kThreads>(lanes, seen, loss, keeps, by);
   if (task.held) return;
   const DistributionRow found = loss.row(value_in(terms.divergence), value_in(terms.slope), value_in(terms.base));

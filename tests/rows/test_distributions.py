@@ -3,6 +3,8 @@ impossible, rows that are not finite, and layouts. What all losses of vectors do
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -260,6 +262,54 @@ def test_masked_rows_beside_an_incoming_nan(device, shape, name):
         incoming = torch.full_like(value, float("nan"))
         for gradient in torch.autograd.grad(value, leaves, incoming):
             assert not gradient[2].any() and gradient[[0, 1, 3, 4, 5]].isnan().any()
+
+
+@of_losses
+@pytest.mark.parametrize("incoming", [2.0**-140, 2.0**-60, -1.0, 2.0**20, -(2.0**41), 2.0**100], ids="{:.0e}".format)
+def test_incoming_gradients_of_any_size(device, incoming, name):
+    cases = [
+        student_and_teacher((4, length), **PAIRS[pair], device=device)
+        for pair in ("apart", "surer")
+        for length in (9, 300, 5000)
+    ]
+    student, teacher = [[-116.2, 0.0], [-250.0, 0.5], [0.0, -99.0]], [[0.0, -1.0], [0.3, 0.1], [-99.0, 0.0]]
+    cases.append([torch.tensor(x, device=device) for x in (student, teacher)])
+    for operands in cases:
+        assert_right(name, operands, torch.full(operands[0].shape[:1], incoming, device=device), temperature=2.0)
+
+
+@of_losses
+@of_dtypes
+@pytest.mark.parametrize("incoming", [INF, -INF, float("nan")])
+def test_incoming_gradients_that_are_not_finite(device, dtype, incoming, name):
+    """A gradient scaler looks for these."""
+    for length in (9, 300, 5000):
+        leaves = [y.requires_grad_() for y in student_and_teacher((4, length), dtypes=(dtype,) * 2, device=device)]
+        value = LOSSES[name].ours(*leaves, reduction="none")
+        for taken in (leaves[:1], leaves):
+            found = torch.autograd.grad(value, taken, torch.full_like(value, incoming), retain_graph=True)
+            assert not any(gradient.isfinite().any() for gradient in found)
+
+
+@pytest.mark.cuda
+def test_threads_whose_rows_need_different_shared_memory():
+    """From 43 KB on a kernel must be allowed them, whatever another thread allows it meanwhile."""
+    calls = [student_and_teacher((8, length), device="cuda") for length in (1408, 1536, 5632, 6144)]
+    failed = []
+
+    def steps(operands):
+        try:
+            for _ in range(500):
+                kl_div_with_logits(*operands)
+        except RuntimeError as error:
+            failed.append(error)
+
+    workers = [threading.Thread(target=steps, args=(operands,)) for operands in calls]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failed
 
 
 # ---- layouts, and what a call says ----

@@ -47,8 +47,8 @@ struct jsd_with_logits : TemperedLoss {
   CUDALOSS_INLINE DistributionTerm<F> term(F q, F p, F d) const {
     const F a = weight<F>(beta), b = weight<F>(1.0 - beta), z = absolute(d);
     const bool is_q = d > F(0);
-    // FastDouble's d is bounded. Otherwise log(y / rho) of a rho of 0 is infinite and has no part in the term, and d is
-    // NaN for two logits of -inf, and in a row that is NaN.
+    // FastDouble's d is bounded by of_ratio (cuda/distribution_classes.cuh). Otherwise log(y / rho) of a rho of 0 is
+    // infinite and has no part in the term, and d is NaN for two logits of -inf, and in a row that is NaN.
     constexpr bool kIsBounded = std::is_same_v<T, FastDouble>;
     const F more = select(is_q, q, p), taken = kIsBounded ? z : select(z > F(1e4), F(1e4), z);
     const Mixture<F> of = mixture<T>(select(is_q, b, a), select(is_q, a, b), taken);
