@@ -86,7 +86,15 @@ MEMCHECKED_TESTS = (
 # Tests of numbers and of bits, which launch the kernels of the other tests in the file: with them these files were not
 # at their end after 570 s, every other after 373 (H200, 16 cores).
 OF_NUMBERS = {
-    "rows/test_distributions.py": ["halves", "temperatures", "offset", "never_negative", "large_logits", "not_finite"],
+    "rows/test_distributions.py": [
+        "halves",
+        "temperatures",
+        "offset",
+        "never_negative",
+        "large_logits",
+        "not_finite",
+        "any_size",
+    ],
     "ops/test_expected_grad_outputs.py": ["test_bits", "changes_nothing"],
 }
 # In so many processes, each with some of the tests: memcheck of one was not at its end after 487 s (H200, 26 files).

@@ -33,8 +33,10 @@ __device__ __forceinline__ void row_of_distributions(const DistributionParameter
   const Two<F> others = row.template others<kThreads, kIsPrecise>(lanes, logits);
   const double by = as_double(WithRest<F>{task.factor.hi, task.factor.lo}) * loss.temperature;
   // A loss that is not centred is linear in q and p, and divides by their sums: both are lifted, so that what is kept
-  // of a class has its digits where the gradient has them.
-  const F lift = !Loss::kIsCentred && fabs(by) > 0x1p-20 ? F(0x1p100) : F(1);
+  // of a class has its digits where the gradient has them. Only in FastDouble: in float, and for float64's largest
+  // logits, p d would overflow.
+  constexpr bool kLifts = !Loss::kIsCentred && std::is_same_v<T, FastDouble>;
+  const F lift = kLifts && fabs(by) > 0x1p-20 ? F(0x1p100) : F(1);
   const SeenClasses<T, Read> seen = {
       logits, {lift / (F(1) + others.input), lift / (F(1) + others.target)}, log_of_sums(others.input, others.target)};
   // What is kept makes the gradients without all terms again. H200, jsd_with_logits, (32768, 4096) fp32, a step: 1.55
