@@ -191,8 +191,9 @@ struct RowOfDistributions {
         add_to(sum.divergence, term.divergence);
         add_to(sum.slope, Loss::kIsCentred ? term.base * term.slope : term.slope);
         if constexpr (!Loss::kIsCentred) add_to(sum.base, term.base);
-        slope[k] = static_cast<Read>(term.slope);
-        base[k] = kept_base<Loss>(term.base, of_base);
+        const KeptTerm<Read> of_class = kept_term<Loss>(term, of_base);
+        slope[k] = of_class.slope;
+        base[k] = of_class.base;
       }
       if (keeps) {
         kept(at, 0) = part_of<0>(slope);
@@ -219,22 +220,25 @@ struct RowOfDistributions {
     return {constant_of(of_slope, Read()), static_cast<Read>(of_slope * found.of_base)};
   }
   template <class Loss, class N>
-  __device__ __forceinline__ static Read kept_base(N base, N of_base) {
-    if constexpr (!Loss::kIsCentred) return static_cast<Read>(base);
-    const N lifted = base * of_base;
-    return kKeepsBase ? Unsigned<Read>::pack(lifted) : static_cast<Read>(lifted);
+  __device__ __forceinline__ static KeptTerm<Read> kept_term(const DistributionTerm<N>& term, N of_base) {
+    if constexpr (!Loss::kIsCentred) return {static_cast<Read>(term.slope), static_cast<Read>(term.base)};
+    const N q = term.base * of_base;
+    return {static_cast<Read>(q * term.slope), kKeepsBase ? Unsigned<Read>::pack(q) : static_cast<Read>(q)};
   }
-  // The input's gradient from a slope and a base that were kept. For halves a loss that is not centred has no base: it
-  // only corrects, and beside a small q - p its own error would show.
+  // The input's gradient. For halves a loss that is not centred has no base: it only corrects, and beside a small q - p
+  // its own error would show.
   template <class Loss>
-  __device__ __forceinline__ static Read for_input(const OfKept<Read>& of, Read slope, Read base) {
+  __device__ __forceinline__ static Read for_input(const OfKept<Read>& of, KeptTerm<Read> kept) {
+    const auto [slope, base] = kept;
     if constexpr (!Loss::kIsCentred) {
       return kKeepsBase ? fused(slope, of.slope.hi, fused(of.base, base, slope * of.slope.lo)) : slope * of.slope.hi;
     } else if constexpr (kKeepsBase) {
-      const WithRest<Read> f = difference_in<WithRest<Read>>(slope, of.slope.hi), q = Unsigned<Read>::unpack(base);
-      return fused(q.value, f.value, fused(q.rest, f.value, q.value * (f.rest - of.slope.lo))) * of.base;
+      const WithRest<Read> q = Unsigned<Read>::unpack(base), product = product_in<WithRest<Read>>(q.value, of.slope.hi),
+                           found = difference_in<WithRest<Read>>(slope, product.value);
+      const Read rest = fused(q.value, of.slope.lo, fused(q.rest, of.slope.hi, product.rest));
+      return (found.value + (found.rest - rest)) * of.base;
     } else {
-      return base * (slope - of.slope.hi) * of.base;
+      return fused(-base, of.slope.hi, slope) * of.base;
     }
   }
   template <class Loss>
@@ -246,8 +250,8 @@ struct RowOfDistributions {
       Read value[n];
 #pragma unroll
       for (int k = 0; k < kKept; ++k) {
-        value[k] = for_input<Loss>(of, a.element[k], b.element[k]);
-        if constexpr (!kKeepsBase) value[kKept + k] = for_input<Loss>(of, b.element[k], Read(0));
+        value[k] = for_input<Loss>(of, {a.element[k], b.element[k]});
+        if constexpr (!kKeepsBase) value[kKept + k] = for_input<Loss>(of, {b.element[k], Read(0)});
       }
       store(g.grad_input, of_first, j, value);
     }
@@ -269,7 +273,7 @@ struct RowOfDistributions {
       for (int k = 0; k < n; ++k) {
         const auto one = class_of<Loss>(seen, x[k], t[k]);
         const auto term = loss.template term<A>(one.q, one.p, one.d);
-        value[k] = for_input<Loss>(of, static_cast<Read>(term.slope), kept_base<Loss>(term.base, of_base));
+        value[k] = for_input<Loss>(of, kept_term<Loss>(term, of_base));
         for_target[k] = grad_target(one.p * of_p, term.of_target + raised, mean) * of_row;
       }
       if (g.rows.grad_input.data) store(g.grad_input, of_first, j, value);
