@@ -98,8 +98,7 @@ struct SeenClasses {
 };
 
 // What is kept of a class for the input's gradient: the term's slope and base; of a centred loss q f and q, multiplied
-// by |by|, the size of the gradient's factor, and by lift_of(by): so they have their digits where the gradient is
-// subnormal, and are finite where |by| is large.
+// by Lifts.
 template <class Read>
 struct KeptTerm {
   Read slope, base;
@@ -110,16 +109,27 @@ struct OfKept {
   Constant<Read> slope;  // a factor; if centred, the mean of f
   Read base;             // a factor; if centred, of the difference
 };
-__device__ __forceinline__ double lift_of(double by) {
-  return fabs(by) > 0x1p70 ? 0x1p110 * inverse_power(fabs(by)) : 0x1p40;
-}
-__device__ __forceinline__ double lifted(double by) { return fabs(by) * lift_of(by); }
-// Its sign and what brings it back; NaN if it is not finite.
-__device__ __forceinline__ double back_of(double by) { return signed_by(by, 1.0 / lift_of(by)) + (by - by); }
+// `by`: the factor of the row's gradients. q is kept times |by| and a power of two, q f times one more, and the mean of
+// f has that one too: so they have their digits where the gradient is subnormal or f is, and are finite where |by| is
+// large.
+struct Lifts {
+  double by, of_q, of_f;
 
-// A number from 0 to 2^128, as a float with one more binary digit in place of the sign; below 2^-126 it is any number
-// as small. With q and f as floats gradients were up to 2.2 ulp off, with q in this form up to 2.01; with q f
-// they are 1.5 off at most.
+  __device__ __forceinline__ explicit Lifts(double by) : by(by) {
+    const bool is_large = fabs(by) > 0x1p38;
+    of_q = is_large ? 0x1p110 * inverse_power(fabs(by)) : 0x1p40;
+    of_f = is_large ? 1.0 : 0x1p40;
+  }
+  template <class N>
+  __device__ __forceinline__ KeptTerm<N> factors() const {
+    return {static_cast<N>(fabs(by) * of_q * of_f), static_cast<N>(fabs(by) * of_q)};
+  }
+  // by's sign, and what brings the gradient back; NaN if by is not finite.
+  __device__ __forceinline__ double back() const { return signed_by(by, 1.0 / (of_q * of_f)) + (by - by); }
+};
+
+// A number from 0 to 2^128, as a float with one more binary digit in place of the sign; below 2^-126 it is 0. With q
+// and f as floats gradients were up to 2.2 ulp off, with q in this form 2.01, with q f too 1.2.
 template <class Read>
 struct Unsigned {
   __device__ __forceinline__ static Read pack(double x) { return x; }
@@ -130,7 +140,8 @@ struct Unsigned<float> {
   __device__ __forceinline__ static float pack(double x) {
     const uint64_t bits = bit_cast<uint64_t>(x) + (uint64_t{1} << 27);
     const int upper = static_cast<int>(bits >> 32) - ((1023 - 127) << 20);  // the exponent as a float's
-    return bit_cast<float>(__funnelshift_l(static_cast<uint32_t>(bits), min(max(upper, 0), 0x0fffffff), 4));
+    const uint32_t packed = __funnelshift_l(static_cast<uint32_t>(bits), min(upper, 0x0fffffff), 4);
+    return bit_cast<float>(upper < 1 << 20 ? 0u : packed);
   }
   __device__ __forceinline__ static WithRest<float> unpack(float x) {
     const uint32_t bits = bit_cast<uint32_t>(x), value = bits >> 1;

@@ -180,7 +180,7 @@ struct RowOfDistributions {
   __device__ __forceinline__ Terms<T> terms(int lanes, const SeenClasses<T, Read>& seen, const Loss& loss, bool keeps,
                                             double by) const {
     using Sums = Terms<T>;
-    const F of_base = static_cast<F>(lifted(by));
+    const KeptTerm<F> factors = Lifts(by).factors<F>();
     Sums sum = {};
     each([&](int32_t, const Read(&x)[n], const Read(&t)[n], V* at) {
       Read slope[n], base[n];
@@ -191,7 +191,7 @@ struct RowOfDistributions {
         add_to(sum.divergence, term.divergence);
         add_to(sum.slope, Loss::kIsCentred ? term.base * term.slope : term.slope);
         if constexpr (!Loss::kIsCentred) add_to(sum.base, term.base);
-        const KeptTerm<Read> of_class = kept_term<Loss>(term, of_base);
+        const KeptTerm<Read> of_class = kept_term<Loss>(term, factors);
         slope[k] = of_class.slope;
         base[k] = of_class.base;
       }
@@ -212,18 +212,21 @@ struct RowOfDistributions {
     for (int k = 0; k < kKept; ++k) part.element[k] = x[kBegin + k];
     return part;
   }
-  // `by`: the factor of the row's gradients.
   template <class Loss>
   __device__ __forceinline__ static OfKept<Read> of_kept(const DistributionRow& found, double by) {
-    if constexpr (Loss::kIsCentred) return {constant_of(-found.of_base, Read()), static_cast<Read>(back_of(by))};
+    if constexpr (Loss::kIsCentred) {
+      const Lifts lifts(by);
+      return {constant_of(-found.of_base * lifts.of_f, Read()), static_cast<Read>(lifts.back())};
+    }
     const double of_slope = by * found.of_slope;
     return {constant_of(of_slope, Read()), static_cast<Read>(of_slope * found.of_base)};
   }
   template <class Loss, class N>
-  __device__ __forceinline__ static KeptTerm<Read> kept_term(const DistributionTerm<N>& term, N of_base) {
+  __device__ __forceinline__ static KeptTerm<Read> kept_term(const DistributionTerm<N>& term, KeptTerm<N> factors) {
     if constexpr (!Loss::kIsCentred) return {static_cast<Read>(term.slope), static_cast<Read>(term.base)};
-    const N q = term.base * of_base;
-    return {static_cast<Read>(q * term.slope), kKeepsBase ? Unsigned<Read>::pack(q) : static_cast<Read>(q)};
+    const N q = term.base * factors.base;
+    const Read slope = static_cast<Read>(term.base * term.slope * factors.slope);
+    return {slope, kKeepsBase ? Unsigned<Read>::pack(q) : static_cast<Read>(q)};
   }
   // The input's gradient. For halves a loss that is not centred has no base: it only corrects, and beside a small q - p
   // its own error would show.
@@ -263,7 +266,7 @@ struct RowOfDistributions {
                                                   int64_t of_second) const {
     using N = Scalar<A>;
     const OfKept<Read> of = of_kept<Loss>(found, by);
-    const N of_base = static_cast<N>(lifted(by));
+    const KeptTerm<N> factors = Lifts(by).factors<N>();
     const N raised = static_cast<N>(found.raised), mean = static_cast<N>(found.mean), of_p = static_cast<N>(found.of_p),
             of_row = static_cast<N>(by);
     each([&](int32_t j, const Read(&x)[n], const Read(&t)[n], V*) {
@@ -273,7 +276,7 @@ struct RowOfDistributions {
       for (int k = 0; k < n; ++k) {
         const auto one = class_of<Loss>(seen, x[k], t[k]);
         const auto term = loss.template term<A>(one.q, one.p, one.d);
-        value[k] = for_input<Loss>(of, kept_term<Loss>(term, of_base));
+        value[k] = for_input<Loss>(of, kept_term<Loss>(term, factors));
         for_target[k] = grad_target(one.p * of_p, term.of_target + raised, mean) * of_row;
       }
       if (g.rows.grad_input.data) store(g.grad_input, of_first, j, value);
