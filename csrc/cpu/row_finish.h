@@ -41,9 +41,8 @@ CUDALOSS_INLINE double lost_of(double max, double reference, double behind, doub
 // The losses, and with kGradients the gradients' factors too. For probabilities, a class with the largest logit
 // replaces the target's class, and its share replaces the class weight.
 template <bool kOfIndices, bool kGradients, class F, class Loss>
-CUDALOSS_MULTIVERSION void finish_rows(Loss loss, double classes, RowLanes<F>& rows) {
+CUDALOSS_MULTIVERSION void finish_rows(Loss loss, double classes, RowLanes<F>& __restrict own) {
   constexpr double small = static_cast<double>(ExpParts<F>::small);
-  RowLanes<F> own = rows;
   for (int lane = 0; lane < kLanes; ++lane) {
     const double max = static_cast<double>(own.max[lane]), target = own.target[lane];
     const double factor = own.factor[lane], found = own.sums[lane] * small;
@@ -73,7 +72,6 @@ CUDALOSS_MULTIVERSION void finish_rows(Loss loss, double classes, RowLanes<F>& r
     own.hi[lane] = of_exp.hi;
     own.lo[lane] = of_exp.lo;
   }
-  rows = own;
 }
 
 // values *= factors, and updates the rests of values in fp64.
