@@ -38,19 +38,23 @@ CUDALOSS_INLINE void put(const double* lanes, int row, double* rows) {
   }
 }
 
+// The lanes of a line. By a loop: GCC 12 makes three instructions of a vector's conversion.
+template <class F>
+CUDALOSS_INLINE void load_line(const F* line, Doubles (&lanes)[kParts]) {
+  double wide[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) wide[lane] = static_cast<double>(line[lane]);
+  memcpy(lanes, wide, sizeof wide);
+}
+
 // A sum for each lane, and the rounding errors of its additions.
 struct LaneSums {
   SumOf<Doubles> part[kParts];
 
   template <bool kCompensated, class F>
   CUDALOSS_INLINE void add(const F* terms) {
-    double wide[kLanes];  // a loop: GCC 12 makes three instructions of a vector's conversion
-    for (int lane = 0; lane < kLanes; ++lane) wide[lane] = static_cast<double>(terms[lane]);
-    for (int k = 0; k < kParts; ++k) {
-      Doubles own;
-      memcpy(&own, wide + k * kDoubles, sizeof own);
-      add<kCompensated>(k, own);
-    }
+    Doubles lanes[kParts];
+    load_line(terms, lanes);
+    for (int k = 0; k < kParts; ++k) add<kCompensated>(k, lanes[k]);
   }
   template <bool kCompensated>
   CUDALOSS_INLINE void add(int k, Doubles own) {
@@ -96,15 +100,6 @@ struct Shares {
 template <bool kEach, class F>
 CUDALOSS_INLINE F share_at(const F* values, int64_t line, int lane) {
   return kEach ? values[line * kLanes + lane] : values[line];
-}
-// Those of a part's lanes.
-template <bool kEach, class F>
-CUDALOSS_INLINE void load_shares(const F* values, int64_t line, int part, Doubles& loaded) {
-  if constexpr (kEach) {
-    load(values + line * kLanes + part * kDoubles, loaded);
-  } else {
-    loaded = Doubles{} + static_cast<double>(values[line]);
-  }
 }
 
 // kLanes rows, from the results of their tiles to the factors of their gradients.
@@ -213,12 +208,16 @@ CUDALOSS_INLINE void add_below(const F* tile, int64_t lines, const F* shares, co
   memcpy(from, top, sizeof from);
   for (int64_t i = 0; i < lines; ++i) {
     ahead.fetch(i);
+    Doubles share[kParts], x[kParts];
+    load_line(tile + i * kLanes, x);
+    if constexpr (kEach) {
+      load_line(shares + i * kLanes, share);
+    } else {
+      for (Doubles& lanes : share) lanes = Doubles{} + static_cast<double>(shares[i]);
+    }
     for (int k = 0; k < kParts; ++k) {
-      Doubles share, x;
-      load_shares<kEach>(shares, i, k, share);
-      load(tile + i * kLanes + k * kDoubles, x);
-      below.add<kIsCompensated<F>>(k, share * (from[k] - x));
-      all.add<kIsCompensated<F>>(k, share);
+      below.add<kIsCompensated<F>>(k, share[k] * (from[k] - x[k]));
+      all.add<kIsCompensated<F>>(k, share[k]);
     }
   }
 }
