@@ -110,8 +110,8 @@ struct OfKept {
   Read base;             // a factor; if centred, of the difference
 };
 // `by`: the factor of the row's gradients. q is kept times |by| and a power of two, q f times one more, and the mean of
-// f has that one too: so they have their digits where the gradient is subnormal or f is, and are finite where |by| is
-// large.
+// f has that one too. So they have their digits where the gradient is subnormal, and are finite where |by| is large;
+// and where f is subnormal, for |by| up to 2^38.
 struct Lifts {
   double by, of_q, of_f;
 
@@ -128,8 +128,9 @@ struct Lifts {
   __device__ __forceinline__ double back() const { return signed_by(by, 1.0 / (of_q * of_f)) + (by - by); }
 };
 
-// A number from 0 to 2^128, as a float with one more binary digit in place of the sign; below 2^-126 it is 0. With q
-// and f as floats gradients were up to 2.2 ulp off, with q in this form 2.01, with q f too 1.2.
+// A number from 0 to 2^128, as a float with one more binary digit in place of the sign; below 2^-126 it is 0. With f
+// and q as floats gradients were up to 2.2 ulp off, with f and q in this form 2.01, with q f, a float, in place of
+// f 1.2.
 template <class Read>
 struct Unsigned {
   __device__ __forceinline__ static Read pack(double x) { return x; }

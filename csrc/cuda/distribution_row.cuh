@@ -28,8 +28,8 @@ struct RowOfDistributions {
   static constexpr int n = kIsAny ? 1 : kVectorBytes / sizeof(E);
   using V = Vector<Element, n>;
   static constexpr int kInFlight = n > 4 ? 2 : 4;  // vectors
-  // The slope replaces the logits in shared memory; the base too, except for halves, which have room for one number of
-  // a class: a centred loss keeps nothing of them.
+  // The slope (of a centred loss q f) replaces the logits in shared memory; the base too, except for halves, which have
+  // room for one number of a class: a centred loss keeps nothing of them.
   static constexpr bool kKeepsBase = sizeof(E) != 2;
   static constexpr int kKept = kKeepsBase ? n : n / 2;
   using Kept = Vector<Read, kKept>;

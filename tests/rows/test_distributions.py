@@ -265,11 +265,15 @@ def test_masked_rows_beside_an_incoming_nan(device, shape, name):
 
 
 @of_losses
-@pytest.mark.parametrize("incoming", [2.0**-140, 2.0**-60, -1.0, 2.0**20, -(2.0**41), 2.0**100], ids="{:.0e}".format)
+@pytest.mark.parametrize(
+    "incoming",
+    [2.0**-140, 2.0**-60, 2.0**-19, 2.0**-16, 2.0**-8, -0.6, -1.0, 2.0**20, -(2.0**41), 2.0**100],
+    ids="{:.1e}".format,
+)
 def test_incoming_gradients_of_any_size(device, incoming, name):
     cases = [
         student_and_teacher((4, length), **PAIRS[pair], device=device)
-        for pair in ("apart", "surer")
+        for pair in ("apart", "near", "nearer", "surer")
         for length in (9, 300, 5000)
     ]
     student, teacher = [[-116.2, 0.0], [-250.0, 0.5], [0.0, -99.0]], [[0.0, -1.0], [0.3, 0.1], [-99.0, 0.0]]
